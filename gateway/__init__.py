@@ -1,1 +1,1 @@
-"""The gateway: it stores committed tokens, merges drafts and calls the verifier."""
+"""The gateway: stores committed tokens, merges drafts and calls the verifier."""

@@ -1,4 +1,4 @@
-"""Starts a gateway: settings -> app -> server."""
+"""Start a gateway: settings -> app -> server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ async def serve(settings: GatewaySettings) -> None:
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     if settings.embedded_store is None:
-        check_url(settings.redis_url)  # before anything takes time
+        check_url(settings.redis_url)  # before slow work, so that a bad URL fails at once
     tokenizer = load_tokenizer(settings)
     tracer = open_tracer(PROGRAM, settings, TRACE_RATIO)
     async with build_gateway(settings, tokenizer, registry, tracer) as gateway:

@@ -1,4 +1,4 @@
-"""The wiring of a gateway's parts."""
+"""Build a gateway from its parts, run it and drain it."""
 
 import asyncio
 import logging
@@ -61,39 +61,39 @@ class Gateway:
     watches: Watches
     servicer: GenerationServicer
     running: asyncio.Task[None]
-    """Keeps leases and follows requests. It ends only by a fault."""
+    """Renews leases and follows requests; ends only by a fault."""
     observer: Observer
 
     entrance: KeyInterceptor
-    """Interceptor that looks at callers before their messages are read."""
+    """Interceptor that checks callers before their messages are read."""
 
     @property
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """Return interceptors for authentication and for counting the bytes of clients."""
+        """Return the interceptors for authentication and byte counts."""
         return [self.entrance, MeterInterceptor(self.observer.meter("client"))]
 
     async def drain(self) -> None:
-        """Drain: refuse new requests, hand over or finish the others.
+        """Refuse new requests; hand over the others, or wait for their end.
 
-        It returns when all token streams have ended, or after the drain time.
+        Return when all token streams have ended, at the latest after `drain_seconds`.
         """
         deadline = time.monotonic() + self.settings.drain_seconds
         self.lease_manager.draining = True
         try:
             if await self.lease_manager.hand_over():
-                log.info("another gateway goes on with the requests of this one")
+                log.info("another gateway continues the requests of this one")
         except UnavailableError as error:
-            log.warning("nothing is handed over: %s", error)
-        while self.token_streams.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # many things end them
+            log.warning("no requests are handed over, waiting for their end: %s", error)
+        while self.token_streams.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # no common event
             await asyncio.sleep(_DRAIN_POLL_S)
         self.token_streams.fail_all(
-            UnavailableError("this gateway ends; attach to the request at another one")
+            UnavailableError("this gateway ends; attach to the request at another gateway")
         )
         self.watches.close()
 
 
 def load_tokenizer(settings: GatewaySettings) -> Tokenizer:
-    """Return the model's tokenizer, with the chat template that is wanted."""
+    """Return the model's tokenizer, with the chat template of the settings."""
     tokenizer = Tokenizer.load(resolve_model(settings.model))
     if settings.chat_template:
         tokenizer.use_chat_template(Path(settings.chat_template))
@@ -112,12 +112,12 @@ async def build_gateway(
     """Connect to Redis, verifiers and speculators, and run until the context ends.
 
     Args:
-        served_name: name of the model in vLLM's metrics; empty: from the settings.
+        served_name: name of the model in vLLM's metrics; empty: derived from the settings.
 
     Raises:
         UnavailableError: if Redis or every verifier does not answer in time.
         IncompatibleError: if a service does not fit the model's tokenizer.
-        SettingError: if a setting is wrong.
+        SettingError: if a setting is invalid.
     """
     gateway_id, token_streams, watches = secrets.token_hex(8), TokenStreams(), Watches()
     named = (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
@@ -149,7 +149,7 @@ async def build_gateway(
         )
         follower, gauges = Follower(token_streams, store, observer), Gauges(observer, sessions, lease_manager)
         async with _running(lease_manager, follower, gauges) as task:
-            log.info("gateway %s", gateway_id)
+            log.info("gateway %s is ready", gateway_id)
             yield Gateway(
                 *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
                 KeyInterceptor(callers, observer.metrics.requests.refused),
@@ -167,7 +167,7 @@ def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecod
     """Create the request decoder; prepare constraints and the tokenizer for the target."""
     target, constraints = sessions.target, shared.constraints
     constraints.prepare(target.vocab_size, target.eos_token_ids)
-    _ = shared.tokenizer.byte_decoder  # read it now: later it would block the first stream and all steps
+    _ = shared.tokenizer.byte_decoder  # slow on first use: do it before any step
     return RequestDecoder(
         *(shared.tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids),
         longest=longest_request(target),
@@ -183,10 +183,10 @@ def open_store(
 ) -> tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]:
     """Open the stores of requests and leases; return them with `close`.
 
-    They are in Redis, or in this process for a single gateway.
+    The stores are in Redis, or in this process for a single gateway.
 
     Raises:
-        SettingError: if the URL is none of a Redis, or the file of an embedded store cannot be used.
+        SettingError: if the URL is not a Redis URL, or the file of an embedded store cannot be used.
     """
     if (path := settings.embedded_store) is not None:
         embedded = EmbeddedStore(gateway_id, RETENTION_SECONDS, settings.max_waiting, path or None)
@@ -219,7 +219,7 @@ async def _running(
 
 
 async def show_health(gateway: Gateway, set_serving: Callable[[bool], Awaitable[None]]) -> None:
-    """Keep the health status up to date, forever."""
+    """Update the health status every `_HEALTH_S` seconds."""
     while True:
         await set_serving(gateway.lease_manager.ready)
         await asyncio.sleep(_HEALTH_S)
@@ -231,5 +231,5 @@ def end_process_if_failed(task: "asyncio.Task[None]") -> None:
     Otherwise the gateway would accept requests and answer none.
     """
     if not task.cancelled() and task.exception() is not None:
-        log.critical("the gateway failed", exc_info=task.exception())
+        log.critical("background work of the gateway failed, the process ends", exc_info=task.exception())
         sys.exit(70)

@@ -1,6 +1,6 @@
-"""Events of a gateway: requests, steps and peers.
+"""Define a gateway's events about requests, steps and peers.
 
-The core reports them and knows no listener; `gateway.app` connects `gateway.observability` to them.
+The core calls this interface; `gateway.app` connects it to `gateway.observability`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,23 +18,23 @@ Peer: TypeAlias = Literal["verifier", "speculator", "client"]
 
 class TraceOfStep(Protocol):
     traceparent: str
-    """Trace context for the services."""
+    """Trace context to send to services."""
 
     def end(self, step: FinishedStep) -> None:
         """End the spans of a finished step."""
 
 
 class Events(Protocol):
-    """Listens to events. It must not change any output."""
+    """Listener to events. It must not change any output."""
 
     def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
-        """Handle the recording of a request."""
+        """Handle a request that was recorded."""
 
     def request_waiting(self, request: GenerationRequest) -> None:
         """Handle a recorded request that no session of this gateway can run."""
 
     def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
-        """Handle a request that continues here, after so many generated tokens."""
+        """Handle a request that continues here after `tokens` generated tokens."""
 
     def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
         """Handle unfinished requests that leave this gateway."""
@@ -43,7 +43,7 @@ class Events(Protocol):
         """Log an internal fault; return the message for the client."""
 
     def requests_admitted(self, states: Iterable[RequestState]) -> None:
-        """Handle requests that begin to run, for the first time."""
+        """Handle requests that run for the first time."""
 
     def progress_stored(self, item: Progress) -> None:
         """Handle stored new tokens of a request, or its stored end."""
@@ -52,28 +52,28 @@ class Events(Protocol):
         """Count a finished step."""
 
     def trace_step(self, entries: Sequence[StepEntry]) -> AbstractContextManager[TraceOfStep | None]:
-        """Open the spans of a step; None if it is not traced."""
+        """Open a step's spans; yield None if it is not traced."""
 
     def step_failed(self) -> None:
-        """Count a step whose drafts or batch failed by a fault."""
+        """Count a step that failed by an internal fault."""
 
     def requests_preempted(self, requests: int) -> None:
-        """Count requests that gave their cache to others."""
+        """Count preempted requests."""
 
     def verifier_failed(self) -> None:
         """Count a call that the verifier did not answer."""
 
     def requests_fenced(self, requests: int) -> None:
-        """Count requests that belong to another gateway."""
+        """Count requests that another gateway has taken over."""
 
     def redis_stopped(self) -> None:
         """Count an outage of Redis."""
 
     def redis_lost_data(self) -> None:
-        """Count a Redis that came back without its data."""
+        """Count a loss of Redis's data."""
 
     def cluster_failed(self) -> None:
-        """Count a fault of ours in leases, rebalancing or following."""
+        """Count an internal fault in leases, rebalancing or following."""
 
     def meter(self, peer: Peer) -> WireMeter:
-        """Count the bytes exchanged with a kind of peer."""
+        """Return the byte counter for a kind of peer."""

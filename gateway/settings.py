@@ -1,4 +1,4 @@
-"""Settings of the gateway (environment prefix SPECINFER_GATEWAY_)."""
+"""Define the gateway's settings (environment prefix SPECINFER_GATEWAY_)."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,7 +24,7 @@ class RequestSettings(ProcessSettings):
     group: ClassVar[str] = "Requests"
 
     chat_template: str = Field(
-        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
+        "", description="File of a chat template (Jinja); empty: the model's template."
     )
     parse_special_tokens: bool = Field(
         False,
@@ -32,52 +32,50 @@ class RequestSettings(ProcessSettings):
     )
     max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Maximum requests decoded at once.")
     max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Maximum requests waiting; more are refused."
+        _LIMITS.max_waiting, ge=1, description="Maximum waiting requests; more are refused."
     )
-    api_keys: str = Field(
-        "", description="File of API keys (`specinfer keys`); without it everybody is served."
-    )
+    api_keys: str = Field("", description="File of API keys (`specinfer keys`); empty: any client is served.")
     prefix_scope: Literal["all", "key"] = Field(
         "all",
-        description="Requests that share cached prompts: all, or those with the same API key, which hides "
-        "prompts from timing.",
+        description="Which requests share cached prompts: all, or key: only those of the same API key, so that "
+        "times reveal no other key's prompts.",
     )
     vllm_metrics: bool = Field(
-        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
+        False, description="Also export the load under vLLM's metric names, for endpoint pickers."
     )
 
     @property
     def key_file(self) -> Path | None:
-        """The file of API keys, if keys are needed."""
+        """The file of API keys; None if keys are not required."""
         return as_path(self.api_keys)
 
 
 class SecuritySettings(ServiceSettings):
-    """TLS towards verifiers, speculator services and Redis."""
+    """TLS settings of connections to verifiers, speculator services and Redis."""
 
     group: ClassVar[str] = "Security"
 
     services_tls_ca: str = Field(
-        "", description="PEM file of the authorities of verifiers and speculators; with it TLS is used."
+        "", description="PEM file of the authorities of verifiers and speculators; enables TLS to them."
     )
     services_tls_certificate: str = Field(
-        "", description="PEM file of the gateway's certificate for services that ask for one."
+        "", description="PEM file of the gateway's certificate for services that require one."
     )
-    services_tls_key: str = Field("", description="PEM file of that certificate's private key.")
+    services_tls_key: str = Field("", description="PEM file of the certificate's private key.")
     services_tls_name: str = Field(
-        "", description="Name in the certificates of services; empty: the host of each address."
+        "", description="Name in the services' certificates; empty: the host of each address."
     )
     redis_tls_ca: str = Field(
-        "", description="PEM file of the authorities of a rediss:// server; empty: those of the system."
+        "", description="PEM file of the authorities of a rediss:// server; empty: the system's."
     )
     redis_tls_certificate: str = Field(
-        "", description="PEM file of the gateway's certificate for a Redis that asks for one."
+        "", description="PEM file of the gateway's certificate for a Redis that requires one."
     )
-    redis_tls_key: str = Field("", description="PEM file of that certificate's private key.")
+    redis_tls_key: str = Field("", description="PEM file of the certificate's private key.")
 
     @property
     def services_tls(self) -> ClientTls:
-        """Files with which channels to verifiers and speculators are opened."""
+        """TLS files of channels to verifiers and speculators."""
         ca, certificate, key = map(
             as_path, (self.services_tls_ca, self.services_tls_certificate, self.services_tls_key)
         )
@@ -87,18 +85,18 @@ class SecuritySettings(ServiceSettings):
         """Return keyword arguments for `Redis.from_url(url)`.
 
         Raises:
-            SettingError: if a file is missing, cannot be read or does not fit, or the URL has no TLS.
+            SettingError: if a file is missing, unreadable or invalid, or the URL is not `rediss://`.
         """
         files = (self.redis_tls_ca, self.redis_tls_certificate, self.redis_tls_key)
         return redis_tls(url, *map(as_path, files))
 
 
 TRACE_RATIO = 0.01
-"""Share of requests to trace. A caller's `traceparent` overrides it."""
+"""Share of requests to trace, except those with a caller's `traceparent`."""
 RETENTION_SECONDS = 600
-"""Time that finished requests stay in Redis."""
+"""Seconds that finished requests stay in Redis."""
 EMBEDDED = "embedded:"
-"""Scheme of `redis_url` without Redis."""
+"""Scheme of a `redis_url` that selects the embedded store."""
 
 
 class GatewaySettings(SecuritySettings, RequestSettings):
@@ -108,12 +106,10 @@ class GatewaySettings(SecuritySettings, RequestSettings):
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
     hung_seconds: ClassVar[float] = 5.0
-    """Timeout in seconds for a speculator in a step with sampled drafts."""
+    """Seconds without an answer until a speculator or verifier counts as dead."""
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
-    metrics_port: int = Field(
-        9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
-    )
+    metrics_port: int = Field(9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0: none.")
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
     verifiers: str = Field(
         "127.0.0.1:50052",
@@ -131,23 +127,23 @@ class GatewaySettings(SecuritySettings, RequestSettings):
         " (also in a file).",
     )
     start_timeout_seconds: float = Field(
-        60.0, gt=0, description="Time the verifier gets to answer at start-up."
+        60.0, gt=0, description="Seconds to wait for Redis and a verifier at start."
     )
     lease_seconds: float = Field(
         3.0,
         gt=0,
-        description="Life of this gateway's leases: others take over from a dead gateway after this time.",
+        description="Lifetime of this gateway's leases in seconds: after it, others take over from a dead gateway.",
     )
     verifier_patience_seconds: float = Field(
-        30.0, ge=0, description="Time that requests wait for a verifier before they fail."
+        30.0, ge=0, description="Seconds that requests wait for a verifier before they fail."
     )
     redis_patience_seconds: float = Field(
-        300.0, ge=0, description="Time that running requests wait for a Redis that does not answer."
+        300.0, ge=0, description="Seconds that running requests wait for a Redis that does not answer."
     )
     linger_seconds: float = Field(
         10.0,
         ge=0,
-        description="Time that a request continues after its last client has left.",
+        description="Seconds that a request continues after its last client has left.",
     )
     trust_draws: bool = Field(
         True,
@@ -170,12 +166,12 @@ class GatewaySettings(SecuritySettings, RequestSettings):
         description="Maximum nodes verified in a step, all trees together; 0: derived from pass times.",
     )
     adaptive: bool = Field(
-        True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
+        True, description="Choose speculators and nodes by measured gain and cost; off: always use all."
     )
     planner: str = Field(
         PLANNERS[0],
         description="Planner: measured (a table of steps), learned (a linear model of texts and steps), or a "
-        "file of weights from `specinfer train scheduler`, with which the learned one begins.",
+        "file of initial weights for the learned planner from `specinfer train scheduler`.",
     )
     record_steps: str = Field(
         "",
@@ -183,11 +179,11 @@ class GatewaySettings(SecuritySettings, RequestSettings):
         "scheduler`.",
     )
     max_calls: int = Field(
-        4096, ge=1, description="Maximum calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
+        4096, ge=1, description="Maximum concurrent calls; more are refused (gRPC: RESOURCE_EXHAUSTED)."
     )
 
     def check(self) -> None:
-        """Check also the addresses of verifiers and speculator services."""
+        """Also check the addresses of verifiers and speculators, and the planner."""
         super().check()
         split_targets("verifiers", self.verifiers)
         service_addresses(self.speculators)
@@ -197,27 +193,27 @@ class GatewaySettings(SecuritySettings, RequestSettings):
 
     @property
     def weights_file(self) -> Path | None:
-        """File of the learned planner's weights, if any were trained."""
+        """File of the learned planner's weights, if given."""
         return None if self.planner in PLANNERS else Path(self.planner)
 
     @property
     def embedded_store(self) -> Path | Literal[""] | None:
-        """File of the embedded store, empty if in memory; None: Redis."""
+        """File of the embedded store; empty: in memory; None: Redis."""
         if not self.redis_url.startswith(EMBEDDED):
             return None
         return as_path(self.redis_url.removeprefix(EMBEDDED)) or ""
 
     @property
     def recording(self) -> Path | None:
-        """File to which steps are recorded, if they are."""
+        """File to which steps are recorded, if given."""
         return as_path(self.record_steps)
 
     @property
     def verifier_addresses(self) -> list[str]:
-        """Addresses of the verifiers, names not looked up."""
+        """Addresses of the verifiers, without DNS lookups."""
         return split_targets("verifiers", self.verifiers)
 
     @property
     def speculator_services(self) -> list[str]:
-        """Speculator services in order of preference, as in `specinfer.remote.replicas`."""
+        """Speculator services in order of preference, as from `service_addresses`."""
         return service_addresses(self.speculators)

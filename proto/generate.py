@@ -1,4 +1,4 @@
-"""`make proto`: generates `specinfer/v1/*_pb2*.py(.pyi)`, which a test checks."""
+"""Generate `specinfer/v1/*_pb2*.py(.pyi)`, which a test compares: `make proto`."""
 
 import sys
 from importlib import resources
@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def generate(out: Path) -> None:
-    """Writes the generated modules below `out` (so `out/specinfer/v1/...`)."""
+    """Write the generated modules to `out/specinfer/v1`."""
     sources = sorted((HERE / "specinfer" / "v1").glob("*.proto"))
     well_known = str(resources.files("grpc_tools") / "_proto")
     arguments = ["protoc", f"-I{HERE}", f"-I{well_known}"]

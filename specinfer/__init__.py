@@ -36,7 +36,7 @@ _MODULES = dict.fromkeys(_CLIENT.split(), "specinfer.client") | dict.fromkeys(_L
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use, to avoid unneeded libraries."""
+    """Import a public name on first use, to avoid unneeded libraries."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""Decoders of `tokenizer.json` that only join tokens' bytes: the usual kind. Pure."""
+"""Read decoders of `tokenizer.json` that only join tokens' bytes. Pure."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -10,7 +10,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return GPT-2's characters for bytes: printable Latin-1, others from 256 on."""
+    """Return GPT-2's map of characters to bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     shown = {chr(byte): byte for byte in printable}
@@ -22,34 +22,34 @@ BYTES = _byte_characters()
 
 @dataclass(frozen=True, slots=True)
 class ByteRules:
-    """Rules by which a decoder reads the names of tokens."""
+    """Rules by which a decoder converts tokens' names to bytes."""
 
     read: ReadName
-    """Bytes of a name after other tokens."""
+    """Converts a name after other tokens."""
     read_first: ReadName
-    """Bytes of a name as the first token of the text."""
+    """Converts a name at the start of the text."""
     strip: int = 0
-    """Number of leading blanks removed from a text."""
+    """Maximum leading blanks removed from a text."""
     replaces_each: bool = False
-    """True if each invalid byte becomes U+FFFD; else each invalid prefix."""
+    """True: each invalid byte becomes U+FFFD; False: each invalid sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteDecoder:
-    """Bytes of a vocabulary's tokens, independent of their neighbours."""
+    """Converts token ids to bytes, independent of neighbouring tokens."""
 
     names: Callable[[int], str | None]
     skipped: Set[int]
-    """Special tokens, which are left out of the text."""
+    """Special tokens, which are not part of the text."""
     rules: ByteRules
     _cached: dict[int, bytes] = field(default_factory=dict)
 
     def tells(self, token_id: int) -> bool:
-        """Return whether a token is a part of the text."""
+        """Return whether a token is part of the text."""
         return token_id not in self.skipped and self.names(token_id) is not None
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return a token's bytes in the text, after others."""
+        """Return a token's bytes after other tokens; b"" if not text."""
         data = self._cached.get(token_id)
         if data is None:
             name = None if token_id in self.skipped else self.names(token_id)
@@ -57,7 +57,7 @@ class ByteDecoder:
         return data
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of the text's first token."""
+        """Return a token's bytes at the start of the text."""
         return self.rules.read_first(self.names(token_id) or "")
 
 
@@ -79,9 +79,9 @@ def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
 
 
 def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
-    """Return replacements of texts, bytes, fusion, and blanks at the beginning.
+    """Return the rules of SentencePiece's stages; None for any other sequence.
 
-    The decoder has them in this order, as SentencePiece's vocabularies do; None for anything else.
+    These are, in this order and all optional: replacements, byte fallback, fusion, stripped leading blanks.
     """
     left, pairs = list(stages), list[tuple[str, str]]()
     while left and left[0]["type"] == "Replace" and "String" in left[0]["pattern"]:
@@ -101,14 +101,14 @@ def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
 
 
 def _byte_level(name: str) -> bytes:
-    """Map characters to bytes; a name with others is plain text."""
+    """Map characters to bytes; a name with other characters is plain text."""
     if all(char in BYTES for char in name):
         return bytes([BYTES[char] for char in name])
     return name.encode()
 
 
 def _replacing(pairs: Sequence[tuple[str, str]], byte_fallback: bool = False) -> ReadName:
-    """Read names by replacements, one after another."""
+    """Return a reader that applies replacements in order."""
 
     def read(name: str) -> bytes:
         for old, new in pairs:

@@ -1,10 +1,10 @@
-"""Converts a growing token sequence to text, in linear time.
+"""Convert a growing token sequence to text, in linear time.
 
-If a tokenizer's decoder only joins bytes, so does this, and only the beginning of a character is delayed,
-three bytes at most; bytes that cannot become one become U+FFFD at once. Other decoders look at a token's
-neighbours: of those a small window is decoded again.
+If the tokenizer's decoder only joins bytes, at most three bytes of an incomplete character are delayed, and
+invalid bytes become U+FFFD at once. Other decoders depend on neighbouring tokens: for these a small window is
+decoded again.
 
-Invariant: the text up to a position is the same however the tokens before it were cut into pieces.
+Invariant: the text does not depend on how the tokens were split among calls.
 """
 
 import codecs
@@ -15,15 +15,15 @@ from specinfer.byte_decoder import ByteDecoder
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
 _MAX_DELAYED = 4
-"""Maximum tokens after a window that may begin a character."""
+"""Maximum tokens delayed as the beginning of a character."""
 _READ_AFTER = 8
-"""Tokens before a text that its beginning may depend on."""
+"""Number of preceding tokens on which a text's beginning may depend."""
 _EACH = "specinfer.each"
 
 
 def _replace_each(error: UnicodeError) -> tuple[str, int]:
     """Return U+FFFD for each invalid byte, like byte fallback."""
-    assert isinstance(error, UnicodeDecodeError), "it is for decoding"
+    assert isinstance(error, UnicodeDecodeError), "this handler is for decoding"
     return REPLACEMENT * (error.end - error.start), error.end
 
 
@@ -39,18 +39,18 @@ class _TokenReader(Protocol):
 
 
 class Detokenizer:
-    """The text of one sequence as it grows."""
+    """Converts one growing sequence to text."""
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] | None = ()) -> None:
-        """Begin a text, perhaps after other tokens.
+        """Begin a text.
 
         Args:
-            `after`: those tokens; None: unknown ones.
+            after: the preceding tokens; None: unknown.
         """
         decoder = tokenizer.byte_decoder
         tells = tokenizer.tells if decoder is None else decoder.tells
         said = None if after is None else [token for token in after[-_READ_AFTER:] if tells(token)]
-        if said == [] and after:  # only special ones at the end: somewhere before there may be a text
+        if said == [] and after:  # the last tokens are special, but earlier ones may be text
             said = [token for token in after if tells(token)][-_READ_AFTER:]
         self._reader: _TokenReader = _Window(tokenizer, said) if decoder is None else _Bytes(decoder, said)
 
@@ -64,7 +64,7 @@ class Detokenizer:
 
 
 class _Bytes:
-    """Reader for decoders that put bytes together."""
+    """Reader for decoders that only join bytes."""
 
     def __init__(self, decoder: ByteDecoder, said: Sequence[int] | None) -> None:
         self._decoder = decoder
@@ -75,7 +75,7 @@ class _Bytes:
         """Remaining leading blanks to remove."""
         self._characters.decode(
             b"".join(map(decoder.bytes_of, said or ()))
-        )  # a character may have begun there
+        )  # the preceding tokens may end within a character
 
     def push(self, token_ids: Sequence[int]) -> str:
         data = [self._decoder.bytes_of(token) for token in token_ids]
@@ -87,7 +87,7 @@ class _Bytes:
         return self._stripped(self._characters.decode(b"", final=True))
 
     def _begin(self, token_ids: Sequence[int], data: list[bytes]) -> None:
-        """Replace the bytes of the text's first token, which may differ."""
+        """Replace the bytes of the text's first token by `first_bytes_of`."""
         for place, token in enumerate(token_ids):
             if self._decoder.tells(token):
                 self._begun, data[place] = True, self._decoder.first_bytes_of(token)
@@ -103,7 +103,7 @@ class _Bytes:
 
 
 class _Window:
-    """Reader for other decoders: decodes new tokens after the previous one."""
+    """Reader for other decoders: decodes new tokens together with the previous ones."""
 
     def __init__(self, tokenizer: Tokenizer, said: Sequence[int] | None) -> None:
         self._tokenizer = tokenizer

@@ -1,22 +1,22 @@
-"""Errors caused by outside data; `specinfer.wire.status` maps them to gRPC statuses.
+"""Define errors caused by input and surroundings; `wire.status` maps them to gRPC.
 
     SpecInferError
-    +- InvalidInputError          a field has a value it may not have    INVALID_ARGUMENT
+    +- InvalidInputError          a field has an invalid value           INVALID_ARGUMENT
     |  +- MalformedTreeError      a token tree breaks its invariants     INVALID_ARGUMENT
     |  +- SettingError            a bad setting at start-up              exit code 2
-    +- ConstraintError            a constraint cannot be followed        INVALID_ARGUMENT
+    +- ConstraintError            a constraint is too complex or broken  INVALID_ARGUMENT
     +- NotFoundError              no such request or model               NOT_FOUND
     +- AlreadyExistsError         duplicate request id                   ALREADY_EXISTS
     +- IncompatibleError          tokenizer or model do not match        FAILED_PRECONDITION
     +- ExhaustedError             queue or cache full                    RESOURCE_EXHAUSTED
     +- UnavailableError           a service cannot be reached            UNAVAILABLE
-    |  +- ServiceChangedError     another process answers there now      UNAVAILABLE
+    |  +- ServiceChangedError     another process answers at an address  UNAVAILABLE
     +- FencedError                another gateway has the lease          ABORTED
-    +- FaultError                 a bug, or code that is not ours        INTERNAL
+    +- FaultError                 an unexpected exception                INTERNAL
     +- UnauthenticatedError       no key, or an unknown one              UNAUTHENTICATED
     +- DeniedError                the key does not allow it              PERMISSION_DENIED
 
-`assert` is for bugs of ours; these are for mistakes of others.
+`assert` is for bugs in SpecInfer; these errors are for bad input and failing services.
 """
 
 
@@ -30,7 +30,7 @@ class SpecInferError(Exception):
 
 
 class InvalidInputError(SpecInferError):
-    """A field has an invalid value; the message names both."""
+    """A field has an invalid value; the message names field and value."""
 
     def __init__(self, field: str, value: object, why: str) -> None:
         super().__init__(f"{field} = {_shorten(value)}: {why}")
@@ -49,15 +49,15 @@ class MalformedTreeError(InvalidInputError):
 
 
 class SettingError(InvalidInputError):
-    """A service or command was started with a bad setting."""
+    """A service or command was started with an invalid setting."""
 
     def renamed(self, name: str) -> "SettingError":
-        """Return the same error about a setting as the operator wrote it."""
+        """Return the error with the setting's name as the operator wrote it."""
         return SettingError(name, self.value, self.why)
 
     @property
     def for_logs(self) -> str:
-        """Message with the value, which is the operator's own."""
+        """Message with the value, as settings contain no request's text."""
         return str(self)
 
 
@@ -70,15 +70,15 @@ class NotFoundError(SpecInferError):
 
 
 class AlreadyExistsError(SpecInferError):
-    """The named thing exists already."""
+    """The named thing already exists."""
 
 
 class IncompatibleError(SpecInferError):
-    """Two parts that must agree do not, for example on the tokenizer."""
+    """Two parts do not match, for example in their tokenizers."""
 
 
 class ExhaustedError(SpecInferError):
-    """A limit of space is reached; `retry_after_s` is a hint."""
+    """A queue, cache or limit is full; `retry_after_s` hints when to retry."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ class ExhaustedError(SpecInferError):
 
 
 class UnavailableError(SpecInferError):
-    """A needed service is unavailable; `retry_after_s` is a hint."""
+    """A needed service is unavailable; `retry_after_s` hints when to retry."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -94,11 +94,11 @@ class UnavailableError(SpecInferError):
 
 
 class ServiceChangedError(UnavailableError):
-    """A service's address has another process than before."""
+    """Another process than before answers at a service's address."""
 
 
 class FencedError(SpecInferError):
-    """A lease was lost: another gateway has it, with a higher number."""
+    """Another gateway has taken a lease, with a higher number."""
 
 
 class FaultError(SpecInferError):
@@ -110,12 +110,12 @@ class FaultError(SpecInferError):
 
     @property
     def for_logs(self) -> str:
-        """Failed operation, kind of the exception and the line that raised it."""
+        """Failed operation, type of the exception, and the raising file and line."""
         return self._place
 
 
 class UnauthenticatedError(SpecInferError):
-    """A call has no key, or one that is not known."""
+    """A call has no API key, or an unknown key."""
 
 
 class DeniedError(SpecInferError):
@@ -123,7 +123,7 @@ class DeniedError(SpecInferError):
 
 
 def _place_of(error: BaseException) -> str:
-    """Return file and line that raised an exception."""
+    """Return the file and line that raised an exception, or ""."""
     trace = error.__traceback__
     if trace is None:
         return ""
@@ -133,5 +133,5 @@ def _place_of(error: BaseException) -> str:
 
 
 def _shorten(value: object, limit: int = 120) -> str:
-    text = repr(value[:limit] if isinstance(value, str) else value)  # a text from outside may be of megabytes
+    text = repr(value[:limit] if isinstance(value, str) else value)  # input may have megabytes
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,4 +1,7 @@
-"""A tokenizer with renamed special tokens: their names are ordinary text."""
+"""Encode conversations whose texts contain names of special tokens.
+
+Special tokens are renamed, so that the tokenizer reads their old names as ordinary text.
+"""
 
 import json
 import re
@@ -10,20 +13,20 @@ from tokenizers import Tokenizer as FastTokenizer
 from specinfer.chat.hidden import Hider
 
 _SIGN = "\U0010ffff"
-"""Prefix of the new names: Unicode's last noncharacter, absent from texts."""
+"""Prefix of the new names: Unicode's last noncharacter."""
 _INSTEAD = "\ufffd"
-"""Stands for that character in texts."""
+"""Replaces `_SIGN` in texts."""
 
 
 class GuardedTokenizer:
-    """Encodes conversations whose texts have names of special tokens."""
+    """A tokenizer with renamed special tokens."""
 
     def __init__(self, stages: str, names: Iterable[str]) -> None:
         """Rename tokens.
 
         Args:
             stages: content of a `tokenizer.json`.
-            names: of special tokens, and of others that a template writes.
+            names: names of special tokens, and of other marks that a chat template writes.
         """
         listed = sorted(names, key=len, reverse=True)
         self._hider = Hider(listed)
@@ -35,14 +38,14 @@ class GuardedTokenizer:
         self._ids = {self._fast.token_to_id(_SIGN + name): ids[name] for name in listed}
 
     def encode(self, hidden: str) -> list[int]:
-        """Return the tokens of a conversation whose texts are hidden."""
+        """Return the token ids of a conversation with texts encoded by `Hider`."""
         marked = self._names.sub(lambda match: _SIGN + match[0], hidden.replace(_SIGN, _INSTEAD))
         (encoding,) = self._fast.encode_batch_fast([self._hider.show(marked)], add_special_tokens=False)
         return [self._ids.get(token, token) for token in encoding.ids]
 
 
 def _renamed(stages: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Rename added tokens in the stages of a tokenizer."""
+    """Return the content of `tokenizer.json` with renamed added tokens."""
     model = dict(stages["model"])
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
@@ -64,5 +67,5 @@ def _name(name: str, names: frozenset[str]) -> str:
 
 
 def _parts(pair: Any) -> list[str]:
-    """Return a merge's two parts, which older files join."""
+    """Return a merge's two parts; older files join them by a blank."""
     return pair.split(" ") if isinstance(pair, str) else list(pair)

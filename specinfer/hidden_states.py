@@ -1,7 +1,7 @@
-"""Hidden states of a range of context positions. Pure.
+"""Store hidden states of a range of context positions. Pure.
 
-It grows at the end, and is dropped from the start. Each step adds a piece of a few positions, so that its
-cost does not depend on the total.
+The range grows at its end and shrinks at its start. It is a queue of pieces, so that the cost of a step does
+not depend on the range's length.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ Bfloat16 = NDArray[np.int16]
 
 
 class States:
-    """The stretch from `start` up to `stop`."""
+    """Hidden states of positions from `start` to `stop` (exclusive)."""
 
     def __init__(self, start: int, states: Bfloat16) -> None:
         self.start, self.stop, self.nbytes = start, start, 0
@@ -23,14 +23,14 @@ class States:
         self.append(states)
 
     def append(self, states: Bfloat16) -> None:
-        """Append states of the next positions."""
+        """Append states of the positions from `stop`."""
         if len(states):
             self._pieces.append(states)
             self.stop += len(states)
             self.nbytes += states.nbytes
 
     def read(self, start: int, max_rows: int | None = None) -> Bfloat16:
-        """Return up to `max_rows` states from a stored position."""
+        """Return at most `max_rows` states from the stored position `start`."""
         parts: list[Bfloat16] = []
         begins = self.stop
         for piece in reversed(self._pieces):
@@ -42,7 +42,7 @@ class States:
         return states[:max_rows]
 
     def drop(self, position: int) -> None:
-        """Forget the states before a position."""
+        """Remove the states before a position."""
         while self._pieces and self.start < position:
             piece = self._pieces.popleft()
             gone = min(len(piece), position - self.start)

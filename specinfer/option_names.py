@@ -1,4 +1,4 @@
-"""Suggests options for mistyped names, or names of other systems."""
+"""Suggest options for mistyped names and for names of other systems."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -26,7 +26,7 @@ _ELSEWHERE = {
     "tensor-parallel": "tensor-parallel-size tp",
     "prefix-cache-directory": "slot-save-path cache-ram",
 }
-"""Names in llama.cpp, vLLM and Transformers, by our option."""
+"""Names in llama.cpp, vLLM and Transformers, by SpecInfer's option."""
 
 
 def meant(name: str, known: Collection[str]) -> str | None:

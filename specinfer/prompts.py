@@ -1,4 +1,4 @@
-"""Prompts from files and from the command line: text that is UTF-8."""
+"""Read prompts from files, standard input and the command line."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from specinfer.errors import InvalidInputError
 
 
 def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
-    """Return first user turns of a JSONL file with `turns: [text]`.
+    """Return each line's first turn from a JSONL file with `turns: [text]`.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -25,12 +25,12 @@ def _read_turns(path: Path) -> Iterator[str]:
     count = 0
     for number, line in enumerate(
         read_text("prompts", path).split("\n"), 1
-    ):  # JSON strings may contain others
+    ):  # `splitlines` would also split within JSON strings
         if line.strip():
             count += 1
             yield _read_turn(f"{path}:{number}", line)
     if not count:
-        raise InvalidInputError("prompts", str(path), "no prompts in it")
+        raise InvalidInputError("prompts", str(path), "must have a line with `turns: [text]`")
 
 
 def _read_turn(place: str, line: str) -> str:
@@ -38,19 +38,17 @@ def _read_turn(place: str, line: str) -> str:
         turns = json.loads(line)["turns"]
         turn = turns[0] if isinstance(turns, list) else None
     except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-        raise InvalidInputError(place, line[:60], "needs `turns: [text]`") from error
+        raise InvalidInputError(place, line[:60], "must be JSON with `turns: [text]`") from error
     if not isinstance(turn, str):
         raise InvalidInputError(place, turn, "turns[0] must be text")
     return check_text(place, turn)
 
 
 def read_prompt(path: Path | None) -> str:
-    """Return one prompt: a whole file or standard input (None).
-
-    Its last line break is removed.
+    """Return a file, or standard input (None), without its last line break.
 
     Raises:
-        InvalidInputError: if it cannot be read, is not UTF-8 or is empty.
+        InvalidInputError: if the prompt cannot be read, is not UTF-8 or is empty.
     """
     prompt = read_text("prompt_file", path).removesuffix("\n").removesuffix("\r")
     if not prompt:
@@ -59,10 +57,10 @@ def read_prompt(path: Path | None) -> str:
 
 
 def check_text(field: str, text: str) -> str:
-    """Return the text, after a check that it can be sent.
+    """Return the text if it can be encoded in UTF-8.
 
     Raises:
-        InvalidInputError: if it is not UTF-8: a byte of the command line that is none, half a surrogate pair.
+        InvalidInputError: if it contains surrogates, as from invalid bytes on the command line.
     """
     try:
         text.encode()
@@ -96,7 +94,7 @@ def to_text(field: str, path: Path | None, data: bytes) -> str:
     """Decode a file or standard input (None), without a byte order mark.
 
     Raises:
-        InvalidInputError: naming the field, if they are not UTF-8.
+        InvalidInputError: naming the field, if the bytes are not UTF-8.
     """
     try:
         return data.decode().removeprefix("\ufeff")
@@ -105,10 +103,10 @@ def to_text(field: str, path: Path | None, data: bytes) -> str:
 
 
 def read_lines(field: str, path: Path) -> Iterator[tuple[int, str]]:
-    """Yield a text's numbered lines, from 1; it may be gzipped.
+    """Yield a file's numbered lines, from 1; a `.gz` file is unpacked.
 
     Raises:
-        InvalidInputError: naming the field, if it cannot be read or is not UTF-8.
+        InvalidInputError: naming the field, if the file cannot be read or is not UTF-8.
     """
     kind = gzip.open if path.suffix == ".gz" else open
     try:

@@ -1,7 +1,7 @@
-"""Sampling parameters, and keys of requests' random streams.
+"""Define sampling parameters, and keys of requests' random streams.
 
-Must not know tensors: `specinfer.model.sampling.distributions` applies these parameters to logits.
-Invariant: every `Sampling` that exists is valid.
+This module imports no tensors: `specinfer.model.sampling.distributions` applies the parameters to logits.
+Invariant: every `Sampling` object is valid.
 """
 
 import math
@@ -14,7 +14,7 @@ from specinfer.errors import InvalidInputError
 MAX_SEED = 2**64 - 1
 MAX_REPETITION_PENALTY = 100
 MAX_BIASES = 1024
-"""Maximum number of tokens with biases."""
+"""Maximum tokens in `logit_bias`."""
 _RANGES = {
     "typical_epsilon": (0, 1),
     "typical_delta": (0, 1),
@@ -22,9 +22,9 @@ _RANGES = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
-"""Lowest and highest value of fields."""
+"""Minimum and maximum value by field."""
 _NOISE = 2**32
-"""Index of no speculator."""
+"""Seed index of the noise; speculators' indices are below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,24 @@ class Sampling:
     top_p: float = 1.0
     """Keep the smallest set of most probable tokens whose probability reaches this."""
     seed: int = 0
-    """Key of the counter-based random stream."""
+    """Seed of the counter-based random stream."""
     typical_epsilon: float = 0.0
-    """Hard threshold of typical acceptance (Medusa), which is lossy; 0: lossless.
+    """Epsilon of typical acceptance (Medusa), which is lossy; 0: lossless.
 
-    Greedy requests stay lossless: of their distribution only the most probable token is above any threshold.
+    Greedy requests stay lossless, as only the most probable token passes any threshold.
     """
     typical_delta: float = 0.0
-    """Factor of the threshold by entropy; 0: the hard one's square root."""
+    """Delta of typical acceptance; 0: the square root of epsilon."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(Token, addition to its logit), each token once."""
+    """Pairs (token id, addition to its logit), each token once."""
     presence_penalty: float = 0.0
-    """Subtracted from logits of generated tokens; the prompt's do not count."""
+    """Subtracted from the logits of generated tokens, not of prompt tokens."""
     frequency_penalty: float = 0.0
-    """Reduction of a token's logit for each time that it was generated."""
+    """Subtracted from a token's logit for each time it was generated."""
     min_p: float = 0.0
-    """Minimum probability relative to the most probable token; 0 keeps all."""
+    """Minimum probability relative to the most probable token's; 0 keeps all."""
     repetition_penalty: float = 1.0
-    """Repetition penalty over prompt and answer.
-
-    It divides positive logits, and multiplies the others.
-    """
+    """Divides positive logits of tokens in prompt and answer; multiplies negative ones."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -90,44 +87,44 @@ class Sampling:
                 raise InvalidInputError("logit_bias", bias, "must be in [-100, 100]")
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Check what depends on the target model.
+        """Check token ids against the target's vocabulary.
 
         Raises:
             InvalidInputError: naming the field and its value.
         """
         for token, _ in self.logit_bias:
             if not 0 <= token < vocab_size:
-                # as text, which logs leave out
+                # as a string, which `for_logs` leaves out
                 raise InvalidInputError("logit_bias", str(token), f"not in the vocabulary of {vocab_size}")
 
     @property
     def adjusts(self) -> bool:
-        """True if logits are changed before anything else."""
+        """True if biases or penalties change logits."""
         return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repeats)
 
     @property
     def repeats(self) -> bool:
-        """True if tokens of prompt and answer are penalised."""
+        """True if the repetition penalty has an effect."""
         return self.repetition_penalty != 1
 
     @property
     def cuts(self) -> bool:
-        """True if tokens are left out by their rank or probability."""
+        """True if top_k, top_p or min_p remove tokens."""
         return bool(self.top_k or self.top_p < 1 or self.min_p)
 
     @property
     def lossless(self) -> bool:
-        """True if speculation leaves the target's distribution as it is."""
+        """True if speculation preserves the target's distribution."""
         return self.greedy or not self.typical_epsilon
 
     @property
     def entropy_factor(self) -> float:
-        """Delta of typical acceptance."""
+        """Delta of typical acceptance, with its default applied."""
         return self.typical_delta or math.sqrt(self.typical_epsilon)
 
     @property
     def greedy(self) -> bool:
-        """True if the most probable token is always taken."""
+        """True if the most probable token is always chosen."""
         return self.temperature == 0
 
 
@@ -135,7 +132,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class StreamDomain(IntEnum):
-    """Separates independent uses of one request's seed at one position."""
+    """Purpose of a random stream; streams of different purposes are independent."""
 
     VERIFY = 0
     DRAFT = 1
@@ -144,32 +141,28 @@ class StreamDomain(IntEnum):
 def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -> tuple[int, int]:
     """Return the 64-bit key words of a position's random stream.
 
-    Keyed by position, not by call, so that a resumed request continues with the same stream and
-    its batch-mates never change its result. `index` separates several streams at one position
-    (drafters: which node).
+    The key depends on the position, not on the call, so that resuming a request or batching it with others
+    does not change its result. `index` separates several streams at one position (for drafters, the node).
     """
     return seed, (position << 32) | (index << 1) | domain
 
 
 def request_seed(seed: int, request_id: str) -> int:
-    """Return the seed of a request for which speculators draw.
+    """Return the target's seed of a request for which speculators draw.
 
-    Its draws are independent of those of another request that has the same seed.
+    Requests with equal seeds and different ids then have independent draws.
     """
     digest = blake2b(request_id.encode(), digest_size=8).digest()
     return split_mix(seed, int.from_bytes(digest, "big"))
 
 
 def draft_seed(seed: int, speculator: int) -> int:
-    """Return a speculator's seed: merged drafts must be independent."""
+    """Return a speculator's own seed, as merged drafts must be independent."""
     return split_mix(seed, speculator)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the noise key of a request's position.
-
-    The noise is that of `specinfer.model.sampling.noise`.
-    """
+    """Return the key of `specinfer.model.sampling.noise` for a position."""
     return split_mix(noise_state(seed), position)
 
 
@@ -179,7 +172,7 @@ def noise_state(seed: int) -> int:
 
 
 def split_mix(state: int, index: int) -> int:
-    """Return number `index` of the sequence that SplitMix64 gives from a state."""
+    """Return output number `index` of SplitMix64 with this state."""
     z = (state + (index + 1) * 0x9E3779B97F4A7C15) & MAX_SEED
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MAX_SEED
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MAX_SEED

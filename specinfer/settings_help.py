@@ -1,4 +1,4 @@
-"""`--help` of a service: settings in groups, in typer's style."""
+"""Print a service's `--help`: settings in groups, in typer's style."""
 
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_help(program: str, settings: type["ProcessSettings"]) -> None:
-    """Print a service's usage, purpose and options, specific groups first."""
+    """Print a service's usage, purpose and options; subclasses' groups first."""
     prefix = settings.model_config.get("env_prefix", "")
     about = f"{settings.__doc__}\n\nEvery option is also an environment variable: --log-level is {prefix}LOG_LEVEL."
     head = Text.assemble((" Usage: ", "yellow"), (f"{program} [OPTIONS]", "bold"))
@@ -50,7 +50,7 @@ def _panel(title: str, fields: dict[str, FieldInfo]) -> RenderableType:
 
 
 def _kind(annotation: Any) -> str:
-    """Return the type of a setting: int, text, a|b."""
+    """Return a setting's type as text: int, text, a|b."""
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
     parts = [part for part in get_args(annotation) if part is not NoneType]

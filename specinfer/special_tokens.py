@@ -1,7 +1,7 @@
-"""Reads special tokens of files next to `tokenizer.json`, like `transformers`.
+"""Read special tokens from files next to `tokenizer.json`, like `transformers`.
 
-`special_tokens_map.json` and `added_tokens.json` are of older models: they count only if
-`tokenizer_config.json` does not declare tokens itself (`added_tokens_decoder`).
+`special_tokens_map.json` and `added_tokens.json` belong to older models: they are read only if
+`tokenizer_config.json` has no `added_tokens_decoder`.
 """
 
 import json
@@ -21,17 +21,17 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one without file.
+    """Return the JSON object in a file; {} if the file is missing.
 
     Raises:
-        SettingError: if its content is something else.
+        SettingError: if the file does not contain a JSON object.
     """
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
-        raise SettingError("tokenizer", str(path), f"no JSON: {error}") from error
+        raise SettingError("tokenizer", str(path), f"must be JSON: {error}") from error
     if not isinstance(content, dict):
-        raise SettingError("tokenizer", str(path), "no JSON object")
+        raise SettingError("tokenizer", str(path), "must be a JSON object")
     return content
 
 
@@ -39,7 +39,7 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
     """Return `tokenizer_config.json`, completed by older files.
 
     Raises:
-        SettingError: if a file has no JSON object.
+        SettingError: if a file does not contain a JSON object.
     """
     config, named, added = (read_json(directory / name) for name in TOKENIZER_FILES[1:])
     if "added_tokens_decoder" in config:
@@ -58,7 +58,7 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return special tokens by role, for chat templates."""
+    """Return special tokens' texts by role, for chat templates."""
     more = config.get("extra_special_tokens")
     declared = {
         name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str)
@@ -72,10 +72,10 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
-    """Add the tokens of further files, and mark special ones.
+    """Add tokens that `tokenizer_config.json` declares, and mark special ones.
 
     Raises:
-        IncompatibleError: if a token would get another id than in the file.
+        IncompatibleError: if a token's id differs from `tokenizer.json`.
     """
     known = fast.get_added_tokens_decoder()
     declared = config.get("added_tokens_decoder") or {}
@@ -93,7 +93,7 @@ def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
     for text in dict.fromkeys(_named(config)):
         if text not in marked:
             fast.add_special_tokens([AddedToken(text, special=True, normalized=False)])
-    if config.get("split_special_tokens"):  # then their names in a text are text
+    if config.get("split_special_tokens"):  # encode special tokens' names in texts as plain text
         fast.encode_special_tokens = True
 
 
@@ -115,7 +115,7 @@ def tokenizer_end(directory: Path) -> int | None:
 
 
 def _id_in(model: Mapping[str, Any], text: str) -> int | None:
-    """Return a token's id in a vocabulary: a mapping or scored list."""
+    """Return a token's id in a vocabulary: mapping, or (text, score) list."""
     vocabulary = model.get("vocab") or {}
     if isinstance(vocabulary, Mapping):
         token_id: int | None = vocabulary.get(text)
@@ -131,7 +131,7 @@ def _add(fast: FastTokenizer, token: AddedToken) -> None:
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts of all tokens that a file calls special."""
+    """Yield the texts of all tokens declared special."""
     yield from special_tokens(config).values()
     for name in _LISTS:
         values = config.get(name) or ()

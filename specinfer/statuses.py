@@ -1,4 +1,4 @@
-"""Statuses, finish reasons and log-probabilities, on both sides of the wire."""
+"""Define statuses, finish reasons and log-probabilities of messages."""
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
@@ -6,28 +6,28 @@ from typing import NamedTuple
 
 
 class EntryStatus(IntEnum):
-    """Outcome of a batch's entry, with the numbers of `specinfer.v1.EntryStatus`."""
+    """Outcome of one request in a step, numbered as `specinfer.v1.EntryStatus`."""
 
     OK = 1
-    """Served."""
+    """The entry was processed."""
     RESYNC = 2
-    """The service's cache does not have exactly base_len tokens."""
+    """The cache does not have exactly base_len tokens: send all again."""
     ERROR = 3
-    """The entry is wrong or failed; a repetition would fail, too."""
+    """The entry is invalid or failed; a retry would fail, too."""
     EXHAUSTED = 4
-    """Temporary refusal: it may be repeated.
+    """Temporary refusal; a retry may succeed.
 
-    There is no space, something is being prepared, or another entry caused a fault.
+    Reasons are a full cache, a constraint still being compiled, or a fault in the same pass.
     """
     INVALID = 5
     """The caller requested something impossible, such as a too complex constraint."""
 
 
 class FinishReason(StrEnum):
-    """Reason for the end of generation, in the words of `specinfer.v1.FinishReason`."""
+    """Reason for the end of generation, named as `specinfer.v1.FinishReason`."""
 
     UNSPECIFIED = "unspecified"
-    """A reason unknown to this version; no request ends with it."""
+    """Not ended, or a reason unknown to this version."""
     LENGTH = "length"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
@@ -42,4 +42,4 @@ class LogprobRow(NamedTuple):
 
     chosen: float
     top: Sequence[tuple[int, float]] = ()
-    """(Token, log-probability) of alternatives, most probable first, if requested."""
+    """Pairs (token id, log-probability) of alternatives, most probable first."""

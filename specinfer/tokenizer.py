@@ -1,6 +1,6 @@
-"""A model's tokenizer and chat template, without torch.
+"""Read a model's tokenizer and chat template, without torch.
 
-The gateway and the CLI import this; `transformers` would load torch. It reads `tokenizer.json` (the
+The gateway and the CLI use this module, as `transformers` would load torch. It reads `tokenizer.json` (with the
 `tokenizers` library) and the chat template of a Hugging Face directory.
 """
 
@@ -27,46 +27,46 @@ from specinfer.special_tokens import add_tokens, special_tokens, tokenizer_confi
 log = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"
 _LONG_TEXT = 2048
-"""Minimum characters of texts encoded by `encode_batch_fast`.
+"""Minimum characters of a text for `encode_batch_fast`, which frees the lock.
 
-`encode` blocks the interpreter's lock (0.2 ms per 1,000 characters), `encode_batch_fast` releases it.
+`encode` keeps the lock for 0.2 ms per 1,000 characters.
 """
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-"""SentencePiece's names for bytes outside characters."""
+"""SentencePiece's names of byte tokens."""
 
 
 class Tokenizer:
-    """Text <-> token ids, and chat messages -> text."""
+    """Converts text and conversations to token ids, and token ids to text."""
 
     def __init__(self, fast: FastTokenizer, chat_template: Stored, specials: Mapping[str, Any]) -> None:
-        """Create it; disable truncation, padding and dropout of the tokenizer."""
+        """Wrap `fast`; disable its truncation, padding and dropout."""
         fast.no_truncation()
         fast.no_padding()
-        if getattr(fast.model, "dropout", None):  # of training: merges left out by chance
+        if getattr(fast.model, "dropout", None):  # BPE dropout, for training only
             fast.model.dropout = None
         self._fast, self._specials = fast, dict(specials)
         self._chat = self._own_chat = ChatTemplate(chat_template, specials)
         self._bytes: dict[int, bytes] = {}
         self.parse_special_tokens = False
-        """True: names of special tokens in texts of conversations are special tokens."""
+        """True: names of special tokens in a conversation's texts become special tokens."""
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
         """Read the tokenizer of a model directory.
 
         Raises:
-            SettingError: if there is no `tokenizer.json`, or another file has no JSON object.
-            IncompatibleError: if it cannot be read, or other files contradict it.
+            SettingError: if `tokenizer.json` is missing, or another file is not a JSON object.
+            IncompatibleError: if `tokenizer.json` cannot be read, or other files contradict it.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
-            raise SettingError("tokenizer", str(directory), "no tokenizer.json there")
+            raise SettingError("tokenizer", str(directory), "the directory has no tokenizer.json")
         config = tokenizer_config(directory)
         try:
             fast = FastTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more precise
+        except Exception as error:  # the library raises plain `Exception`
             raise IncompatibleError(f"{path}: cannot be read as a tokenizer: {error}") from error
         add_tokens(fast, config)
         loaded = cls(fast, stored_templates(directory, config), special_tokens(config))
@@ -79,10 +79,10 @@ class Tokenizer:
     def use_chat_template(self, path: Path) -> None:
         """Use the chat template of a file instead of the model's.
 
-        `text_fingerprint` stays that of the model: a template affects prompts, not their continuation.
+        `text_fingerprint` still uses the model's template: a template affects prompts, not their continuation.
 
         Raises:
-            SettingError: if the file cannot be read, or is no template.
+            SettingError: if the file cannot be read, or is not a template.
         """
         try:
             chat = ChatTemplate(path.read_text(encoding="utf-8-sig"), self._specials)
@@ -101,23 +101,23 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """True if the model was taught conversations."""
+        """True if there is a chat template."""
         return bool(self._chat.texts)
 
     @property
     def chat_problem(self) -> str | None:
-        """Reason against conversations, if the chat templates are invalid."""
+        """Reason to refuse conversations, if the chat templates are invalid."""
         return self._chat.problem()
 
     @property
     def chat_form(self) -> ChatForm:
-        """Form of answers to conversations."""
+        """Format of answers to conversations."""
         added = self._fast.get_added_tokens_decoder()
         marks = {what.content: token for token, what in added.items() if what.content in TEXT_MARKS}
         return replace(self._chat.form(), mark_tokens=marks)
 
     def to_json(self) -> str:
-        """Return the content of its `tokenizer.json`."""
+        """Return the tokenizer as content of `tokenizer.json`."""
         text: str = self._fast.to_str()
         return text
 
@@ -126,13 +126,13 @@ class Tokenizer:
         return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
 
     def text_fingerprint(self) -> str:
-        """Return a hash of everything that affects texts and conversations.
+        """Return a hash of all stages, special tokens and chat templates.
 
-        It covers vocabulary, merges, normalisation and all other stages, special tokens and chat template.
+        Equal hashes mean equal token ids for all texts and conversations.
         """
         stages = json.loads(self.to_json())
         chat = self._own_chat.texts
-        if chat.keys() <= {"default"}:  # a hash that does not depend on how one template is stored
+        if chat.keys() <= {"default"}:  # the hash must not depend on how a single template is stored
             stored: object = chat.get("default")
         else:
             stored = chat
@@ -140,11 +140,11 @@ class Tokenizer:
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
-        """Encode plain text, with the model's special tokens around it."""
+        """Encode plain text, and add the model's special tokens, such as BOS."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_part(self, text: str) -> list[int]:
-        """Encode a part of a text, without special tokens around it."""
+        """Encode a part of a text, without adding special tokens."""
         return self._encode(text, add_special_tokens=False)
 
     def encode_chat(
@@ -156,13 +156,13 @@ class Tokenizer:
     ) -> list[int]:
         """Return token ids of a conversation.
 
-        Names of special tokens in its texts are ordinary text unless `parse_special_tokens` is set.
+        Names of special tokens in the messages are ordinary text unless `parse_special_tokens` is set.
 
         Args:
-            tools: functions that may be called, as OpenAI's API has them; a template that does not know tools
-                gets them, calls and results in words.
-            end: how the conversation ends.
-            variables: more variables of the template, such as `enable_thinking`.
+            tools: functions that may be called, in OpenAI's format; a template without support for tools gets
+                tools, calls and results as text.
+            end: end of the rendered conversation.
+            variables: further variables of the template, such as `enable_thinking`.
 
         Raises:
             InvalidInputError: if the template refuses the messages.
@@ -178,7 +178,7 @@ class Tokenizer:
         return self._guarded.encode(hidden)
 
     def _has_hidden_names(self, hidden: str, shown: str) -> bool:
-        """Return whether a caller's text contains part of a special token's name."""
+        """Return whether names of special tokens overlap a caller's text."""
         if hidden == shown:
             return False
         places = [[match.span() for match in self._name_pattern.finditer(text)] for text in (hidden, shown)]
@@ -186,7 +186,7 @@ class Tokenizer:
 
     @cached_property
     def _guarded_names(self) -> frozenset[str]:
-        """Names of special tokens, and of other marks of conversations."""
+        """Names of special tokens, and of other marks in chat templates."""
         texts = "".join(self._chat.texts.values())
         return frozenset(
             token.content
@@ -215,28 +215,28 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
+        """Return the text of token ids without special tokens."""
         kept = [token for token in token_ids if token not in self.special_ids]
         text: str = self._fast.decode(kept, skip_special_tokens=False)
         return text
 
     def decode_all(self, token_ids: Iterable[int]) -> str:
-        """Return the text of token ids, special tokens by their names."""
+        """Return the text of token ids; special tokens appear by name."""
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=False)
         return text
 
     def text_of_token(self, token_id: int) -> str:
-        """Return a token's text after others, or its name or number.
+        """Return a token's text after other tokens, or its name or number.
 
-        A single token may have less text: some decoders drop a blank at the beginning.
+        At the start of a text, some decoders drop a token's leading blank.
         """
         text = self.decode([token_id, token_id])[len(self.decode([token_id])) :]
         return text or self._fast.id_to_token(token_id) or f"[{token_id}]"
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes after others, perhaps of an incomplete character.
+        """Return a token's bytes after other tokens, perhaps of an incomplete character.
 
-        A special token has its name, a number without token the number.
+        For a special token these are its name, for an unknown id its number.
         """
         if token_id not in self._bytes:
             self._bytes[token_id] = self._find_bytes(token_id)
@@ -252,12 +252,12 @@ class Tokenizer:
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Added tokens, among them marks of calls and thoughts."""
+        """Ids of added tokens, including marks of tool calls and reasoning."""
         return frozenset(self._fast.get_added_tokens_decoder())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Special tokens, which are no part of a text."""
+        """Ids of special tokens, which are not part of a text."""
         added = self._fast.get_added_tokens_decoder()
         return frozenset(
             token for token, what in added.items() if what.special and what.content not in TEXT_MARKS
@@ -269,24 +269,24 @@ class Tokenizer:
         return token if token in self.special_ids else None
 
     def tells(self, token_id: int) -> bool:
-        """Return whether a token is text, neither special nor unknown."""
+        """Return whether a token is text: neither special nor unknown."""
         return token_id not in self.special_ids and self._fast.id_to_token(token_id) is not None
 
     @cached_property
     def byte_decoder(self) -> ByteDecoder | None:
-        """Rules from tokens to bytes; None if texts depend on neighbours."""
+        """Converter of tokens to bytes; None if the decoder depends on neighbours."""
         rules = read_decoder(json.loads(self.to_json())["decoder"])
         return None if rules is None else ByteDecoder(self._fast.id_to_token, self.special_ids, rules)
 
     @cached_property
     def _has_byte_level(self) -> bool:
-        """True if each character of a token stands for a byte."""
+        """True if each character of a token's name encodes one byte."""
         decoder = json.loads(self.to_json())["decoder"]
         return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
 
 
 def _is_mark(name: str, templates: str) -> bool:
-    """Return whether a non-special added token marks part of a conversation."""
+    """Return whether an added token is a mark used by chat templates."""
     framed = not (name[0].isalnum() or name[0].isspace() or name[-1].isalnum() or name[-1].isspace())
     return name in TEXT_MARKS or (framed and len(name) > 2 and name in templates)
 
@@ -294,8 +294,8 @@ def _is_mark(name: str, templates: str) -> bool:
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     """Return a hash over (id, token) pairs by id, without padding.
 
-    Padding consists of the tokens that llama.cpp names by their id if a model has more ids than tokens; its
-    amount may differ between models of one tokenizer.
+    Padding tokens are named by their id ([PAD7]), as in llama.cpp's files of models with more ids than tokens.
+    Their number may differ between models of one tokenizer.
     """
     digest = hashlib.sha256()
     for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
@@ -305,7 +305,7 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
 
 
 class TokenizerFacts(NamedTuple):
-    """Facts of a model directory's tokenizer, of which a start needs several."""
+    """Values of a model directory's tokenizer that are needed at start."""
 
     fingerprint: str
     added_ids: frozenset[int]
@@ -313,10 +313,10 @@ class TokenizerFacts(NamedTuple):
 
 
 def tokenizer_facts(directory: Path) -> TokenizerFacts:
-    """Return facts of a directory's tokenizer, cached until the file changes.
+    """Return facts of a directory's tokenizer, cached until `tokenizer.json` changes.
 
     Raises:
-        SettingError, IncompatibleError: as `Tokenizer.load`.
+        SettingError, IncompatibleError: as in `Tokenizer.load`.
     """
     path = directory / "tokenizer.json"
     return _facts(directory, path.stat().st_mtime_ns if path.is_file() else 0)
@@ -324,6 +324,6 @@ def tokenizer_facts(directory: Path) -> TokenizerFacts:
 
 @lru_cache(maxsize=8)
 def _facts(directory: Path, changed_ns: int) -> TokenizerFacts:
-    """Read a tokenizer; `changed_ns` is the time of its last change."""
+    """Read a tokenizer; `changed_ns`, its modification time, is a cache key."""
     loaded = Tokenizer.load(directory)
     return TokenizerFacts(loaded.fingerprint(), loaded.added_ids)

@@ -1,1 +1,1 @@
-"""Grafana's dashboards, written in Python; `python -m deploy.grafana.build` writes the JSON."""
+"""Grafana's dashboards; `python -m deploy.grafana.build` writes their JSON."""

@@ -1,4 +1,4 @@
-"""The speculation dashboard's rows of acceptance and trees."""
+"""Define the speculation dashboard's rows of acceptance and trees."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
@@ -33,7 +33,7 @@ ACCEPTANCE = PanelRow(
         Panel(
             "Accepted at each depth",
             "Accepted tokens of a step at each depth of the merged tree, over steps with a draft.",
-            "the first depth below 30 %: first guesses are mostly wrong, and deeper ones are in vain.",
+            "the first depth below 30 %: first tokens are mostly wrong, so deeper nodes are useless.",
             (
                 Query(
                     per_second(f"{_DECODE}_accepted_tokens_per_pos_total", "position")
@@ -45,14 +45,14 @@ ACCEPTANCE = PanelRow(
         ),
         Panel(
             "Tokens per step",
-            "Mean of the tokens that a request gains in a pass: the accepted ones and one more.",
+            "Mean new tokens of a request per pass: accepted tokens and the bonus token.",
             "near 1: speculation gains nothing, decoding is plain.",
             (Query(f"1 + {mean('specinfer_accepted_depth', 'instance')}", "{{instance}}"),),
         ),
         Panel(
             "Accepted depth",
-            "How many steps accepted how many tokens.",
-            "all at 0: nothing of what is drafted is accepted.",
+            "Steps by number of accepted tokens.",
+            "all at 0: no drafted token is accepted.",
             (Query(per_second("specinfer_accepted_depth_bucket", "le"), "{{le}}"),),
             kind="heatmap",
         ),
@@ -65,10 +65,10 @@ ACCEPTANCE = PanelRow(
         ),
         Panel(
             "Scores of speculators",
-            "Expected calibration error of scores, as they came and as trees are cut by them; and AUC, how well they "
-            "tell what is accepted from what is not.",
-            "an error above 0.1 after correction: trees are cut at the wrong place. AUC near 0.5: scores say nothing, "
-            "so that larger trees do not help.",
+            "Expected calibration error of scores, as received (said) and corrected; and AUC, the probability that an "
+            "accepted candidate has a higher score than a rejected one.",
+            "an error above 0.1 after correction: trees are cut at the wrong place. AUC near 0.5: scores do not "
+            "predict acceptance, so larger trees do not help.",
             (
                 Query(
                     f"max by (speculator, scores) (specinfer_speculator_calibration_error{{{CHOSEN}}})",
@@ -85,8 +85,8 @@ TREES = PanelRow(
     (
         Panel(
             "Nodes verified in a step",
-            "Nodes of all trees of an iteration.",
-            "near zero with few requests: the planner finds that drafts do not pay. With many that is right.",
+            "Nodes of all trees in a step.",
+            "near zero with few requests: the planner measures no gain by drafts. With many requests this is normal.",
             (
                 Query(mean("specinfer_planner_step_nodes"), "mean"),
                 Query(quantile(0.5, "specinfer_planner_step_nodes"), "p50"),
@@ -96,7 +96,7 @@ TREES = PanelRow(
         Panel(
             "Nodes by speculator",
             "Nodes that were proposed, were kept for the verifier, or repeated another speculator's.",
-            "most of a speculator's nodes are duplicates: it says what another one says already.",
+            "most of a speculator's nodes are duplicates: it proposes the same as another one.",
             (
                 Query(
                     _nodes(f"{_BY}, stage"),
@@ -108,7 +108,7 @@ TREES = PanelRow(
         Panel(
             "Duplicates",
             "Share of the proposed nodes that another speculator proposed, too.",
-            "above a half for a speculator that is not cheap.",
+            "above a half for a slow speculator.",
             (
                 Query(
                     ratio(_nodes(_BY, 'stage="duplicate"'), _nodes(_BY, 'stage="proposed"')),

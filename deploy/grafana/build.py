@@ -1,4 +1,4 @@
-"""Writes the dashboards' JSON from their Python: `python -m deploy.grafana.build`."""
+"""Write the dashboards' JSON: `python -m deploy.grafana.build`."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def path_of(dashboard: Dashboard) -> Path:
 
 
 def text_of(dashboard: Dashboard) -> str:
-    """Return the content of that file."""
+    """Return a dashboard's JSON text."""
     return json.dumps(dashboard.to_json(), indent=1) + "\n"
 
 

@@ -1,11 +1,11 @@
-"""The overview's rows of saturation and errors."""
+"""Define the overview's rows of saturation and errors."""
 
 from deploy.grafana.dashboard import MODEL_FILTER, PanelRow
 from deploy.grafana.panel import Panel, Query
 from deploy.grafana.promql import mean, per_second, selector
 
 _OURS = "and on (job, instance) specinfer_build_info"
-"""Prometheus itself and others have process metrics, too."""
+"""Restricts process metrics to SpecInfer's services."""
 SATURATION = PanelRow(
     "Saturation",
     (
@@ -20,14 +20,14 @@ SATURATION = PanelRow(
         ),
         Panel(
             "Batch size",
-            "Requests in an iteration: mean of each gateway.",
+            "Mean requests in a step, by gateway.",
             "at `--max-batch` all the time: more verifiers are needed. Below it while requests wait: "
             "the cache of the verifier is full.",
             (Query(mean("specinfer_iteration_batch_size", "instance"), "{{instance}}"),),
         ),
         Panel(
             "Seconds of an iteration by phase",
-            "Mean of all gateways. `verify` is the large model, `draft` the wait for the speculators, "
+            "Mean of all gateways. `verify` is the target model, `draft` the wait for the speculators, "
             "`merge` and `commit` the gateway's own work.",
             "`draft` as long as `verify`: speculators are too slow. `merge` and `commit` above a tenth: "
             "the gateway lacks processor time.",
@@ -38,7 +38,7 @@ SATURATION = PanelRow(
         Panel(
             "KV cache in use",
             "Share of each verifier's cache that holds requests.",
-            "above 95 %: requests wait for room or are preempted and read again.",
+            "above 95 %: requests wait for room or are preempted and computed again.",
             (Query(f"specinfer_kv_cache_usage_ratio {MODEL_FILTER}", "{{instance}}"),),
             unit="percentunit",
             most=1,
@@ -46,8 +46,8 @@ SATURATION = PanelRow(
         ),
         Panel(
             "Processor time",
-            "Processor seconds per second of each process, which is the number of cores that it keeps busy.",
-            "a gateway near 1: it works on one core, run another one.",
+            "Processor seconds per second of each process, that is, the number of busy cores.",
+            "a gateway near 1: its one core is busy, start another gateway.",
             (
                 Query(
                     f"rate(process_cpu_seconds_total[$__rate_interval]) {_OURS}",
@@ -71,7 +71,7 @@ ERRORS = PanelRow(
             "Ready",
             "1 while the gateway would serve a request, and while it reaches Redis, each verifier and each "
             "speculator service.",
-            "0. Without a speculator service answers are slower, without the others there are none.",
+            "0. Without a speculator service answers are slower; without any of the others there are none.",
             (
                 Query(selector("specinfer_gateway_ready"), "gateway {{instance}}"),
                 Query(selector("specinfer_redis_ready"), "Redis from {{instance}}"),
@@ -87,16 +87,16 @@ ERRORS = PanelRow(
             (
                 Query(per_second("specinfer_failed_steps_total"), "failed steps"),
                 Query(per_second("specinfer_verifier_failures_total"), "verifier did not answer"),
-                Query(per_second("specinfer_redis_outages_total"), "Redis away"),
+                Query(per_second("specinfer_redis_outages_total"), "Redis does not answer"),
                 Query(per_second("specinfer_redis_losses_total"), "Redis lost its data"),
             ),
             unit="cps",
         ),
         Panel(
             "Requests moved",
-            "Requests that were preempted for lack of cache, adopted from another gateway, or lost to one.",
-            "preemptions all the time: the cache is too small for the batch. Adopted or fenced requests "
-            "without a restart: a gateway died or stood still.",
+            "Requests that were preempted for lack of cache, adopted from another gateway, or lost to another.",
+            "constant preemptions: the cache is too small for the batch. Adopted or fenced requests "
+            "without a restart: a gateway died or was suspended.",
             (
                 Query(per_second("specinfer_preemptions_total"), "preempted"),
                 Query(per_second("specinfer_adopted_requests_total"), "adopted"),
@@ -107,14 +107,14 @@ ERRORS = PanelRow(
         Panel(
             "Verifiers held",
             "Verifiers that each gateway drives.",
-            "zero at all gateways: nothing is computed. Together fewer than there are: one is left idle.",
+            "zero at all gateways: nothing is computed. In total fewer than exist: a verifier is idle.",
             (Query(selector("specinfer_verifiers_held"), "{{instance}}"),),
             width=12,
         ),
         Panel(
             "Bytes on the wire",
-            "What gateways send and receive.",
-            "to and from speculators far above the verifier's: their trees are larger than what is used.",
+            "Message bytes that gateways send and receive.",
+            "to and from speculators far above the verifier's: their trees are larger than needed.",
             (
                 Query(
                     per_second("specinfer_wire_bytes_total", "peer, direction"),

@@ -1,4 +1,4 @@
-"""A dashboard: variables above, rows of panels below."""
+"""Define dashboards: variables, and rows of panels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MODEL_FILTER = 'and on (instance) specinfer_model_info{model=~"$model"}'
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A list of label values in an expression's result."""
+    """A dashboard variable: the values of a label in an expression's result."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Variable:
             "current": everything,
             "multi": True,
             "includeAll": True,
-            # of the instance, All stands for those that the model chosen leaves
+            # "All" instances means only those of the chosen models
             "allValue": None if self.name == "instance" else ".*",
             "refresh": 2,
             "sort": 1,
@@ -73,7 +73,7 @@ class Dashboard:
     rows: Sequence[PanelRow]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the dashboard as Grafana reads it."""
+        """Return the dashboard's JSON for Grafana."""
         return {
             "uid": self.uid,
             "title": self.title,
@@ -110,7 +110,7 @@ class Dashboard:
 
 
 def placed(panels: Sequence[Panel], y: int) -> Iterator[tuple[Panel, int, int]]:
-    """Yield panels with column and line; rows have equal heights."""
+    """Yield each panel with its column and line, from left to right."""
     x = 0
     height = 0
     for panel in panels:

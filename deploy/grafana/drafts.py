@@ -1,4 +1,4 @@
-"""The speculation dashboard's rows of drafts and planner."""
+"""Define the speculation dashboard's rows of drafts and planner."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
@@ -11,9 +11,9 @@ DRAFTS = PanelRow(
     (
         Panel(
             "Drafts by outcome",
-            "Answers of the speculator services, by what became of them.",
+            "Drafts of the speculator services by outcome.",
             "`late`: the service is slower than the verifier. `failed`: it does not answer. "
-            "`malformed`: it sends trees that are none. `stale`: it is a step behind.",
+            "`malformed`: it sends invalid trees. `stale`: the request had ended.",
             (
                 Query(
                     per_second("specinfer_drafts_total", "service, outcome"),
@@ -24,8 +24,8 @@ DRAFTS = PanelRow(
         ),
         Panel(
             "Drafts not in time",
-            "Share of the drafts of a service that came late or not at all.",
-            "above 10 %: the waiting was in vain.",
+            "Share of a service's drafts that were late, failed, malformed or stale.",
+            "above 10 %: steps wait for drafts that they cannot use.",
             (
                 Query(
                     ratio(
@@ -40,7 +40,7 @@ DRAFTS = PanelRow(
         ),
         Panel(
             "Time of a draft",
-            "What a speculator service takes for the drafts of one speculator, 95 % of the times.",
+            "Time of one speculator's drafts in a step, 95th percentile.",
             "more than a pass of the verifier.",
             (
                 Query(
@@ -53,8 +53,8 @@ DRAFTS = PanelRow(
         ),
         Panel(
             "Nodes drafted",
-            "What the services of the speculators say that they drafted.",
-            "zero for one that is asked.",
+            "Nodes drafted per second, as the speculator services report.",
+            "zero for a speculator that is asked to draft.",
             (
                 Query(
                     "sum by (speculator) (rate(specinfer_speculator_nodes_total"
@@ -66,11 +66,11 @@ DRAFTS = PanelRow(
         ),
         Panel(
             "Faults of speculators",
-            "Drafts that failed in their service, quarantines, speculators of which nothing is accepted any "
-            "more, contexts that had to be sent again.",
+            "Drafts that failed in their service, quarantines, collapsed acceptance (1 if collapsed), and "
+            "contexts that had to be sent again.",
             "collapsed at 1: it is broken, or drafts for another model. A quarantine: a speculator sent "
-            "malformed trees again and again. Resyncs all the time: "
-            "a service forgets requests, its memory may be too small.",
+            "malformed trees repeatedly. Constant resyncs: "
+            "a service drops requests, its cache may be too small.",
             (
                 Query(
                     "sum by (speculator) (rate(specinfer_speculator_failures_total"
@@ -91,8 +91,8 @@ DRAFTS = PanelRow(
         ),
         Panel(
             "Contexts held",
-            "Requests whose text each speculator service has.",
-            "far above the requests that run: the service does not forget finished ones.",
+            "Requests in each speculator service's cache.",
+            "far above the requests that run: the service does not release finished ones.",
             (Query("specinfer_speculator_requests", "{{instance}}"),),
         ),
     ),
@@ -102,8 +102,8 @@ PLANNER = PanelRow(
     (
         Panel(
             "Steps by reason",
-            "Why the planner planned steps as it did.",
-            "`first trees` or probes the most frequent for long: measurements do not settle.",
+            "Steps by the reason of the planner's choice.",
+            "`first trees` or probes the most frequent for minutes: measurements are unstable.",
             (Query(per_second("specinfer_planner_steps_total", "reason"), "{{reason}}"),),
             unit="cps",
             stacked=True,
@@ -112,15 +112,15 @@ PLANNER = PanelRow(
         Panel(
             "Steps that asked a speculator",
             "Steps per second in which each speculator was asked.",
-            "zero for one that is cheap and accepted: look at its acceptance and its time.",
+            "zero for a fast speculator with high acceptance: compare its acceptance and time.",
             (Query(per_second("specinfer_planner_asked_total", _BY, CHOSEN), "{{speculator}}"),),
             unit="cps",
             width=6,
         ),
         Panel(
             "Seconds: actual over expected",
-            "What planned steps took, over what the planner expected.",
-            "away from 1 for minutes, on either side: the plan rests on wrong costs.",
+            "Seconds of planned steps, divided by the expected seconds.",
+            "far from 1 for minutes: the planner uses wrong costs.",
             (
                 Query(
                     share(
@@ -133,8 +133,8 @@ PLANNER = PanelRow(
         ),
         Panel(
             "Tokens: actual over expected",
-            "What planned steps brought, over what the planner expected.",
-            "well below 1: scores of drafts are too high, so trees are larger than what pays.",
+            "New tokens of planned steps, divided by the expected tokens.",
+            "well below 1: scores of drafts are too high, so trees are too large.",
             (
                 Query(
                     share("specinfer_planner_actual_tokens_total", "specinfer_planner_expected_tokens_total"),

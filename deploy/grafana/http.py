@@ -1,4 +1,4 @@
-"""The dashboard "HTTP": calls of OpenAI's API at the HTTP services."""
+"""Define the dashboard "HTTP": calls of OpenAI's API."""
 
 from deploy.grafana.dashboard import HTTP, Dashboard, PanelRow
 from deploy.grafana.panel import Panel, Query
@@ -18,14 +18,14 @@ _CALLS = PanelRow(
         Panel(
             "Calls by status",
             "Calls that ended, per second, by HTTP status.",
-            "429: a queue or a quota is full. 503: no gateway can work, or too many calls. 500, 502: faults.",
+            "429: a queue or a quota is full. 503: no gateway can serve, or too many calls. 500, 502: faults.",
             (Query(per_second("specinfer_http_calls_total", "status"), "{{status}}"),),
             unit="reqps",
             stacked=True,
         ),
         Panel(
             "HTTP errors",
-            "Share of the calls of five minutes that were answered with 500 to 599.",
+            "Share of the calls of the last five minutes that ended with status 500 to 599.",
             "anything above 1 %: look at the gateways first.",
             (Query(selector("instance:specinfer_http_errors:ratio_rate5m"), "{{instance}}"),),
             unit="percentunit",
@@ -33,7 +33,7 @@ _CALLS = PanelRow(
         Panel(
             "Duration of calls",
             "From a call's headers to the end of its answer, streams included.",
-            "a rise at the same load and the same lengths of answers: the gateways have got slower.",
+            "a rise at the same load and the same lengths of answers: the gateways are slower.",
             (
                 Query(quantile(0.5, "specinfer_http_call_seconds"), "p50"),
                 Query(quantile(0.95, "specinfer_http_call_seconds"), "p95"),
@@ -49,11 +49,11 @@ _CALLS = PanelRow(
         ),
         Panel(
             "Clients that leave",
-            "Per second: calls whose client hung up before the end, and streams that went on.",
-            "many that hang up: their timeouts are shorter than the answers, or a proxy cuts them off.",
+            "Per second: calls whose client left before the end, and streams continued at another gateway.",
+            "many clients leave: their timeouts are too short, or a proxy ends the calls.",
             (
                 Query(per_second("specinfer_http_hung_up_total"), "hung up"),
-                Query(per_second("specinfer_http_resumed_total"), "went on"),
+                Query(per_second("specinfer_http_resumed_total"), "continued"),
             ),
             unit="reqps",
         ),
@@ -62,7 +62,7 @@ _CALLS = PanelRow(
 HTTP_DASHBOARD = Dashboard(
     "specinfer-http",
     "SpecInfer: HTTP",
-    "Calls of OpenAI's API: how many, how they end, how long they take.",
+    "Calls of OpenAI's API: number, status and duration.",
     (HTTP,),
     (_CALLS,),
 )

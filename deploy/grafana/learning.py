@@ -1,4 +1,4 @@
-"""The speculation dashboard's row of learning: weights, texts to learn from, swaps."""
+"""Define the speculation dashboard's row of learning."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import Panel, Query
@@ -9,26 +9,26 @@ LEARNING = PanelRow(
     (
         Panel(
             "Weights that draft",
-            "Number of the weights of each speculator service that learns; 0 for those it started with.",
-            "0 for hours: offers are refused, or nobody offers any.",
+            "Version of the weights in use at each learning service; 0: the initial weights.",
+            "0 for hours: no weights are offered, or offers are refused.",
             (Query(f"{_PREFIX}_version", "{{instance}}"),),
         ),
         Panel(
             "Tokens a step, held out",
-            "What the weights that draft guess of texts that they were not trained on, when they were last judged.",
+            "Tokens per step of the weights in use on held-out texts, at the latest evaluation.",
             "a fall: the texts are of another kind; better weights should be offered within minutes.",
             (Query(f"{_PREFIX}_held_out_tokens_per_step", "{{instance}}"),),
         ),
         Panel(
             "Texts to learn from",
-            "Tokens of ended requests that each service keeps.",
-            "zero while requests are drafted for: their callers do not allow it.",
+            "Tokens of ended requests that each service keeps for learning.",
+            "zero while requests run: their callers do not permit learning.",
             (Query(f"{_PREFIX}_replay_tokens", "{{instance}}"),),
         ),
         Panel(
             "Offers, swaps, weights taken back",
-            "In the last hour.",
-            "weights taken back again and again: the training follows texts that do not come again.",
+            "Offered weights, swaps and restored weights in the last hour.",
+            "weights are restored repeatedly: the training adapts to texts that do not recur.",
             tuple(
                 Query(f"increase({_PREFIX}_{name}_total[1h])", f"{name} {{{{instance}}}}")
                 for name in ("offers", "swaps", "take_backs")

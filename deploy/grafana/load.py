@@ -1,4 +1,4 @@
-"""The overview's rows of traffic and latency."""
+"""Define the overview's rows of traffic and latency."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
@@ -33,8 +33,8 @@ GLANCE = PanelRow(
         ),
         Panel(
             "Requests waiting",
-            "Requests that have no place in a batch yet.",
-            "more than zero for minutes: the verifiers cannot keep up. From `--max-waiting` on, refusals.",
+            "Requests that wait for a place in a batch.",
+            "more than zero for minutes: the verifiers are overloaded. At `--max-waiting`, more are refused.",
             (Query(f"sum({selector('specinfer_num_requests_waiting')})", "waiting"),),
             kind="stat",
             width=4,
@@ -43,7 +43,7 @@ GLANCE = PanelRow(
         ),
         Panel(
             "First token, p95",
-            "Time to first token that 95 % of the requests do not exceed, the queue included.",
+            "Time to first token, 95th percentile, including the time in the queue.",
             "seconds: requests wait, or prompts are long and few of their blocks are cached.",
             (Query(quantile(0.95, "specinfer_time_to_first_token_seconds"), "p95"),),
             unit="s",
@@ -54,7 +54,7 @@ GLANCE = PanelRow(
         ),
         Panel(
             "Errors",
-            "Share of the requests of five minutes that failed by a fault of the system's.",
+            "Share of the requests of the last five minutes that failed by a fault of the system.",
             "anything above 1 %: see the row Errors.",
             (Query(f"max({selector('instance:specinfer_errors:ratio_rate5m')})", "errors"),),
             unit="percentunit",
@@ -65,8 +65,8 @@ GLANCE = PanelRow(
         ),
         Panel(
             "Gateways alive",
-            "Gateways that share this Redis, as the one knows that sees the fewest.",
-            "fewer than were started. With one alone nobody takes over when it dies.",
+            "Live gateways that share this Redis: the minimum that any of them reports.",
+            "fewer than were started. With only one, no gateway takes over when it dies.",
             (Query(f"min({selector('specinfer_gateways_alive')})", "alive"),),
             kind="stat",
             width=4,
@@ -82,7 +82,7 @@ TRAFFIC = PanelRow(
         Panel(
             "Requests finished",
             "Requests that ended, by reason.",
-            "`error` above zero. Many `cancelled`: clients give up, look at the latency. "
+            "`error` above zero. Many `cancelled`: clients leave, compare the latency. "
             "Many `deadline`: answers take longer than clients allow.",
             (Query(per_second("specinfer_request_success_total", "finished_reason"), "{{finished_reason}}"),),
             unit="reqps",
@@ -90,7 +90,7 @@ TRAFFIC = PanelRow(
         ),
         Panel(
             "Tokens read and generated",
-            "Tokens of prompts whose first token came, and tokens generated.",
+            "Prompt tokens of requests with a first token, and generated tokens.",
             "generated tokens falling while as many requests run as before.",
             (
                 Query(per_second("specinfer_prompt_tokens_total"), "prompt"),
@@ -123,7 +123,7 @@ LATENCY = PanelRow(
         Panel(
             "Time between tokens",
             "Time from one token of a request to its next. Tokens that one step accepts arrive together.",
-            "p50 above what a pass of the verifier takes: the gateway or the speculators hold steps up.",
+            "p50 above what a pass of the verifier takes: steps wait for the gateway or the speculators.",
             _quantiles("specinfer_inter_token_latency_seconds", 0.5, 0.95, 0.99),
             unit="s",
             width=6,

@@ -1,4 +1,4 @@
-"""The dashboard "Overview": traffic, latency, saturation and errors of gateways."""
+"""Define the dashboard "Overview": traffic, latency, saturation and errors of gateways."""
 
 from deploy.grafana.condition import ERRORS, SATURATION
 from deploy.grafana.dashboard import GATEWAY, MODEL, Dashboard

@@ -1,14 +1,14 @@
-"""A panel: title, meaning, bad values and queries."""
+"""Define panels: title, meaning, bad values and queries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 DATASOURCE = {"type": "prometheus", "uid": "specinfer-prometheus"}
-"""The uid is that of provisioning/datasources."""
+"""Data source; the uid is set in provisioning/datasources."""
 _GREEN, _RED = "green", "red"
 PER_SECOND = "suffix:/s"
-"""A unit of Grafana's: the number with this after it."""
+"""Grafana's unit for numbers followed by "/s"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Queries that are shown together in one box."""
+    """Queries shown in one box of a dashboard."""
 
     title: str
     shows: str
@@ -41,15 +41,15 @@ class Panel:
     height: int = 8
     stacked: bool = False
     most: float | None = None
-    """Known end of the axis, for example of shares."""
+    """Maximum of the axis, for example 1 for shares."""
     alarm: float | None = None
-    """The value from which on it is shown in red."""
+    """Value from which the panel is shown in red."""
     alarm_below: bool = False
-    """True if values under `alarm` are the bad ones."""
+    """True if values below `alarm` are bad."""
 
     @property
     def description(self) -> str:
-        """Text of the panel's (i) in Grafana."""
+        """Text of the panel's info tooltip in Grafana."""
         return f"{self.shows}\n\n**Bad:** {self.bad}"
 
     def to_json(self, number: int, x: int, y: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Draws dashboards from Prometheus without Grafana, in its colours.
+"""Draw dashboards from Prometheus's data, in Grafana's colours.
 
 `python -m benchmarks.dashboard` makes the README's picture with it.
 """
@@ -50,17 +50,17 @@ _VARIABLES = re.compile(r"\$(instance|speculator|model)\b")
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Time that is shown, in whole seconds since 1970."""
+    """Shown time range, in whole seconds since 1970."""
 
     start: int
     stop: int
     step: int = 2
     window: str = "20s"
-    """Window over which rates are taken."""
+    """Window of rates, as in PromQL."""
 
     @property
     def times(self) -> range:
-        """Times of Prometheus' queries."""
+        """Times at which Prometheus evaluates queries."""
         return range(self.start, self.stop + 1, self.step)
 
 
@@ -72,14 +72,14 @@ class Line:
     minutes: list[float]
     """Minutes since the start."""
     values: list[float]
-    """Values; NaN where there is none: a gap."""
+    """Values; NaN where there is no value."""
 
 
 def panels_named(titles: Sequence[str]) -> list[Panel]:
     """Return panels of any dashboard by their titles.
 
     Raises:
-        KeyError: if there is none.
+        KeyError: if no panel has a title.
     """
     known = {panel.title: panel for board in DASHBOARDS for row in board.rows for panel in row.panels}
     return [known[title] for title in titles]
@@ -101,7 +101,7 @@ def draw(titles: Sequence[str], prometheus: str, span: TimeRange, target: Path) 
 
 
 def _shown(lines: Iterator[Line]) -> list[Line]:
-    """Return the first lines, sorted by numbers in names."""
+    """Return at most `_MAX_LINES` lines, sorted by numbers in their names."""
     by_number = sorted(lines, key=lambda line: [int(n) for n in re.findall(r"\d+", line.name)])
     return by_number[:_MAX_LINES]
 
@@ -153,13 +153,13 @@ def _draw_panel(place: Axes, panel: Panel, lines: Sequence[Line], minutes: float
 
 
 def _stack(place: Axes, lines: Sequence[Line]) -> None:
-    """Draw areas one upon the other; gaps as zero."""
+    """Draw stacked areas; missing values count as zero."""
     heights = [[0.0 if math.isnan(value) else value for value in line.values] for line in lines]
     place.stackplot(lines[0].minutes, heights, labels=[line.name for line in lines], alpha=0.7)
 
 
 def _save(figure: Any, target: Path) -> None:
-    """Save with 64 colours: a third of the size."""
+    """Save a PNG with 64 colours, for a third of the size."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=100)
     Image.open(data).convert("RGB").quantize(64).save(target, optimize=True)

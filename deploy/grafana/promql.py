@@ -1,4 +1,4 @@
-"""Common PromQL expressions of dashboards, in text form.
+"""Build common PromQL expressions of dashboards.
 
 `$instance`, `$speculator` and `$__rate_interval` are variables of Grafana. `only` are label matchers that are
 added to those of the instance, `by` the labels whose values become separate lines.
@@ -10,7 +10,7 @@ _WINDOW = "[$__rate_interval]"
 
 
 def selector(metric: str, only: str = "") -> str:
-    """Return a metric of the chosen instances."""
+    """Return a selector of a metric of the chosen instances."""
     return f"{metric}{{{', '.join(filter(None, (INSTANCE, only)))}}}"
 
 
@@ -20,24 +20,24 @@ def per_second(counter: str, by: str = "", only: str = "") -> str:
 
 
 def mean(histogram: str, by: str = "", only: str = "") -> str:
-    """Return the mean of what a histogram observed."""
+    """Return the mean of a histogram's observations."""
     total, count = (per_second(f"{histogram}_{part}", by, only) for part in ("sum", "count"))
     return ratio(total, count)
 
 
 def quantile(share: float, histogram: str, by: str = "", only: str = "") -> str:
-    """Return a quantile of what a histogram observed, interpolated within its bucket."""
+    """Return a quantile of a histogram, interpolated within its bucket."""
     buckets = per_second(f"{histogram}_bucket", f"le, {by}" if by else "le", only)
     return f"histogram_quantile({share}, {buckets})"
 
 
 def share(part: str, whole: str, by: str = "", only: str = "") -> str:
-    """Return the increase of one counter over that of another."""
+    """Return the increase of a counter divided by another's."""
     return ratio(per_second(part, by, only), per_second(whole, by, only))
 
 
 def ratio(part: str, whole: str) -> str:
-    """Return one expression over another; nothing while the other is zero."""
+    """Return one expression divided by another; no value for zero divisors."""
     return f"{part} / ({whole} > 0)"
 
 

@@ -1,4 +1,4 @@
-"""The dashboard "Speculation": drafts, acceptance and planning."""
+"""Define the dashboard "Speculation": drafts, acceptance and planning."""
 
 from deploy.grafana.acceptance import ACCEPTANCE, TREES
 from deploy.grafana.dashboard import GATEWAY, MODEL, SPECULATOR, Dashboard

@@ -1,4 +1,4 @@
-"""The dashboard "Verifier": the target's passes and cache."""
+"""Define the dashboard "Verifier": the target's passes and cache."""
 
 from deploy.grafana.dashboard import MODEL, VERIFIER, Dashboard, PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
@@ -9,22 +9,22 @@ _PASSES = PanelRow(
     (
         Panel(
             "Time of a pass by tokens",
-            "Mean time of a pass over so many tokens.",
+            "Mean time of a pass, by its number of tokens.",
             "a rise of one line at the same load: the machine is slower. A pass over 64 tokens that takes as "
-            "long as 64 over one: a batch gains nothing here.",
+            "long as 64 passes over one: batching gains nothing.",
             (Query(mean("specinfer_verifier_pass_seconds", "tokens"), "{{tokens}} tokens"),),
             unit="s",
         ),
         Panel(
             "Slow passes by tokens",
-            "Time that 95 % of the passes over so many tokens do not exceed.",
-            "far above the mean: something else uses the processor or the GPU.",
+            "Time of a pass, 95th percentile, by its number of tokens.",
+            "far above the mean: another process uses the processor or the GPU.",
             (Query(quantile(0.95, "specinfer_verifier_pass_seconds", "tokens"), "{{tokens}} tokens"),),
             unit="s",
         ),
         Panel(
             "Passes by tokens",
-            "Passes per second over so many tokens.",
+            "Passes per second, by number of tokens.",
             "only passes over 257 and more: prompts leave no room for decoding, lower `--prefill-chunk`.",
             (Query(per_second("specinfer_verifier_pass_seconds_count", "tokens"), "{{tokens}} tokens"),),
             unit="cps",
@@ -43,9 +43,9 @@ _PASSES = PanelRow(
         ),
         Panel(
             "Busy",
-            "Share of the time in which each verifier works on a step.",
-            "above 90 % while requests wait: more verifiers are needed. Low while requests wait: the gateway "
-            "or the speculators hold it up.",
+            "Share of the time that each verifier spends on steps.",
+            "above 90 % while requests wait: more verifiers are needed. Low while requests wait: it waits for "
+            "the gateway or the speculators.",
             (Query(per_second("specinfer_verifier_step_seconds_sum", "instance"), "{{instance}}"),),
             unit="percentunit",
             most=1,
@@ -63,7 +63,7 @@ _VERDICTS = PanelRow(
     (
         Panel(
             "Entries by status",
-            "Entries of steps, by what came of them.",
+            "Entries of steps by status.",
             "anything but `ok`: `resync` after a restart is normal, `invalid` and `failed` are faults.",
             (Query(per_second("specinfer_verifier_entries_total", "status"), "{{status}}"),),
             unit="cps",
@@ -72,7 +72,7 @@ _VERDICTS = PanelRow(
         Panel(
             "Nodes verified and accepted",
             "Tree nodes, roots excluded.",
-            "accepted far below verified: trees are larger than what pays.",
+            "accepted far below verified: trees are too large.",
             (
                 Query(per_second("specinfer_verifier_nodes_total"), "verified"),
                 Query(per_second("specinfer_verifier_accepted_total"), "accepted"),
@@ -81,8 +81,8 @@ _VERDICTS = PanelRow(
         ),
         Panel(
             "Failed and fenced steps",
-            "Steps that failed by a fault of the verifier, and steps of a gateway whose lease was over.",
-            "failed steps: see the verifier's log. Fenced steps: a gateway stood still and was replaced.",
+            "Steps that failed by a fault of the verifier, and steps of a gateway whose lease had ended.",
+            "failed steps: see the verifier's log. Fenced steps: a gateway was suspended and replaced.",
             (
                 Query(per_second("specinfer_verifier_failed_steps_total"), "failed"),
                 Query(per_second("specinfer_verifier_fenced_steps_total"), "fenced"),
@@ -97,7 +97,7 @@ _CACHE = PanelRow(
         Panel(
             "In use",
             "Share of the cache that holds requests.",
-            "above 95 %: requests wait for room or are preempted and read again.",
+            "above 95 %: requests wait for room or are preempted and computed again.",
             (Query(selector("specinfer_kv_cache_usage_ratio"), "{{instance}}"),),
             unit="percentunit",
             most=1,
@@ -163,8 +163,8 @@ _PROCESS = PanelRow(
         ),
         Panel(
             "Models",
-            "What each verifier runs, and its version.",
-            "different versions after an upgrade, or another model than the gateways were told.",
+            "Model and version of each verifier.",
+            "different versions after an upgrade, or another model than the gateways expect.",
             (
                 Query(
                     f"{selector('specinfer_model_info')} * on (instance) group_left (version) "
@@ -179,7 +179,7 @@ _PROCESS = PanelRow(
 VERIFIER_DASHBOARD = Dashboard(
     "specinfer-verifier",
     "SpecInfer: verifier",
-    "Passes of the large model, verdicts, and the KV cache.",
+    "Passes of the target model, verdicts, and the KV cache.",
     (MODEL, VERIFIER),
     (_PASSES, _VERDICTS, _CACHE, _PROCESS),
 )

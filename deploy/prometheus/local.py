@@ -1,4 +1,4 @@
-"""Adapts the committed configuration to other addresses, like those of tests."""
+"""Adapt the committed configuration to other addresses, for tests."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ def local_configuration(targets: Mapping[str, Sequence[str]], interval: str = "1
     Jobs without targets are left out.
 
     Raises:
-        KeyError: if there is no such job.
+        KeyError: naming a job that the configuration lacks.
     """
     configuration: dict[str, Any] = yaml.safe_load((DIRECTORY / "prometheus.yml").read_text())
     configuration["global"] = {"scrape_interval": interval, "evaluation_interval": interval}

@@ -1,4 +1,4 @@
-"""Callers: find the API key of a call and its limits."""
+"""Find the API key of a call, and its limits."""
 
 import hmac
 import logging
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Owner of an API key, or any client if there are none."""
+    """Owner of an API key; without API keys, any client."""
 
     name: str = ""
-    """Name of the key, which owns requests; empty if there are none."""
+    """Name of the key; it owns requests. Empty without API keys."""
     max_concurrent: int = 0
     """Maximum number of unfinished requests; 0 for no limit."""
     tokens_per_minute: int = 0
     """Maximum number of tokens generated in a minute; 0 for no limit."""
     max_priority: int = MAX_PRIORITY
-    """Highest priority that it may request."""
+    """Highest priority that its requests may have."""
     no_training: bool = False
-    """True if speculators may learn from none of its requests."""
+    """True if speculators must not learn from its requests."""
 
 
 ANYBODY = Caller()
@@ -60,9 +60,9 @@ class Callers:
         """Load the callers from a key file; None: no keys are needed.
 
         Raises:
-            SettingError: if the file cannot be read, or naming what is wrong in it.
+            SettingError: naming the file, and the wrong line and field.
         """
-        callers = cls(path, (), clock)  # notes the file's stamp before it is read: no change is missed
+        callers = cls(path, (), clock)  # takes the file's stamp before reading, to notice any later change
         if path is not None:
             callers._keys = read_keys(path)
         return callers
@@ -71,7 +71,7 @@ class Callers:
         """Return the caller of a call with `authorization: Bearer KEY` in its metadata.
 
         Raises:
-            UnauthenticatedError: if a key is needed and there is none, or one that is unknown or has expired.
+            UnauthenticatedError: if keys are required, and the call's key is missing, unknown or expired.
         """
         if self._path is None:
             return ANYBODY
@@ -97,7 +97,7 @@ class Callers:
         try:
             self._keys = read_keys(path)
         except SettingError as error:
-            log.error("the old API keys stay: %s", error)
+            log.error("the changed key file is not used, the old API keys stay valid: %s", error)
         else:
             log.info("read %d API keys", len(self._keys))
 
@@ -105,14 +105,14 @@ class Callers:
 def _key_in(metadata: Metadata) -> str:
     values = [value for name, value in metadata if name.lower() == HEADER]
     if len(values) != 1 or not isinstance(values[0], str) or not values[0].lower().startswith(SCHEME):
-        raise UnauthenticatedError(f"{HEADER}: needed once, as `Bearer KEY`")
+        raise UnauthenticatedError(f"{HEADER}: must be given once, as `Bearer KEY`")
     return values[0][len(SCHEME) :].strip()
 
 
 def _find(keys: Sequence[ApiKey], digest: bytes) -> ApiKey | None:
     """Return the key with this hash.
 
-    All keys are compared, each in constant time: the duration reveals nothing.
+    All keys are compared, each in constant time, so that the duration reveals nothing.
     """
     caller = None
     for key in keys:

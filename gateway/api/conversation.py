@@ -1,4 +1,4 @@
-"""Conversations from outside: turns and tools as chat templates take them. Pure."""
+"""Decode conversations into turns and tools for chat templates. Pure."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[dict[str, A
     """Return the turns.
 
     Raises:
-        InvalidInputError: naming a role that there is not, or a call whose arguments are no JSON object.
+        InvalidInputError: for an unknown role, or a tool call whose arguments are not a JSON object.
     """
     return [_turn(f"chat.messages[{index}]", message) for index, message in enumerate(messages)]
 
@@ -25,44 +25,44 @@ def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
     """Return the tools.
 
     Raises:
-        InvalidInputError: naming one that is no JSON object, or how many there are.
+        InvalidInputError: if there are over `MAX_TOOLS`, or one is not a JSON object.
     """
     if len(chat.tools) > MAX_TOOLS:
-        raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS}")
+        raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS} tools")
     return [_object(f"chat.tools[{index}]", text) for index, text in enumerate(chat.tools)]
 
 
 _OURS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-"""Variables of chat templates that are not a caller's."""
+"""Variables of chat templates that callers cannot set."""
 
 
 def variables_of(chat: generation_pb2.ChatMessages) -> dict[str, Any]:
     """Return the caller's variables of the chat template.
 
     Raises:
-        InvalidInputError: if they are no JSON object, or one of them is ours.
+        InvalidInputError: if they are not a JSON object, or include one of `_OURS`.
     """
     variables = _object("chat.variables", chat.variables) if chat.variables else {}
     for name in variables:
         if name in _OURS:
-            raise InvalidInputError(f"chat.variables.{name}", variables[name], "is set by the conversation")
+            raise InvalidInputError(f"chat.variables.{name}", variables[name], "cannot be set: reserved")
     return variables
 
 
 def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
-    """Return how a conversation ends.
+    """Return where the rendered conversation ends.
 
     Raises:
-        InvalidInputError: if the end is unknown, or the message to continue is not an assistant's text.
+        InvalidInputError: if the value is unknown, or the message to continue is not the assistant's text.
     """
     number = int(chat.end)
     if number not in tuple(ChatEnd):
-        raise InvalidInputError("chat.end", number, "unknown")
+        raise InvalidInputError("chat.end", number, f"must be one of {[int(end) for end in ChatEnd]}")
     last = chat.messages[-1]
     if number == ChatEnd.CONTINUED and (
         last.role != "assistant" or last.tool_calls or not last.content.strip()
     ):
-        raise InvalidInputError("chat.end", last.role, "the last message must be the assistant's, in words")
+        raise InvalidInputError("chat.end", last.role, "the last message must be text of the assistant")
     return ChatEnd(number)
 
 
@@ -103,7 +103,7 @@ def _object(field: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(field, text, f"no JSON: {error}") from error
+        raise InvalidInputError(field, text, f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidInputError(field, text, "must be a JSON object")
     return value

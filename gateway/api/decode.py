@@ -1,6 +1,6 @@
 """Decode `GenerateRequest` into `GenerationRequest`: set defaults and check all bounds.
 
-Invariant: the event loop never waits for a long text to be tokenized. A few threads do that.
+Invariant: the event loop never tokenizes a long text. A few threads do that.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128
 FILL_CONTEXT = 0
-"""Value of `max_new_tokens` for all tokens the context has room for."""
+"""Value of `max_new_tokens` for all tokens that the context has room for."""
 _NOT_READ_YET = (0,)
-"""Placeholder of the prompt: other fields are cheaper to check first."""
+"""Placeholder of the prompt, as cheaper fields are checked first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +34,35 @@ class RequestLimits:
     """Bounds of one request, in addition to the target's limits."""
 
     request_id: int = 256
-    """Characters of a request id."""
+    """Maximum characters of a request id."""
     bytes_per_token: int = 32
     """Maximum bytes of text for each token of the context.
 
-    It limits the time of a tokenizing thread. Text has three to five bytes per token; only runs of blanks
-    have more.
+    It limits the time of a tokenizing thread. Text usually has three to five bytes per token; only runs of
+    blanks have more.
     """
     messages: int = 1024
-    """Messages of a conversation."""
+    """Maximum messages of a conversation."""
     stop_strings: int = MAX_STOP_STRINGS
     stop_string: int = 256
     """Maximum characters of a stop string, and thus of delayed text."""
     stop_token_ids: int = 256
     priority: int = 1000
-    """Maximum absolute priority. A caller may have a lower limit."""
+    """Maximum absolute priority. A caller's key may set a lower maximum."""
     inline_bytes: int = 2048
-    """Texts of at most so many bytes are tokenized without a thread."""
+    """Maximum bytes of texts tokenized without a thread."""
     references: int = 64
     reference_bytes: int = 2**17
-    """Maximum bytes of all references of a request together.
+    """Maximum bytes of a request's references together.
 
-    Each token has at least one byte, so this bounds their tokens, too.
+    A token has at least one byte, so this also limits their tokens.
     """
     tokenizing: int = 2
-    """Texts that are tokenized at once: passes need the cores, too."""
+    """Maximum texts tokenized at once, as passes need the cores, too."""
 
 
 class RequestDecoder:
-    """Checks and decodes what callers send."""
+    """Checks and decodes callers' messages."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class RequestDecoder:
     ) -> None:
         """Create a decoder with the limits of a target.
 
-        `longest`: maximum tokens of a request, prompt included; None: those of the context.
-        `check_constraint` raises if a constraint cannot be followed; None: there may be none.
-        `is_checked` returns whether a constraint was checked before, so that a check is free.
-        `check_quota` raises if the quota of a caller is used up, given a request's id and idempotency key.
+        `longest` is the maximum tokens of a request, prompt included; None: `max_context_len`.
+        `check_constraint` raises if a constraint is invalid; None: constraints are refused.
+        `is_checked` returns whether a constraint was checked before, so that checking again is free.
+        `check_quota` raises if a caller's quota is used up, given a request's id and idempotency key.
         `reads_references` returns whether any drafter uses references; if not, they are dropped.
         """
         self._check_constraint, self._reads_references = check_constraint, reads_references
@@ -92,7 +92,7 @@ class RequestDecoder:
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
         self._limits = limits or RequestLimits()
-        # not the event loop's own threads: a text whose caller has left still counts until its thread is done
+        # own threads, not the event loop's: a text of a cancelled call occupies its thread until it is done
         self._threads = background_threads(self._limits.tokenizing, "tokenizing")
         self._tokenizing, self._checking = FairPlaces(self._limits.tokenizing), FairPlaces(2)
 
@@ -103,7 +103,7 @@ class RequestDecoder:
             InvalidInputError: naming the field, its value and the bound.
             DeniedError: if the caller may not request this.
             IncompatibleError: for a conversation, if the model has no chat template.
-            ExhaustedError: if the caller's quota is used up, or as much of its work waits.
+            ExhaustedError: if the caller's quota is used up, or too many of its requests wait for tokenizing.
         """
         asked = self._fields(message, caller)
         await self._check_quota_first(message, asked, caller)
@@ -133,13 +133,13 @@ class RequestDecoder:
                 encode = self._tokenizer.encode_part if plain else self._tokenizer.encode
                 size = self._check_bytes("text", [message.text])
                 return await self._tokenize(size, caller, lambda: encode(message.text))
-        raise InvalidInputError("prompt", None, "one of text and chat is needed")
+        raise InvalidInputError("prompt", None, "needs text or chat")
 
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
-        """Return the text of tokens.
+        """Return the text of token ids.
 
         Raises:
-            InvalidInputError: if they are too many, or one is not in the vocabulary.
+            InvalidInputError: if there are too many ids, or an id is not in the vocabulary.
         """
         _check_number("ids", ids, self._max_context_len)
         for token in ids:
@@ -149,13 +149,13 @@ class RequestDecoder:
         return text
 
     def _fields(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
-        """Decode all but the prompt and the references."""
+        """Decode all fields except the prompt and the references."""
         self.check_request_id(message.request_id)
         self._check_priority(message.priority, caller)
         self._check_stops(message)
         self._check_references(message.references)
         if message.speculation not in (0, *Speculation):
-            raise InvalidInputError("speculation", message.speculation, "unknown")
+            raise InvalidInputError("speculation", message.speculation, f"must be 0 to {max(Speculation)}")
         eos = () if message.ignore_eos else self._eos
         limit = message.max_new_tokens if message.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
         return GenerationRequest(
@@ -180,7 +180,7 @@ class RequestDecoder:
     ) -> None:
         """Check a caller's quota before expensive work.
 
-        For other requests, the quota is checked when they are recorded.
+        If no expensive work is needed, the quota is only checked when the request is recorded.
         """
         if self._check_quota is None or not (caller.max_concurrent or caller.tokens_per_minute):
             return
@@ -190,7 +190,7 @@ class RequestDecoder:
 
     async def _check(self, constraint: Constraint, caller: Caller) -> None:
         if self._check_constraint is None:
-            raise IncompatibleError(f"{constraint.field}: not supported here")
+            raise IncompatibleError(f"{constraint.field}: this gateway accepts no constraints")
         if self._is_checked(constraint):
             await self._check_constraint(constraint)
             return
@@ -200,14 +200,14 @@ class RequestDecoder:
     def _room_after(self, prompt: Sequence[int]) -> int:
         room = self._longest - len(prompt)
         if room < 1:
-            raise InvalidInputError("prompt", len(prompt), f"tokens, at most {self._longest - 1}")
+            raise InvalidInputError("prompt", len(prompt), f"tokens, at most {self._longest - 1} fit")
         return room
 
     def check_request_id(self, request_id: str) -> None:
         """Check a request id for use in keys, errors and logs.
 
         Raises:
-            InvalidInputError: if it is too long, or cannot be printed.
+            InvalidInputError: if the id is too long or not printable.
         """
         max_length = self._limits.request_id
         if len(request_id) > max_length:
@@ -221,7 +221,7 @@ class RequestDecoder:
             raise InvalidInputError("priority", priority, f"must be in [-{max_priority}, {max_priority}]")
         if priority > caller.max_priority:
             raise DeniedError(
-                f"priority = {priority}: {caller.name!r} may ask for {caller.max_priority} at most"
+                f"priority = {priority}: the maximum of key {caller.name!r} is {caller.max_priority}"
             )
 
     def _check_stops(self, message: generation_pb2.GenerateRequest) -> None:
@@ -252,12 +252,12 @@ class RequestDecoder:
             case "tokens":
                 _check_number("tokens.ids", message.tokens.ids, self._max_context_len)
                 return message.tokens.ids
-        raise InvalidInputError("prompt", None, "one of text, chat and tokens is needed")
+        raise InvalidInputError("prompt", None, "needs text, chat or tokens")
 
     async def _references(
         self, message: generation_pb2.GenerateRequest, speculation: Speculation, caller: Caller
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of each reference; nothing if no speculator uses them."""
+        """Return the token ids of each reference; () if no speculator uses them."""
         texts, encode = message.references, self._tokenizer.encode_part
         if not texts or speculation is Speculation.OFF or not self._reads_references():
             return ()
@@ -293,7 +293,9 @@ class RequestDecoder:
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
-                await asyncio.gather(running, return_exceptions=True)  # until then its place is not free
+                await asyncio.gather(
+                    running, return_exceptions=True
+                )  # the place is free only when the thread is
                 raise
 
 
@@ -303,10 +305,10 @@ def _check_number(field: str, items: Sequence[object], max_number: int) -> None:
 
 
 def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
-    """Return a key of a message's content without its request id.
+    """Return a hash of a message's content without its request id.
 
-    Two messages of one request id have the same key if they request the same. Values drawn by the gateway,
-    such as the seed, are not part of it.
+    It distinguishes a repeated message from another request of the same id. Values that the gateway draws, such
+    as the seed, are not part of the hash.
     """
     content = generation_pb2.GenerateRequest()
     content.CopyFrom(message)

@@ -11,7 +11,7 @@ from specinfer.v1 import common_pb2, generation_pb2
 
 
 def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the fields of `GenerateReply` for requests that want log-probabilities."""
+    """Return the fields of `GenerateReply` with log-probabilities."""
     return {
         "logprobs": [row.chosen for row in piece.logprobs],
         "token_bytes": [tokenizer.token_bytes(token) for token in piece.tokens],
@@ -28,15 +28,15 @@ def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def encode_finish(reason: FinishReason) -> str:
-    """Return a finish reason's name on the wire.
+    """Return a finish reason's name in `specinfer.v1.FinishReason`.
 
-    Protobuf messages accept it in place of the number.
+    Protobuf constructors accept the name in place of the number.
     """
     return f"FINISH_REASON_{reason.name}"
 
 
 def planner_state(choice: Choice, names: Sequence[str]) -> generation_pb2.PlannerState:
-    """Encode a step's choice and reason; `names` are the speculators' by number."""
+    """Encode a step's choice; `names` are the speculators' names by number."""
     return generation_pb2.PlannerState(
         speculators=[names[speculator] for speculator in sorted(choice.speculators)],
         tree_nodes=choice.nodes,

@@ -1,4 +1,4 @@
-"""Authentication: refuse a call without a key before its message is read."""
+"""Refuse calls without a valid key before their message is read."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,26 +14,26 @@ from specinfer.service.faults import OURS, Context, Handler, placed
 from specinfer.wire.status import abort, status_of
 
 STREAMS_PER_REQUEST = 4
-"""Maximum streams of a caller per allowed request.
+"""Maximum open streams of a caller, per request allowed by `max_concurrent`.
 
-Clients that lost a stream and reconnect need more than one.
+A client that reconnects after a failure may briefly have several streams.
 """
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a key, and calls above a caller's limits.
+    """Refuses calls without a valid key, and calls above a caller's limits.
 
-    Without it, gRPC would read a message of up to 16 MiB, and wait for it without a limit, before it calls a
-    method.
+    Without this interceptor, gRPC would wait without limit for a message of up to 16 MiB before it calls a method
+    that checks the key.
     """
 
     def __init__(self, callers: Callers, refused: Callable[[grpc.StatusCode], None]) -> None:
-        """Create it; `refused` is called with every stream that is refused."""
+        """Create the interceptor; `refused` counts the status of a refused stream."""
         self._callers, self._refused = callers, refused
         self._streams, self._single = Counter[str](), Counter[str]()
         """Open calls by caller: streams, and calls with one reply.
 
-        They are counted apart, so that streams never prevent a caller from cancelling.
+        The two are counted separately, so that open streams never prevent a caller from cancelling.
         """
 
     async def intercept_service(
@@ -56,10 +56,10 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _place(self, caller: Caller, calls: Counter[str]) -> Iterator[None]:
-        """Count a call of a caller that may have so many requests."""
+        """Count an open call; refuse it above the caller's limit."""
         max_streams = caller.max_concurrent * STREAMS_PER_REQUEST
         if max_streams and calls[caller.name] >= max_streams:
-            error = ExhaustedError(f"key {caller.name}: {max_streams} calls are open")
+            error = ExhaustedError(f"key {caller.name}: {max_streams} calls are open, no more are allowed")
             if calls is self._streams:
                 self._refused(status_of(error))
             raise error

@@ -1,6 +1,6 @@
-"""Entry of requests: they are recorded, run by any gateway, and read.
+"""Submit, attach to and cancel requests, independent of protobuf.
 
-Independent of protobuf. A client reads a request's token_stream, whichever gateway runs it.
+A client reads a request's token stream at any gateway, whichever gateway runs the request.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestService:
-    """Submits, attaches, cancels."""
+    """Records requests, lets them run, and returns their token streams."""
 
     def __init__(
         self,
@@ -52,19 +52,21 @@ class RequestService:
     ) -> TokenStream:
         """Record a request and let it run; return its token stream.
 
-        A repeated request gets the stream of the one that is there. `traceparent` is the caller's trace
+        A repeated request returns the stream of the existing request. `traceparent` is the caller's trace
         context.
 
-        A client that hangs up meanwhile does not interrupt it: the request is then one that nobody reads.
+        Cancelling this call does not interrupt the recording; the request then has no client and ends after
+
+        the linger time.
 
         Raises:
-            AlreadyExistsError: if its id was used for another request.
-            ExhaustedError: if the queue is full or the caller's quota used up.
-            InvalidInputError: if it could never fit into the verifier's cache.
-            UnavailableError: if this gateway is drained, or Redis does not answer.
+            AlreadyExistsError: if the id was used for another request.
+            ExhaustedError: if the queue is full or the caller's quota is used up.
+            InvalidInputError: if the request could never fit into the verifier's cache.
+            UnavailableError: if this gateway drains, or Redis does not answer.
         """
         if self._lease_manager.draining:
-            raise UnavailableError("this gateway is being drained; ask another one")
+            raise UnavailableError("this gateway is draining; call another gateway")
         if not self._lease_manager.redis_ready:
             raise UnavailableError(f"{self._store.name} does not answer")
         task = asyncio.create_task(self._submit(request, idempotency_key, caller, traceparent))
@@ -80,8 +82,8 @@ class RequestService:
         """Return the token stream of a request, whichever gateway runs it.
 
         Raises:
-            NotFoundError: if nobody knows it, or it is another caller's.
-            InvalidInputError: if it cannot have so many tokens.
+            NotFoundError: if no gateway knows the request, or it is another caller's.
+            InvalidInputError: if `from_token` exceeds the request's `max_new_tokens`.
             UnavailableError: if Redis does not answer.
         """
         token_stream = self._token_streams.get(request_id)
@@ -94,7 +96,7 @@ class RequestService:
             raise NotFoundError(f"request_id = {request_id!r}: no such request")
         if from_token > token_stream.request.max_new_tokens:
             max_tokens = token_stream.request.max_new_tokens
-            raise InvalidInputError("from_token", from_token, f"the request has {max_tokens} tokens at most")
+            raise InvalidInputError("from_token", from_token, f"at most {max_tokens}, the max_new_tokens")
         if token_stream.ending is None:
             await self._store.listen(request_id)
         return token_stream
@@ -103,7 +105,7 @@ class RequestService:
         """End a request soon, whichever gateway runs it.
 
         Raises:
-            NotFoundError: if it is not running, or another caller's.
+            NotFoundError: if the request is not running, or is another caller's.
             UnavailableError: if Redis does not answer.
         """
         session, token_stream = self._sessions.of_request(request_id), self._token_streams.get(request_id)
@@ -114,9 +116,9 @@ class RequestService:
 
     @contextlib.contextmanager
     def reading(self, token_stream: TokenStream) -> Iterator[TokenStream]:
-        """Count a reader of a token stream, or of its replacement.
+        """Count a reader of a token stream; yield the stream to read.
 
-        When the last client leaves, the request continues for the linger time only.
+        When the last client has left, the request continues for the linger time only.
         """
         request_id = token_stream.request.request_id
         token_stream = self._token_streams.add(token_stream)
@@ -132,7 +134,7 @@ class RequestService:
             self._token_streams.forget_if_idle(token_stream)
 
     async def close(self) -> None:
-        """End background work."""
+        """Cancel background tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,7 +144,7 @@ class RequestService:
     ) -> TokenStream:
         known = self._token_streams.get(request.request_id)
         if known is not None and known.local and known.idempotency_key == idempotency_key:
-            return await self.attach(request.request_id, 0, caller)  # Redis may just have lost it
+            return await self.attach(request.request_id, 0, caller)  # even if Redis has just lost it
         session = self._sessions.best_for(request)
         with session.expecting() if session is not None else contextlib.nullcontext():
             new = await self._store.create(request, idempotency_key, caller, owned=session is not None)
@@ -156,7 +158,7 @@ class RequestService:
     async def _run(
         self, request: GenerationRequest, idempotency_key: str, session: VerifierSession, traceparent: str
     ) -> TokenStream:
-        """Hand a request that was just recorded to its session."""
+        """Submit a request that was just recorded to its session."""
         token_stream = self._token_streams.open_local(request, idempotency_key)
         try:
             session.submit(Record(request, idempotency_key))
@@ -168,12 +170,12 @@ class RequestService:
         return token_stream
 
     def _hung_up(self, task: "asyncio.Task[TokenStream]") -> None:
-        """Handle a client that left before its request was recorded."""
+        """Start to linger if the client left while its request was recorded."""
         if not task.cancelled() and task.exception() is None:
             self._left(task.result().request.request_id)
 
     def _left(self, request_id: str) -> None:
-        """Start to linger if no client of a request is left here."""
+        """Start to linger if no client reads the request at this gateway."""
         token_stream = self._token_streams.get(request_id)
         if (token_stream is not None and token_stream.readers) or request_id in self._lingering:
             return
@@ -183,13 +185,13 @@ class RequestService:
         self._lingering[request_id] = task
 
     async def _linger(self, request_id: str) -> None:
-        """Cancel a request after the linger time, unless another gateway's client reads."""
+        """Cancel a request after the linger time, unless another gateway has readers."""
         await asyncio.sleep(self._settings.linger_seconds)
         del self._lingering[request_id]
         try:
             wanted = await self._store.leave(request_id)
         except UnavailableError as error:
-            reason = "request %s goes on though nobody reads it: %s"
+            reason = "request %s continues although no client reads it: %s"
             log.warning(reason, request_id, error, extra=about(request_id))
             return
         session = self._sessions.of_request(request_id)

@@ -1,4 +1,4 @@
-"""Protobuf in and out of the requests, nothing else."""
+"""Convert between protobuf messages and requests."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -39,13 +39,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         watches: WatchReplies,
         refused: Callable[[grpc.StatusCode], None],
     ) -> None:
-        """Create the servicer; `refused` is called with every stream that is refused."""
+        """Create the servicer; `refused` counts the status of a refused stream."""
         self._requests, self._decoder, self._tokenizer = requests, decoder, tokenizer
         self._callers, self._status, self._refused = callers, status, refused
         self._watches = watches
 
     async def Generate(self, message: generation_pb2.GenerateRequest, context: Context) -> None:
-        """Stream tokens; the last message carries the summary."""
+        """Stream tokens; the last message contains the summary."""
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
@@ -59,7 +59,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         await self._stream(token_stream, 0, context)
 
     async def Attach(self, message: generation_pb2.AttachRequest, context: Context) -> None:
-        """Continue a stream."""
+        """Stream a request's tokens from a position."""
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
@@ -129,7 +129,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
-        """Count a call that ends before it streams anything."""
+        """Count a call that is refused before its first message."""
         try:
             yield
         except SpecInferError as error:
@@ -140,7 +140,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             raise
 
     async def _stream(self, token_stream: TokenStream, position: int, context: Context) -> None:
-        """Write a token stream from a position: its content, then new tokens."""
+        """Write a token stream from a position: stored tokens, then new ones."""
         request = token_stream.request
         text = TextStream(self._tokenizer, request.stop_strings, request.prompt, request.stop_token_ids)
         with self._requests.reading(token_stream) as token_stream:
@@ -174,14 +174,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 def _accepted(request: GenerationRequest, position: int) -> generation_pb2.GenerateReply:
-    """Return the first message of a stream, before there is any token."""
+    """Return the first message of a stream, before any token."""
     return generation_pb2.GenerateReply(
         request_id=request.request_id, position=position, prompt_tokens=len(request.prompt)
     )
 
 
 def _traceparent(context: Context) -> str:
-    """Return the caller's trace context; empty if it has none."""
+    """Return the caller's trace context; empty if none was sent."""
     values = [value for name, value in context.invocation_metadata() or () if name == HEADER]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 

@@ -1,4 +1,4 @@
-"""The reply of `Generation.Status`."""
+"""Build the reply of `Generation.Status`."""
 
 from collections.abc import Callable
 
@@ -18,11 +18,11 @@ from specinfer.v1 import generation_pb2, verifier_pb2
 
 _NOTHING = SpeculatorCounts()
 LEARNT = "ssm"
-"""The drafting method whose weights a service with --learn learns."""
+"""Drafting method of the speculators that learn (`--learn`)."""
 
 
 class StatusReporter:
-    """Reads the parts of a gateway."""
+    """Collects the state of a gateway's parts."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class StatusReporter:
         totals: Callable[[], GatewayTotals],
         form: ChatForm,
     ) -> None:
-        """Create a reporter; `target` describes the model, `form` its answers."""
+        """Create a reporter; `target` describes the model, `form` its answers' format."""
         self._gateway_id, self._sessions, self._lease_manager, self._target = (
             gateway_id,
             sessions,
@@ -53,7 +53,7 @@ class StatusReporter:
     def reply(self) -> generation_pb2.StatusReply:
         """Return the state of the system, as this gateway knows it.
 
-        Planner and speculators are those of the first session.
+        Planner and speculators are those of the gateway's first session.
         """
         sessions, lease_manager, totals = list(self._sessions), self._lease_manager, self._totals()
         target = sessions[0].description if sessions else self._target
@@ -110,7 +110,7 @@ class StatusReporter:
     def _speculators(
         self, service: SpeculatorService, known: list[str], calibration: Calibration
     ) -> list[generation_pb2.SpeculatorState]:
-        """Return a row per speculator, with last known names if unavailable."""
+        """Return a row per speculator; unavailable ones have their last known names."""
         names = [known[speculator] for speculator in service.members] or [service.address]
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()
@@ -136,7 +136,7 @@ class StatusReporter:
 
 
 def _reliability(calibration: Calibration, speculator: int) -> dict[str, float | None]:
-    """Return the fields that say how well a speculator's scores foretell acceptance."""
+    """Return the reliability fields of a speculator's scores; {} if unknown."""
     reliability = calibration.reliability(speculator)
     if reliability is None:
         return {}

@@ -1,7 +1,7 @@
-"""Fair queues for expensive work before a request is recorded.
+"""Queue expensive work fairly: tokenizing and checking of constraints.
 
-Such work is tokenizing and checking constraints. Invariant: a caller waits for at most one job of each other
-caller, besides its own and those that run. No caller with a key takes all of several places.
+Invariant: a caller waits for at most one job of each other caller, in addition to its own jobs and the running
+ones. No caller with a key uses all places if there are several.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from specinfer.errors import ExhaustedError
 
 
 class FairPlaces:
-    """Places for work at once, given to callers in turn."""
+    """A number of places for concurrent jobs, given to callers in turn."""
 
     def __init__(self, places: int) -> None:
-        """Create places for so much work at once."""
+        """Set the maximum of concurrent jobs."""
         self._free, self._max_per_caller = places, max(1, places - 1)
         self._used = Counter[str]()
-        """Places by caller."""
+        """Number of places in use by caller."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting jobs by caller, in order of turns."""
 
@@ -29,7 +29,7 @@ class FairPlaces:
         """Wait for a place, and release it at the end.
 
         Raises:
-            ExhaustedError: if as many of its jobs wait as it may have requests.
+            ExhaustedError: if `max_concurrent` jobs of the caller are waiting.
         """
         await self._wait(caller)
         try:
@@ -44,7 +44,7 @@ class FairPlaces:
         max_waiting = caller.max_concurrent
         turns = self._waiting.setdefault(caller.name, deque())
         if max_waiting and len(turns) >= max_waiting:
-            raise ExhaustedError(f"key {caller.name}: {max_waiting} requests wait to be read")
+            raise ExhaustedError(f"key {caller.name}: {max_waiting} requests wait for tokenizing or checks")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turns.append(turn)
         try:
@@ -53,13 +53,13 @@ class FairPlaces:
             if turn in turns:
                 turns.remove(turn)
             elif not turn.cancelled():
-                self._give_back(caller.name)  # the place was given in the same moment
+                self._give_back(caller.name)  # the place was given while this task was cancelled
             raise
 
     def _may_have(self, name: str) -> bool:
         """Return whether a caller may take another place.
 
-        Without keys, all clients are one caller.
+        Without keys, all clients are one caller, which may use all places.
         """
         return not name or self._used[name] < self._max_per_caller
 
@@ -78,10 +78,10 @@ class FairPlaces:
         self._next()
 
     def _next(self) -> None:
-        """Give free places to the callers that wait, in turn."""
+        """Give free places to waiting callers, in turn."""
         for name in list(self._waiting):
             turns = self._waiting[name]
-            while turns and turns[0].done():  # its caller leaves at this moment
+            while turns and turns[0].done():  # cancelled, and not removed yet
                 turns.popleft()
             if not turns:
                 del self._waiting[name]

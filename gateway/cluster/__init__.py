@@ -1,1 +1,1 @@
-"""Gateways among each other: leases of verifiers, adoption and rebalancing of requests."""
+"""Coordinate gateways: leases of verifiers, adoption and rebalancing of requests."""

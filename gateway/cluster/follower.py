@@ -1,4 +1,4 @@
-"""Reads other gateways' requests for local clients."""
+"""Read other gateways' requests from Redis for local clients."""
 
 import asyncio
 import logging
@@ -13,19 +13,19 @@ from specinfer.system.log_lines import LogPace, about
 
 log = logging.getLogger(__name__)
 _INTERVAL_S = 0.025
-"""Polling interval, about one step.
+"""Polling interval in seconds, about one step.
 
-A poll takes 50 us, and 5 us per request.
+A poll takes 50 us plus 5 us per request.
 """
 _MISSING_S = 10.0
-"""Time for which a request may be missing from Redis.
+"""Seconds for which a request may be missing from Redis.
 
-After Redis lost its data, its gateway writes it again.
+If Redis lost its data, the request's gateway writes it again.
 """
 
 
 class Follower:
-    """Fills the token_streams that no session of this gateway fills."""
+    """Fills token streams of requests that run at other gateways."""
 
     def __init__(self, token_streams: TokenStreams, store: RequestReader, events: Events) -> None:
         self._token_streams, self._store, self._events = token_streams, store, events
@@ -33,7 +33,7 @@ class Follower:
         self._pace = LogPace()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Poll until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             followed = self._token_streams.followed()
@@ -42,10 +42,10 @@ class Follower:
             try:
                 await self._look(followed)
             except UnavailableError:
-                continue  # the renewal of leases logs it; the token_streams continue when Redis answers
-            except Exception:  # a fault of ours: the next look may go better
+                continue  # the renewal of leases logs the outage; streams continue when Redis answers
+            except Exception:  # an internal fault must not end the following
                 if self._pace.due(time.monotonic()):
-                    log.exception("following %d requests failed", len(followed))
+                    log.exception("%d requests could not be read from Redis; trying again", len(followed))
                 self._events.cluster_failed()
 
     async def _look(self, followed: dict[str, TokenStream]) -> None:
@@ -56,7 +56,7 @@ class Follower:
         for request_id, glimpse in (await self._store.glimpse(positions)).items():
             token_stream = followed[request_id]
             if token_stream.local or token_stream.ending is not None:
-                continue  # a session took it meanwhile
+                continue  # a session of this gateway adopted the request during the poll
             if glimpse is None:
                 self._note_missing(request_id, token_stream)
                 continue
@@ -75,5 +75,5 @@ class Follower:
         now = time.monotonic()
         if now - self._missing_since.setdefault(request_id, now) > _MISSING_S:
             del self._missing_since[request_id]
-            log.warning("request %s is not in Redis any more", request_id)
-            token_stream.fail(NotFoundError(f"request_id = {request_id!r}: no gateway knows it any more"))
+            log.warning("request %s is missing in Redis: its streams end", request_id)
+            token_stream.fail(NotFoundError(f"request_id = {request_id!r}: lost, no gateway has it any more"))

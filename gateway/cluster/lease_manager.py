@@ -1,8 +1,8 @@
-"""Keeps leases, and claims verifiers and requests (docs/protocol.md, Ownership).
+"""Renew leases, and claim verifiers and requests (docs/protocol.md, Ownership).
 
-Three loops run next to those of the sessions. `_renew` waits only for one answer of Redis and for claims of
-lost leases, so that no slow verifier costs a lease. `_work` claims free verifiers and unowned requests, and
-waits for Redis, too. `_look` waits for names, and starts descriptions of verifiers as tasks.
+Three loops run next to the sessions' loops. `_renew` waits only for Redis, so that no slow verifier costs a lease.
+`_work` claims free verifiers and adopts unowned requests, and waits only for Redis, too. `_look` waits for DNS
+lookups, and describes verifiers in separate tasks.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 6
-"""So a lease outlives several renewals that fail or come late."""
+"""Renewals per lease time: a lease survives several failed or late renewals."""
 _LOOK_UP_S = 1.0
-"""Between two looks for verifiers."""
+"""Seconds between two lookups of verifiers."""
 _FIRST_LOOK_S = 2.0
-"""Timeout for verifiers when a gateway starts. Later ones are claimed later."""
+"""Seconds to wait at start for verifiers to describe themselves."""
 
 
 class LeaseManager:
-    """The part of a gateway that knows of other gateways."""
+    """Renews this gateway's leases, and reads the other gateways' reports."""
 
     def __init__(
         self,
@@ -47,25 +47,25 @@ class LeaseManager:
         self._reports = 0
         self._look_now = asyncio.Event()
         self._filled = ""
-        """Epoch of the Redis with all data of this gateway."""
+        """Epoch of the Redis that has all requests of this gateway."""
         self.renewal = Renewal("", [], [], [])
-        """The latest renewal."""
+        """Outcome of the latest renewal."""
         self.draining = False
 
     @property
     def redis_ready(self) -> bool:
-        """True if Redis answered last time."""
+        """True if Redis answered the latest renewal."""
         return self._redis.since is None
 
     @property
     def ready(self) -> bool:
-        """True while a request that comes now would be served."""
+        """True if this or another gateway would serve a new request."""
         served = any(session.loop.verifier_ready for session in self._sessions)
         elsewhere = somebody_serves(self._leases.gateway_id, self.renewal.alive)
         return self.redis_ready and not self.draining and (served or elsewhere)
 
     async def start(self) -> None:
-        """Take the gateway's lease, and the verifiers that are there.
+        """Take the gateway's lease, and claim available verifiers.
 
         Raises:
             UnavailableError: if Redis or every verifier does not answer within the start time.
@@ -73,7 +73,7 @@ class LeaseManager:
         """
         self._rebalancer.pause(0.0)
         deadline = time.monotonic() + self._settings.start_timeout_seconds
-        while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
+        while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # remote state
             await asyncio.sleep(0.05)
         await self._claim(strict=True)
 
@@ -81,7 +81,7 @@ class LeaseManager:
         """Return whether Redis and a verifier answer.
 
         Raises:
-            UnavailableError: if not, at the last attempt.
+            UnavailableError: at the last attempt, if either does not answer.
         """
         try:
             await self._renew_once()
@@ -96,20 +96,20 @@ class LeaseManager:
         return self._sessions.known > 0
 
     async def run(self) -> None:
-        """Renew and works until cancelled."""
+        """Run the loops until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for loop in (self._renew, self._work, self._look):
                 tasks.create_task(loop())
 
     async def leave(self) -> None:
-        """Give everything back, for other gateways or the next one."""
+        """Release all leases and requests of this gateway."""
         try:
             await self._leases.leave(self._sessions.leases)
         except UnavailableError as error:
-            log.warning("leaving without a word, so others wait for the lease to end: %s", error)
+            log.warning("leases are not released, other gateways wait for their expiry: %s", error)
 
     async def hand_over(self) -> bool:
-        """End all sessions if another gateway can continue their requests; return whether."""
+        """End all sessions and return True, if another gateway can continue."""
         self.draining = True
         await self._renew_once()
         if not somebody_stays(self._leases.gateway_id, self.renewal.alive):
@@ -126,8 +126,8 @@ class LeaseManager:
                 if self.redis_ready:
                     self._events.redis_stopped()
                 self._redis.failed(error, time.monotonic())
-            except Exception:  # a fault in one renewal must not end the leases of all requests
-                log.exception("a renewal failed")
+            except Exception:  # a fault in one renewal must not end all leases
+                log.exception("a renewal of the leases failed; trying again")
                 self._events.cluster_failed()
 
     async def _renew_once(self) -> None:
@@ -156,10 +156,7 @@ class LeaseManager:
             session.loop.cancel(request_id)
 
     async def _fill(self) -> None:
-        """Write the waiting requests again if Redis lost its data.
-
-        Running ones are written again with their next tokens.
-        """
+        """Write this gateway's requests again if Redis lost its data."""
         epoch = self.renewal.epoch
         if self._filled not in ("", epoch):
             await self._write_again()
@@ -182,7 +179,7 @@ class LeaseManager:
             try:
                 await self._fill()
                 if self._sessions.close_stopped():
-                    self._look_now.set()  # what was replaced is there already
+                    self._look_now.set()  # a replacement of the verifier may already answer
                 if time.monotonic() - looked > _LOOK_UP_S:
                     looked = time.monotonic()
                     await self._rebalancer.release_strays()
@@ -194,9 +191,9 @@ class LeaseManager:
             except SpecInferError as error:
                 if self._pace.due(time.monotonic()):
                     log.warning("%s", error)
-            except Exception:  # nor must one here: what was not adopted now is adopted later
+            except Exception:  # a fault here must not end the loop, which tries again
                 if self._pace.due(time.monotonic()):
-                    log.exception("looking for verifiers and requests failed")
+                    log.exception("claiming verifiers and requests failed; trying again")
                 self._events.cluster_failed()
 
     async def _look(self) -> None:
@@ -207,9 +204,9 @@ class LeaseManager:
             self._look_now.clear()
             try:
                 await self._sessions.describe_verifiers()
-            except Exception:  # names that cannot be looked up now are looked up later
+            except Exception:  # a fault here must not end the loop, which tries again
                 if self._pace.due(time.monotonic()):
-                    log.exception("looking for verifiers failed")
+                    log.exception("describing verifiers failed; trying again")
                 self._events.cluster_failed()
 
     async def _claim(self, strict: bool = False) -> None:

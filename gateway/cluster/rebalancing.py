@@ -1,6 +1,6 @@
-"""Adoption of unowned requests, and sharing with idle gateways.
+"""Adopt unowned requests, and give waiting requests to idle gateways.
 
-The rules are those of docs/protocol.md, Ownership.
+docs/protocol.md, Ownership, describes the rules.
 """
 
 import logging
@@ -16,13 +16,13 @@ from gateway.store.requests import RequestStore
 
 log = logging.getLogger(__name__)
 _ENDLESS_S = 1e12
-"""Longer than any request waits."""
+"""Seconds that no request waits."""
 _ADOPT_AT_ONCE = 64
-"""Maximum requests adopted at once: each is read on its own."""
+"""Maximum requests adopted at once, as each is read separately."""
 
 
 class Rebalancer:
-    """Adopts, abandons and shares requests; `alive` are the reports of live gateways."""
+    """Adopts, ends and shares requests; `alive` are live gateways' reports."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class Rebalancer:
         )
         self._me = store.gateway_id
         self.adopt_from = 0.0
-        """Time before which nothing is adopted.
+        """Time, by the monotonic clock, before which nothing is adopted.
 
-        When Redis comes back, leases have expired and their gateways are about to renew them.
+        When Redis returns, leases have expired, but their gateways are about to renew them.
         """
         self._offers = Offers()
         self._strays: set[str] = set()
 
     def pause(self, seconds: float) -> None:
-        """Adopt nothing for so long."""
+        """Adopt nothing for some seconds."""
         self.adopt_from = time.monotonic() + seconds
 
     async def adopt(self, alive: Sequence[GatewayReport]) -> None:
@@ -65,22 +65,22 @@ class Rebalancer:
             await self._sessions.take(record)
 
     async def abandon(self) -> None:
-        """End unowned requests after their deadline or the maximum wait.
+        """End unowned requests after their deadline or `verifier_patience_seconds`.
 
-        Only time in which they could have been adopted counts.
+        The patience begins after a pause of adoption.
         """
         patience_s = self._settings.verifier_patience_seconds
         in_time = time.monotonic() >= self.adopt_from + patience_s
         await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def share(self, alive: Sequence[GatewayReport]) -> None:
-        """Give waiting requests to gateways that could run them at once.
+        """Disown waiting requests that other gateways could run at once.
 
-        Reported room is used once: until the next report it may have been used up.
+        The room in a gateway's report is used once, as it may be used up before the next report.
         """
         fresh = self._offers.fresh(alive)
         for session in self._sessions:
-            session.loop.scheduler.admit(time.monotonic())  # what fits here only waits for the step that runs
+            session.loop.scheduler.admit(time.monotonic())  # requests that fit here stay here
         waiting = sum(session.loop.scheduler.waiting for session in self._sessions)
         max_count = requests_to_share(self._me, waiting, fresh)
         if max_count:
@@ -92,14 +92,14 @@ class Rebalancer:
             await self._store.disown(request_ids)
 
     async def release_strays(self) -> None:
-        """Give requests that no session has to whichever gateway has room.
+        """Disown requests of this gateway that none of its sessions has.
 
-        They are this gateway's in Redis, and were in none of its sessions at two looks in a row.
+        A request is disowned if no session had it in two consecutive calls.
         """
         owned = await self._store.owned()
         strays = {name for name in owned if not self._sessions.owns(name)}
         twice, self._strays = strays & self._strays, strays
         if twice:
-            log.warning("%d requests of this gateway are in no session", len(twice))
+            log.warning("%d requests of this gateway are in no session: they lose their owner", len(twice))
             await self._store.disown(sorted(twice))
             self._token_streams.moved(twice)

@@ -1,7 +1,7 @@
-"""The sessions of a gateway, and the verifiers that it could drive.
+"""Manage a gateway's sessions, and describe the verifiers that it could drive.
 
-Invariant: nobody waits here for one verifier on behalf of another. Each is described, begun and ended by a
-task of its own, so one that does not answer delays nothing but itself.
+Invariant: a verifier that does not answer delays no other, as each is described, started and ended by a task of
+its own.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ class VerifierSessions:
         self.links: dict[str, VerifierLink] = {}
         self.by_instance: dict[str, VerifierSession] = {}
         self._descriptions: dict[str, asyncio.Task[bool]] = {}
-        """Descriptions that are under way or not looked at yet, by address."""
+        """Pending or unread `Describe` calls, by address."""
         self._work: set[asyncio.Task[None]] = set()
-        """VerifierSessions that begin or end."""
+        """Tasks that start or end sessions."""
 
     def __iter__(self) -> Iterator[VerifierSession]:
         return iter(self.by_instance.values())
@@ -47,22 +47,22 @@ class VerifierSessions:
 
     @property
     def known(self) -> int:
-        """Number of verifiers that could be driven, by any gateway."""
+        """Number of described verifiers, whichever gateway drives them."""
         return sum(link.description is not None for link in self.links.values())
 
     @property
     def target(self) -> verifier_pb2.DescribeVerifierReply:
-        """Description of a verifier that this gateway has met."""
+        """Description of any described verifier."""
         return next(link.description for link in self.links.values() if link.description is not None)
 
     @property
     def read_references(self) -> bool:
-        """True if any speculator drafts from references, or without sessions."""
+        """True if any speculator uses references, or if there are no sessions."""
         sessions = self.by_instance.values()
         return not sessions or any(session.loop.pool.read_references for session in sessions)
 
     def of_request(self, request_id: str) -> VerifierSession | None:
-        """Return the session that runs a request."""
+        """Return the session whose scheduler has a request, if any."""
         matching = (
             session for session in self.by_instance.values() if request_id in session.loop.scheduler.states
         )
@@ -90,45 +90,45 @@ class VerifierSessions:
         return None if best is None else sessions[best]
 
     async def take(self, record: Record) -> None:
-        """Continue an adopted request, or give it away for lack of room.
+        """Continue an adopted request; disown it if no session can.
 
         Raises:
             UnavailableError: if Redis does not answer.
         """
         request = record.request
         if record.ending is not None:
-            return  # its end was written just before
+            return  # the previous owner stored the end just before
         holder = self._holder(request.request_id)
         if holder is not None and holder.loop.persistence.readopt(request.request_id, record.adoption):
-            return  # nobody has had it meanwhile
+            return  # no other gateway had the request in between
         if holder is not None:
             holder.loop.persistence.release_requests([request.request_id])
         session = self.best_for(request, record.model)
         try:
             if session is None:
-                raise UnavailableError("no session serves its model")
+                raise UnavailableError("no session serves the request's model")
             token_stream = self._shared.token_streams.open_local(request, record.idempotency_key)
             token_stream.extend(0, record.tokens, record.logprobs, None)
             state = session.submit(record)
         except SpecInferError as error:
-            template, request_id = "request %s is given away again: %s", request.request_id
+            template, request_id = "request %s cannot run here and loses its owner: %s", request.request_id
             log.info(template, request_id, error, extra=about(request_id))
             self._shared.token_streams.moved([request.request_id])
             await self._shared.store.disown([request.request_id], in_vain=True)
             return
         self._shared.events.request_adopted(request, len(record.tokens))
-        if state.finish is not None:  # its last tokens end it; only that was not written
+        if state.finish is not None:  # its stored tokens end it, but the end was not stored
             await session.loop.persistence.put([Progress(state, [], [], state.new_tokens, True)])
 
     async def describe_verifiers(self, patience_s: float = 0.0, strict: bool = False) -> None:
-        """Resolve names, and describe every verifier that is not driven from here.
+        """Resolve names, and describe verifiers that this gateway does not drive.
 
         Args:
-            patience_s: time to wait for their answers; those that come later count when they come.
-            strict: True at the start, when a wrong setting must show.
+            patience_s: seconds to wait for answers; the next call reads later answers.
+            strict: True at start, when an incompatible verifier is a wrong setting.
 
         Raises:
-            IncompatibleError: if one does not fit the gateway's tokenizer, and `strict`.
+            IncompatibleError: with `strict`, if a verifier does not fit the gateway's tokenizer.
         """
         addresses = await resolve(self._shared.settings.verifier_addresses)
         for address in addresses:
@@ -148,10 +148,10 @@ class VerifierSessions:
             except IncompatibleError as error:
                 if strict:
                     raise
-                log.error("%s; it is left out", error)
+                log.error("%s; the verifier is not used", error)
 
     async def _forget(self, address: str) -> None:
-        """Forget an address that no name stands for any more."""
+        """Close the link to an address that DNS no longer returns."""
         task = self._descriptions.pop(address, None)
         if task is not None:
             task.cancel()
@@ -162,7 +162,7 @@ class VerifierSessions:
         """Claim up to `max_count` free verifiers, and start their sessions as tasks.
 
         Raises:
-            IncompatibleError: if a speculator does not fit the model; only if `strict`, as it waits for sessions.
+            IncompatibleError: with `strict`, which waits for the sessions, if a speculator does not fit.
             UnavailableError: if Redis does not answer.
         """
         begun = []
@@ -195,32 +195,32 @@ class VerifierSessions:
             session.link.holder = lease
 
     def close_stopped(self) -> bool:
-        """Start closing the sessions with ended loops; return whether there were any."""
+        """Start closing sessions whose loop has ended; return whether any had."""
         stopped = [session for session in self.by_instance.values() if not session.running]
         for session in stopped:
             self.start_closing(session)
         return bool(stopped)
 
     def start_closing(self, session: VerifierSession) -> None:
-        """Drop a session; its verifier and its requests are free soon."""
+        """Remove a session; a task then releases its verifier and requests."""
         self.by_instance.pop(session.lease.instance_id, None)
-        session.link.description = None  # it is described again
+        session.link.description = None  # the verifier may have been replaced: describe it again
         session.link.holder = ""
         self._in_background(self._end(session))
 
     async def end(self, session: VerifierSession) -> None:
-        """End a session; its verifier and its requests are free on return."""
+        """End a session, and release its verifier and requests."""
         self.start_closing(session)
         await self._all_done()
 
     async def end_all(self) -> None:
-        """End all sessions, side by side."""
+        """End all sessions concurrently."""
         for session in list(self.by_instance.values()):
             self.start_closing(session)
         await self._all_done()
 
     async def close(self) -> None:
-        """End all work here; send nothing new to Redis."""
+        """End all sessions, descriptions and connections, without releases in Redis."""
         for task in self._descriptions.values():
             task.cancel()
         await asyncio.gather(*self._descriptions.values(), return_exceptions=True)
@@ -235,7 +235,7 @@ class VerifierSessions:
         except SpecInferError as error:
             if strict:
                 raise
-            log.warning("the session of the verifier at %s does not begin: %s", session.link.address, error)
+            log.warning("the session of the verifier at %s cannot start: %s", session.link.address, error)
             if self.by_instance.get(session.lease.instance_id) is session:
                 self.start_closing(session)
 
@@ -245,7 +245,7 @@ class VerifierSessions:
             await self._leases.release(session.lease)
         except UnavailableError as error:
             log.warning(
-                "the session of the verifier at %s ends without a word: %s", session.link.address, error
+                "the verifier at %s is not released, its lease will expire: %s", session.link.address, error
             )
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -257,10 +257,10 @@ class VerifierSessions:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
         if not task.cancelled() and (error := task.exception()) and not isinstance(error, SpecInferError):
-            log.error("a session did not begin or end as it should", exc_info=error)
+            log.error("starting or ending a session failed", exc_info=error)
 
     async def _all_done(self) -> None:
-        """Wait for sessions that begin or end."""
+        """Wait for sessions that start or end."""
         await asyncio.gather(*self._work, return_exceptions=True)
 
     def _link(self, address: str) -> VerifierLink:
@@ -270,5 +270,5 @@ class VerifierSessions:
 
 
 def models_of(sessions: Iterable[VerifierSession]) -> list[str]:
-    """Return fingerprints of the models that running sessions serve."""
+    """Return the model fingerprints of running sessions."""
     return sorted({session.model for session in sessions if session.running})

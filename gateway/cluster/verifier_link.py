@@ -1,4 +1,4 @@
-"""A verifier that this gateway does not drive: address and description."""
+"""Connect to a verifier at one address, and describe it."""
 
 import grpc
 
@@ -17,27 +17,26 @@ class VerifierLink:
     ) -> None:
         """Create a link.
 
-        `fingerprints` are the gateway's: of its vocabulary, and of all that turns text into tokens.
+        `fingerprints` are the gateway's `Tokenizer.fingerprint` and `Tokenizer.text_fingerprint`.
         """
         self.address, self._fingerprints, self._hung_s = address, fingerprints, hung_s
         self.channel: grpc.aio.Channel = open_channel(address, tls)
         self.description: verifier_pb2.DescribeVerifierReply | None = None
-        """None until it was reached, and while it is incompatible."""
+        """None while the verifier is unavailable or incompatible."""
         self.holder = ""
-        """The gateway known to drive it; empty if none."""
+        """Id of the gateway that drives the verifier; empty if unknown."""
         self._refused = ""
 
     @property
     def instance_id(self) -> str:
-        """Id of its process; its address if it reports none."""
+        """Id of the verifier's process; the address if it reports none."""
         return (self.description.instance_id if self.description else "") or self.address
 
     async def describe(self) -> bool:
-        """Request its description; return whether this gateway can drive it.
+        """Describe the verifier; return whether this gateway can drive it.
 
         Raises:
-            IncompatibleError: the first time that it answers with another tokenizer, or with limits that make
-                no sense.
+            IncompatibleError: the first time that its tokenizer differs or its limits are invalid.
         """
         try:
             description = await VerifierClient(self.channel, self._hung_s).describe()
@@ -54,7 +53,7 @@ class VerifierLink:
             if other and expected != other:
                 self.description = None
                 return self._refuse(
-                    f"the gateway has {name} {expected}, the verifier at {self.address} {other}"
+                    f"the gateway has {name} {expected}, but the verifier at {self.address} has {other}"
                 )
         self._refused = ""
         self.description = description

@@ -1,1 +1,1 @@
-"""Metrics, logs and traces: listeners to `gateway.events`."""
+"""Metrics, logs and traces of a gateway, from `gateway.events`."""

@@ -1,4 +1,4 @@
-"""Reports when a speculator's acceptance collapses or recovers: metric and log."""
+"""Report the collapse or recovery of a speculator's acceptance."""
 
 import logging
 from collections import defaultdict
@@ -11,27 +11,27 @@ from specinfer.scheduling.statistics import SpeculationCounts
 
 log = logging.getLogger(__name__)
 WINDOW = 1000
-"""Drafts that are judged together."""
+"""Number of drafts per judgement."""
 MIN_SHARE = 0.1
 """Minimum share of the usual accepted tokens per draft."""
 _NEWEST = 0.05
-"""Weight of a window in what is usual."""
+"""Weight of the latest window in the usual value."""
 
 
 @dataclass(slots=True)
 class AcceptanceTrend:
     usual: float | None = None
-    """Accepted tokens per draft in the windows in which nothing was wrong."""
+    """Mean accepted tokens per draft in windows without collapse; None before any."""
     latest: float = 0.0
-    """Accepted tokens per draft of the newest drafts that were judged."""
+    """Accepted tokens per draft in the latest window."""
     collapsed: bool = False
     _drafts: int = 0
     _accepted: int = 0
     _barren: int = 0
-    """Drafts since one was accepted."""
+    """Drafts since the latest accepted token."""
 
     def note(self, drafts: int, accepted: int) -> bool:
-        """Note the outcome of verified drafts; return whether the judgement has changed."""
+        """Count verified drafts; return whether `collapsed` has changed."""
         self._drafts += drafts
         self._accepted += accepted
         self._barren = 0 if accepted else self._barren + drafts
@@ -51,14 +51,14 @@ class AcceptanceTrend:
 
 
 class AcceptanceWatch:
-    """Acceptance over all sessions of a gateway."""
+    """Watches acceptance over all sessions of a gateway."""
 
     def __init__(self, metrics: SpeculationMetrics) -> None:
         self._metrics = metrics
         self._trends: dict[Named, AcceptanceTrend] = defaultdict(AcceptanceTrend)
 
     def count(self, counts: SpeculationCounts, names: Sequence[Named]) -> None:
-        """Count a step; `names` are those of the speculators by number."""
+        """Count a step; `names` are the speculators' names by number."""
         for number, did in counts.speculators.items():
             named = names[number]
             trend = self._trends[named]
@@ -67,9 +67,9 @@ class AcceptanceWatch:
                 self._say(named, trend)
 
     def _say(self, named: Named, trend: AcceptanceTrend) -> None:
-        usual = "nothing yet" if trend.usual is None else f"{trend.usual:.3f}"
-        what = "collapsed" if trend.collapsed else "is as usual again"
+        usual = "unknown" if trend.usual is None else f"{trend.usual:.3f}"
+        what = "collapsed" if trend.collapsed else "has recovered"
         log.warning(
-            "acceptance of speculator %s at %s %s: %.3f tokens a draft in the last %d drafts, usual: %s",
+            "acceptance of speculator %s at %s %s: %.3f tokens per draft in the last %d drafts, usual: %s",
             *(named.speculator, named.service, what, trend.latest, WINDOW, usual),
         )

@@ -1,4 +1,4 @@
-"""Gauges of the system and counts of steps, updated twice a second."""
+"""Update gauges of the system and counts of steps, twice a second."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _EVERY_S = 0.5
 
 
 class Gauges:
-    """Reads the parts of a gateway. A scrape's thread must not."""
+    """Reads a gateway's state on the event loop, as scrapes must not."""
 
     def __init__(self, observer: Observer, sessions: VerifierSessions, lease_manager: LeaseManager) -> None:
         self._observer, self._metrics = observer, observer.metrics
@@ -33,14 +33,14 @@ class Gauges:
         while True:
             try:
                 self.look()
-            except Exception:  # a fault of ours; nothing depends on what is shown
+            except Exception:  # an internal fault; serving does not depend on metrics
                 if self._pace.due(time.monotonic()):
-                    log.exception("metrics are not up to date")
+                    log.exception("metrics could not be updated; trying again")
                 self._metrics.system.keeper_faults.inc()
             await asyncio.sleep(_EVERY_S)
 
     def look(self) -> None:
-        """Count what has happened, and show the present state."""
+        """Count pending events, and update all gauges."""
         self._observer.count()
         for session in self._sessions:
             self._metrics.steps.announce(named(session.loop.pool))
@@ -73,7 +73,7 @@ class Gauges:
 
 
 def cache_use(sessions: Sequence[VerifierSession]) -> CacheUse:
-    """Return the use of the verifiers' caches, all together."""
+    """Return the summed use of the verifiers' caches."""
     return CacheUse(
         sum(session.loop.scheduler.cache_tokens for session in sessions),
         sum(session.description.kv_capacity_tokens for session in sessions),

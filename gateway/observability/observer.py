@@ -1,6 +1,6 @@
-"""Turns events into metrics, totals, logs and traces, without text.
+"""Record events as metrics, totals, logs and traces, without text.
 
-It implements `gateway.events.Events`; nothing that serves depends on it.
+The observer implements `gateway.events.Events`; serving does not depend on it.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Listener of one gateway."""
+    """Listener to the events of one gateway."""
 
     def __init__(
         self,
@@ -37,25 +37,25 @@ class Observer:
         """Create a listener.
 
         Args:
-            metrics: receives the counts.
-            traces: None without tracing.
-            record: receives every step, and the names of the speculators by number.
+            metrics: metrics to update.
+            traces: traces of requests; None without tracing.
+            record: called with every step, and the speculators' names by number.
         """
         self._record = record
         self.metrics, self._totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
         self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
         self._progress: list[Progress] = []
-        """Progress to count. Counting in batches is cheaper than in each step."""
+        """Progress not counted yet; counting in batches is cheaper."""
 
     @property
     def totals(self) -> GatewayTotals:
-        """All that has happened until now."""
+        """Totals up to now."""
         self.count()
         return self._totals
 
     def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
-        """Note a request that has come and is recorded."""
+        """Log and trace a recorded request."""
         request_id = request.request_id
         if self._traces is not None:
             self._traces.arrived(request, time.monotonic(), traceparent)
@@ -66,15 +66,15 @@ class Observer:
         )
 
     def request_waiting(self, request: GenerationRequest) -> None:
-        """Note a recorded request that no session of this gateway can run."""
+        """Log a recorded request that no session of this gateway can run."""
         request_id = request.request_id
-        log.info("request %s waits for a gateway that serves", request_id, extra=about(request_id))
+        log.info("request %s waits for a gateway with a free verifier", request_id, extra=about(request_id))
 
     def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
-        """Count an adopted request; `tokens` is its committed length."""
+        """Count an adopted request; `tokens` are its generated tokens."""
         request_id = request.request_id
         self.metrics.system.adopted_requests.inc()
-        log.info("request %s goes on here, from token %d", request_id, tokens, extra=about(request_id))
+        log.info("request %s continues here from token %d", request_id, tokens, extra=about(request_id))
 
     def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
         """Log unfinished requests that leave this gateway."""
@@ -85,17 +85,17 @@ class Observer:
 
     def report_fault(self, request_id: str, error: Exception) -> str:
         """Log an internal fault; return the message for the client."""
-        log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
+        log.error("request %s ends by a fault", request_id, exc_info=error, extra=self._about(request_id))
         self.step_failed()
         return FaultError("internal error", error).for_logs
 
     def requests_admitted(self, states: Iterable[RequestState]) -> None:
-        """Note requests that begin to run, for the first time."""
+        """Count the waits of requests that run for the first time."""
         for state in states:
             self.metrics.requests.admitted(state)
 
     def progress_stored(self, item: Progress) -> None:
-        """Note that new tokens of a request, or its end, are stored."""
+        """Record stored new tokens of a request, or its stored end."""
         self._progress.append(item)
         if item.final and item.state.finish is not None:
             self.count()
@@ -106,7 +106,7 @@ class Observer:
         self._record(step, pool.names)
 
     def count(self) -> None:
-        """Count all noted events. Called twice a second and at ends."""
+        """Count recorded events. Called twice a second and at ends of requests."""
         steps, self._steps = self._steps, []
         progress, self._progress = self._progress, []
         pools = {id(pool): pool for _, pool in steps}
@@ -119,11 +119,11 @@ class Observer:
             self._guarded(self._count_services, pool)
 
     def _guarded(self, count: Callable[..., None], *arguments: object) -> None:
-        """Call `count`. A fault in it only costs figures."""
+        """Call `count`; only log its faults, as metrics must not stop serving."""
         try:
             count(*arguments)
         except Exception:
-            log.exception("what a step brought is not counted")
+            log.exception("an event could not be counted; metrics are incomplete")
             self.step_failed()
 
     def _count_progress(self, item: Progress) -> None:
@@ -158,7 +158,7 @@ class Observer:
         self.metrics.steps.failed_steps.inc()
 
     def requests_preempted(self, requests: int) -> None:
-        """Count requests that gave their cache to others."""
+        """Count preempted requests."""
         self.metrics.steps.preemptions.inc(requests)
 
     def verifier_failed(self) -> None:
@@ -166,7 +166,7 @@ class Observer:
         self.metrics.steps.verifier_failures.inc()
 
     def requests_fenced(self, requests: int) -> None:
-        """Count requests that belong to another gateway."""
+        """Count requests that another gateway has taken over."""
         self.metrics.system.fenced_requests.inc(requests)
 
     def redis_stopped(self) -> None:
@@ -174,15 +174,15 @@ class Observer:
         self.metrics.system.redis_outages.inc()
 
     def redis_lost_data(self) -> None:
-        """Count a Redis that came back without its data."""
+        """Count a loss of Redis's data."""
         self.metrics.system.redis_losses.inc()
 
     def cluster_failed(self) -> None:
-        """Count a fault of ours in leases, rebalancing or following."""
+        """Count an internal fault in leases, rebalancing or following."""
         self.metrics.system.keeper_faults.inc()
 
     def meter(self, peer: Peer) -> WireMeter:
-        """Count the bytes exchanged with a kind of peer."""
+        """Return the byte counter for a kind of peer."""
         return self.metrics.system.meter(peer)
 
     def _ended(self, state: RequestState, finish: FinishReason) -> None:
@@ -202,5 +202,5 @@ class Observer:
 
 
 def named(pool: SpeculatorPool) -> list[Named]:
-    """Return the speculators of a pool by number, as metrics name them."""
+    """Return the metric labels of a pool's speculators, by number."""
     return list(map(Named, pool.places, pool.names))

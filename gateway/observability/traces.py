@@ -1,11 +1,11 @@
-"""Traces of requests: queue, prefill, decode and steps as spans.
+"""Trace requests: queue, prefill, decode and steps are spans.
 
     request ----------------------------------------
       queue --- prefill ------ decode --------------
                     step ----- step ---- step ------      (draft, merge, verify, commit in each)
 
-Only requests whose trace is wanted are known here; without any, a step makes no spans. A step of several
-traced requests has a span in each one's trace, linked to the others.
+Only sampled requests are traced; a step without any makes no spans. A step with several traced requests has
+a span in each request's trace, linked to the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class StepTrace:
     def __init__(self, tracer: Tracer, spans: "Sequence[Span]") -> None:
         self._tracer, self._spans = tracer, spans
         self.traceparent = traceparent_of(spans[0])
-        """Trace context that the services receive."""
+        """Trace context to send to services."""
 
     def end(self, step: FinishedStep) -> None:
         attributes = {
@@ -46,7 +46,7 @@ class StepTrace:
 
 
 class RequestTraces:
-    """The open spans of requests."""
+    """Open spans of traced requests."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -56,7 +56,7 @@ class RequestTraces:
         return len(self._open)
 
     def arrived(self, request: GenerationRequest, now: float, traceparent: str) -> None:
-        """Begin a request's trace, if it is wanted."""
+        """Start a request's trace, if it is sampled."""
         attributes: Attributes = {
             "specinfer.request_id": request.request_id,
             "specinfer.prompt_tokens": len(request.prompt),
@@ -67,12 +67,12 @@ class RequestTraces:
             self._open[request.request_id] = span
 
     def trace_id(self, request_id: str) -> str:
-        """Return the id of a request's trace; empty if it has none."""
+        """Return the id of a request's trace; empty if not traced."""
         span = self._open.get(request_id)
         return "" if span is None else trace_id_of(span)
 
     def step(self, entries: Sequence[StepEntry], now: float) -> StepTrace | None:
-        """Begin the spans of a step; None if no request is traced."""
+        """Start the spans of a step; None if no request is traced."""
         parents = [self._open[entry.request_id] for entry in entries if entry.request_id in self._open]
         if not parents:
             return None
@@ -90,7 +90,7 @@ class RequestTraces:
         return StepTrace(self._tracer, spans) if spans else None
 
     def ended(self, state: RequestState) -> None:
-        """End a request's trace, with the parts of its life."""
+        """End a request's trace; add its queue, prefill and decode spans."""
         span = self._open.pop(state.request.request_id, None)
         if span is None or state.finish is None:
             return
@@ -110,7 +110,7 @@ class RequestTraces:
         self._tracer.end(span, end, attributes, "error" if state.finish is FinishReason.ERROR else "")
 
     def left(self, request_ids: Iterable[str], now: float, reason: str) -> None:
-        """End the traces of requests that leave this gateway or are refused."""
+        """End the traces of requests that leave this gateway."""
         for request_id in request_ids:
             span = self._open.pop(request_id, None)
             if span is not None:

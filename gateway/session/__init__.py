@@ -1,1 +1,1 @@
-"""One verifier's requests: the loop of `specinfer.engine.step`, with durable tokens."""
+"""Drives one verifier: the loop of `specinfer.engine.step`, with stored tokens."""

@@ -1,7 +1,7 @@
-"""Constraints of requests: checked on arrival, matched while they run.
+"""Check requests' constraints on arrival, and match drafts against them.
 
-Matching only improves drafts: the verifier masks by the same constraint and rejects forbidden tokens. So no
-step waits for the compilation of a constraint.
+Matching only improves drafts: the verifier applies the same constraint and rejects forbidden tokens. So steps
+do not wait for the compilation of a constraint.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from specinfer.tokenizer import Tokenizer
 
 
 class Constraints:
-    """Constraints of one model."""
+    """Checks and compiles constraints for one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -25,7 +25,7 @@ class Constraints:
         self._incompatible = ""
 
     def prepare(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Set the target. Takes half a second for 50,000 tokens."""
+        """Set the target's vocabulary. Takes half a second for 50,000 tokens."""
         text = self._tokenizer.to_json()
         self._checker = Checker(text, vocab_size, eos_token_ids)
         try:
@@ -34,19 +34,19 @@ class Constraints:
             self._incompatible = str(error)
 
     async def check(self, constraint: Constraint) -> None:
-        """Return if the constraint can be followed.
+        """Check that a constraint is valid and compiles.
 
         Raises:
-            InvalidInputError: naming its field and what is wrong where.
-            IncompatibleError: if the model's tokenizer allows none.
-            ExhaustedError: if too many wait to be checked.
+            InvalidInputError: naming the field, the fault and its position.
+            IncompatibleError: if the model's tokenizer does not support constraints.
+            ExhaustedError: if too many constraints wait to be checked.
         """
         if self._compiler is None or self._checker is None:
             raise IncompatibleError(self._incompatible)
         await self._checker.check(constraint)
 
     def is_checked(self, constraint: Constraint) -> bool:
-        """Return whether it is known what `check` will say."""
+        """Return whether the outcome of `check` is already known."""
         return self._checker is None or self._checker.knows(constraint)
 
     def match(self, states: Iterable[RequestState]) -> None:

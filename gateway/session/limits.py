@@ -1,4 +1,4 @@
-"""Limits of a session's steps: the gateway's settings within the verifier's limits."""
+"""Combine the gateway's settings and the verifier's limits."""
 
 from gateway.settings import GatewaySettings
 from specinfer.planning.pass_curve import PassCurve, derive_budget
@@ -9,7 +9,7 @@ from specinfer.v1 import verifier_pb2
 def scheduler_limits(
     settings: GatewaySettings, verifier: verifier_pb2.DescribeVerifierReply
 ) -> SchedulerLimits:
-    """Return the gateway's own limits within those of the verifier."""
+    """Return the limits of a session: the gateway's, within the verifier's."""
     return SchedulerLimits(
         max_batch=min(settings.max_batch, verifier.max_requests, verifier.max_step_tokens),
         max_waiting=settings.max_waiting,
@@ -27,7 +27,7 @@ def scheduler_limits(
 def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
     """Return the maximum tokens of a request, prompt included.
 
-    The verifier has room for so many with and without trees.
+    Context and cache of the verifier have room for this number.
     """
     if verifier.kv_window_tokens:
         return verifier.max_context_len
@@ -40,7 +40,7 @@ def node_budget(
 ) -> NodeBudget:
     """Return the configured node budget, or one derived from passes.
 
-    `context_s` are the seconds that a token of context adds to each row of a pass.
+    `context_s` is the time in seconds that a token of context adds to each row of a pass.
     """
     return derive_budget(
         curve,

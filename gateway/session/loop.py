@@ -1,9 +1,9 @@
-"""The main loop: draft, merge, verify, commit, deliver, for the whole batch.
+"""Run the main loop of a session: draft, merge, verify, commit, deliver.
 
-An iteration without an answer of the verifier is repeated (the services resynchronise by themselves, see
-docs/protocol.md). If the verifier stays unavailable, is replaced, or serves another gateway, the loop ends
-with that error, and its requests continue elsewhere. An iteration with an internal fault is repeated request
-by request, so that only the culprit ends.
+If the verifier does not answer, the step is repeated; services then resynchronise (docs/protocol.md). If the
+verifier stays unavailable, is replaced, or serves another gateway, the loop ends with that error, and its
+requests continue elsewhere. A step with an internal fault is repeated request by request, so that only the
+request that causes the fault ends.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from specinfer.system.log_lines import LogPace
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
 _PUT_OFF_S = 0.01
-"""Pause after a step with all entries deferred."""
+"""Seconds to wait after a step whose entries were all deferred."""
 
 
 class SessionLoop:
-    """Owns the scheduler and drives every request to its end."""
+    """Owns the scheduler, and decodes every request to its end."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class SessionLoop:
     ) -> None:
         """Create a loop.
 
-        `persistence` makes the queue of outcomes, given the functions that learn from a step and that release
-        requests. After `verifier_patience_seconds` without an answer the loop ends.
+        `persistence` creates the queue of outcomes from two functions: one learns from a step, the other
+        releases requests. After `verifier_patience_seconds` without an answer the loop ends.
         """
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._constraints = constraints
@@ -89,7 +89,7 @@ class SessionLoop:
         arrived_ago_s: float = 0.0,
         adoption: int = 1,
     ) -> RequestState:
-        """Queue a request that is recorded, by this adoption.
+        """Queue a recorded request; `adoption` is the number of its adoption.
 
         Raises the errors of `Scheduler.submit`.
         """
@@ -106,22 +106,22 @@ class SessionLoop:
         return state
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next iteration."""
+        """End a request before the next step."""
         self.scheduler.cancel(request_id)
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Wake the planner, and end a verifier's grant."""
+        """Wake the loop, and end the verifier's grant."""
         self._wake.set()
         if self.verifier.granted:
             self._releases.begin([])
 
     async def run(self) -> None:
-        """Iterate until cancelled, or until this verifier fails for good.
+        """Run steps until cancelled, or until this verifier fails permanently.
 
         Raises:
-            FencedError: if another gateway drives it.
-            UnavailableError: if it stays unavailable, or another process answers at its address.
+            FencedError: if another gateway drives the verifier.
+            UnavailableError: if the verifier stays unavailable, or another process answers at its address.
         """
         delivering = asyncio.create_task(self.persistence.run())
         iterating = asyncio.create_task(self._run())
@@ -144,15 +144,15 @@ class SessionLoop:
                 raise
             except UnavailableError as error:
                 await self._wait_for_verifier(error)
-            except Exception:  # a fault of ours must not end everybody's requests
-                log.exception("a step of %d requests failed; serving them one by one", len(step.entries))
+            except Exception:  # an internal fault must not end all requests
+                log.exception("a step of %d requests failed; repeating it one by one", len(step.entries))
                 self._events.step_failed()
                 await self._serve_one_by_one(step)
 
     async def _serve_one_by_one(self, step: StepPlan) -> None:
-        """Decode request by request, without drafts.
+        """Repeat a step request by request, without drafts.
 
-        This avoids faults in drafts and trees. A request that fails alone ends.
+        This avoids faults in drafts and trees. A request that fails alone is ended.
         """
         for entry in step.entries:
             if entry.state.finish is not None:
@@ -163,23 +163,23 @@ class SessionLoop:
                 raise
             except UnavailableError as error:
                 return await self._wait_for_verifier(error)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others continue
+            except Exception as error:  # noqa: BLE001  # any fault ends only this request
                 await self._fail(entry.state, error)
         return None
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
-        """End a request that causes a fault of ours."""
+        """End a request that causes an internal fault."""
         reason = self._events.report_fault(state.request.request_id, error)
         await self.persistence.put(self.scheduler.fail([state], reason, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> StepPlan:
-        """Wait until there is something to do, and plan it."""
+        """Wait until a step can be planned, and return its plan."""
         while True:
             self._wake.clear()
             await self.persistence.put(self.scheduler.reap(time.monotonic()))
             try:
                 step = self.machine.plan(time.monotonic(), self.pool)
-            except Exception as error:  # noqa: BLE001  # as above
+            except Exception as error:  # noqa: BLE001  # any fault ends only the requests that cause it
                 await self._fail_unplannable(error)
                 continue
             self._events.requests_admitted(step.admitted)
@@ -191,8 +191,7 @@ class SessionLoop:
         """End the requests that make planning fail.
 
         Raises:
-            Exception: the error, if no request causes it: then this session ends, and its requests start
-                again.
+            Exception: `error`, if no request causes it; this session then ends.
         """
         culprits = self.scheduler.unplannable()
         if not culprits:
@@ -205,7 +204,9 @@ class SessionLoop:
         with self._events.trace_step(plan.entries) as trace:
             committed = await self._decode(plan, trace)
             for step, progress in committed:
-                await self.persistence.put(progress, step)  # a fault of a listener must not cost tokens
+                await self.persistence.put(
+                    progress, step
+                )  # before the trace, whose faults must not lose tokens
             if trace is not None:
                 trace.end(committed[0].step)
         if all(verdict.status is EntryStatus.EXHAUSTED for verdict in committed[0].step.verdicts.values()):
@@ -213,7 +214,7 @@ class SessionLoop:
             self.machine.paused()
 
     async def _decode(self, plan: StepPlan, trace: TraceOfStep | None) -> list[Committed]:
-        """Answer the questions of a step: speculators draft, the verifier verifies."""
+        """Run a step: ask speculators for drafts and the verifier for verdicts."""
         traceparent = trace.traceparent if trace is not None else ""
         decoding = self.machine.decode(plan)
         question = next(decoding)
@@ -230,7 +231,7 @@ class SessionLoop:
         return committed
 
     async def _drafted(self, plan: StepPlan, traceparent: str) -> Drafted:
-        """Ask the speculators of a plan that are not the verifier's."""
+        """Draft with the plan's speculators outside the verifier's process."""
         chosen = plan.choice.speculators
         drafts, times = await self.pool.draft(plan.entries, chosen, traceparent)
         if not drafts:
@@ -239,7 +240,7 @@ class SessionLoop:
         return Drafted(drafts, times)
 
     async def _verified(self, question: AskVerdicts, traceparent: str) -> list[Verified]:
-        """Verify a step, with further steps by grant."""
+        """Verify a step, and any further steps of its grant."""
         entries, trees = question.plan.entries, question.trees
         wanted = self.pool.wanted(entries)
         order = self.pool.order(entries, question.plan.choice, bool(trees), wanted, not traceparent)
@@ -261,12 +262,12 @@ class SessionLoop:
     async def _release_preempted(self) -> None:
         """Release preempted requests at the verifier.
 
-        Their blocks are needed in this very step, so this is waited for, and tried again with the step;
-        speculators keep theirs.
+        This step needs their cache blocks, so the call is awaited, and repeated with the step. Speculators keep
+        their caches.
         """
         preempted = self.scheduler.take_preempted()
         if preempted:
-            log.info("preempting %d requests", len(preempted))
+            log.info("preempting %d requests: the cache is full, they wait", len(preempted))
             self._events.requests_preempted(len(preempted))
             self._unreleased += preempted
         if self._unreleased:
@@ -274,7 +275,7 @@ class SessionLoop:
             self._unreleased = []
 
     async def close(self) -> None:
-        """End background work and streams, after `run` and before channels close."""
+        """End releases and streams, after `run` and before channels close."""
         await self._releases.close()
         self.verifier.close()
 
@@ -283,16 +284,16 @@ class SessionLoop:
         self.machine.learn(step)
 
     def _unchosen(self, error: Exception) -> None:
-        """Report a fault of the planner, which costs a step its drafts."""
+        """Report a fault of the planner; the step decodes plainly."""
         if self._pace.due(time.monotonic()):
-            log.error("nothing can be chosen for steps, so they decode plainly", exc_info=error)
+            log.error("the planner failed, steps decode plainly", exc_info=error)
         self._events.step_failed()
 
     async def _wait_for_verifier(self, error: UnavailableError) -> None:
-        """Wait briefly for the verifier; fail after its patience.
+        """Wait briefly before the step is repeated.
 
         Raises:
-            UnavailableError: the error, after the patience.
+            UnavailableError: `error`, after `verifier_patience_seconds` of outage.
         """
         self._events.verifier_failed()
         if self._outage.failed(error, time.monotonic()) > self._patience_s:

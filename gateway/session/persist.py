@@ -1,7 +1,7 @@
-"""Background work after each step, in order: learning, storing, publishing.
+"""Learn from steps, and store and publish their tokens in the background.
 
 Invariant: a token is durable before a client sees it. While Redis is unavailable nothing is published; steps
-gather here up to a bound, then the loop waits.
+queue here up to a limit, then the loop waits.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)
 _MAX_WAITING = 64
-"""Steps that may wait for the store before the loop waits too."""
+"""Maximum steps that wait for the store before the loop waits."""
 _APART_S = 0.016
-"""Seconds between the starts of two deliveries, one frame of a screen.
+"""Minimum seconds between the starts of two deliveries: one screen frame.
 
-Fast steps share a write, and a message and a wake-up for each client: during a pass no core is free for them.
+Fast steps share a write and a message per client, as passes need the cores.
 """
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-"""Pauses between two attempts to write while Redis is unavailable."""
+"""Minimum and maximum seconds between writes while Redis is unavailable."""
 
 
 class _Batch(NamedTuple):
@@ -42,12 +42,12 @@ class _Batch(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        """True if it has first tokens or an end, which never wait."""
+        """True for first tokens or an end, which are delivered at once."""
         return any(item.final or item.start == 0 for item in self.progress)
 
 
 class Persistence:
-    """Queue between a session's loop and everybody who waits for tokens."""
+    """Queue between a session's loop, the store and token streams."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Persistence:
     ) -> None:
         """Create a queue.
 
-        `learn` receives every finished step, `release` the requests that have ended; `names` are those of the
-        speculators, which the pool extends.
+        `learn` receives every finished step, `release` the requests that have ended. `names` are the
+        speculators' names; the pool extends this list.
         """
         self._scheduler, self._store, self._token_streams, self._events = (
             scheduler,
@@ -77,22 +77,22 @@ class Persistence:
         self._publisher = Publisher(token_streams, events, names, watches)
         self._model, self._patience_s = model, redis_patience_s
         self.unfinished: dict[str, int] = {}
-        """Requests of this session without a stored end, with their adoption numbers."""
+        """Adoption number of each request without a stored end."""
         self._waiting: list[_Batch] = []
         self._due, self._room = asyncio.Event(), asyncio.Event()
         """Events: a delivery is due; the queue has room."""
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
-        """Time when the latest delivery began, by the loop's clock."""
+        """Start of the latest delivery, by the loop's clock in seconds."""
         self._outage = Outage(store.name)
 
     def open(self, state: RequestState, adoption: int) -> None:
         self.unfinished[state.request.request_id] = adoption
 
     def readopt(self, request_id: str, adoption: int) -> bool:
-        """Return whether the session continues a request that was lost and regained.
+        """Return whether the session can continue a request that it adopts again.
 
-        It does if no other gateway had the request in between.
+        It can if no other gateway had the request in between.
         """
         unbroken = self.unfinished.get(request_id) == adoption - 1
         if unbroken:
@@ -103,7 +103,7 @@ class Persistence:
         """Queue a step's outcome; wait only if the queue is full."""
         ended = [item.request_id for item in progress if item.final]
         if ended:
-            self._release(ended)  # not once it is stored: who comes next needs their room in the cache
+            self._release(ended)  # before they are stored, as waiting requests need the cache
         if progress or step:
             while len(self._waiting) >= _MAX_WAITING:
                 self._room.clear()
@@ -112,7 +112,7 @@ class Persistence:
 
     def _add(self, batch: _Batch) -> None:
         loop = asyncio.get_running_loop()
-        if batch.step is not None:  # learnt from after the drafts of the next step are requested
+        if batch.step is not None:  # learn only after the next step's drafts are requested
             loop.call_soon(loop.call_soon, self._learn_from, batch.step)
         self._waiting.append(batch)
         if batch.urgent or len(self._waiting) >= _MAX_WAITING:
@@ -121,11 +121,11 @@ class Persistence:
             self._timer = loop.call_at(self._began + _APART_S, self._due.set)
 
     async def run(self) -> None:
-        """Deliver until cancelled; what has gathered meanwhile is stored at once."""
+        """Deliver until cancelled; each delivery stores all queued batches."""
         loop = asyncio.get_running_loop()
         while True:
             await self._due.wait()
-            await asyncio.sleep(0)  # the drafts of the next step are requested first
+            await asyncio.sleep(0)  # let the next step request its drafts first
             self._due.clear()
             if self._timer is not None:
                 self._timer.cancel()
@@ -140,8 +140,8 @@ class Persistence:
     def _learn_from(self, step: FinishedStep) -> None:
         try:
             self._learn(step)
-        except Exception:  # what is learnt makes steps faster, not right
-            log.exception("nothing is learnt from a step")
+        except Exception:  # learning affects speed only
+            log.exception("learning from a step failed; the step does not count")
             self._events.step_failed()
 
     async def _store_and_publish(self, progress: list[Progress]) -> None:
@@ -150,7 +150,7 @@ class Persistence:
         except UnavailableError as error:
             self._end_unstored(progress, error)
             return
-        except Exception as error:  # noqa: BLE001  # a fault of ours ends the request that causes it
+        except Exception as error:  # noqa: BLE001  # an internal fault ends only the request that causes it
             await self._write_one_by_one(progress, error)
             return
         for item in progress:
@@ -160,9 +160,9 @@ class Persistence:
         self._forget([item.request_id for item in progress if item.final])
 
     async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
-        """Write requests one by one after a fault; end failing ones."""
+        """Write requests one by one after a fault; end those that fail."""
         if len(progress) > 1:
-            log.error("%d requests cannot be written together", len(progress), exc_info=error)
+            log.error("writing %d requests failed; writing them one by one", len(progress), exc_info=error)
             self._events.step_failed()
             for item in progress:
                 await self._store_and_publish([item])
@@ -180,14 +180,18 @@ class Persistence:
             await self._store.discard(request_id)
         except UnavailableError as away:
             log.warning(
-                "request %s stays in %s: %s", request_id, self._store.name, away, extra=about(request_id)
+                "request %s cannot be removed from %s: %s",
+                request_id,
+                self._store.name,
+                away,
+                extra=about(request_id),
             )
 
     async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Write until Redis answers.
+        """Write, repeatedly until Redis answers.
 
         Raises:
-            UnavailableError: if it is unavailable for longer than the patience.
+            UnavailableError: if Redis is unavailable for longer than `redis_patience_s`.
         """
         attempt = 0
         while True:
@@ -203,19 +207,19 @@ class Persistence:
                 return written
 
     async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Write, first the parts of these requests that Redis lost."""
+        """Write; if Redis lost requests, restore them and write again."""
         written = await self._store.append(progress, self._names, self.unfinished, self._model)
         lost = [item for item in progress if written[item.request_id] is Written.LOST]
         if not lost:
             return written
         states = {item.request_id: item.state for item in lost}
-        log.warning("Redis does not know %d requests any more; writing them again", len(states))
+        log.warning("Redis has lost %d requests; writing them again", len(states))
         for state in states.values():
             await self.write_again(state)
         return written | await self._store.append(lost, self._names, self.unfinished, self._model)
 
     async def write_again(self, state: RequestState) -> None:
-        """Write a request to a Redis that lost it.
+        """Write a whole request to a Redis that lost it.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -228,7 +232,7 @@ class Persistence:
             )
 
     def _heed(self, written: dict[str, Written]) -> None:
-        """End cancelled requests and release requests of other gateways."""
+        """Cancel requests as asked in Redis; release requests of other gateways."""
         for request_id, what in written.items():
             if what is Written.CANCEL and request_id in self._scheduler.states:
                 self._scheduler.cancel(request_id)
@@ -239,8 +243,8 @@ class Persistence:
             self.release_requests(fenced)
 
     def release_requests(self, request_ids: Sequence[str]) -> None:
-        """Leave these requests to another gateway; their streams here follow it."""
-        self._events.requests_released(request_ids, "another gateway goes on with it")
+        """Stop running requests; their streams here follow the next owner."""
+        self._events.requests_released(request_ids, "another gateway continues it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
                 self._scheduler.drop(request_id)
@@ -254,7 +258,7 @@ class Persistence:
             self.unfinished.pop(request_id, None)
 
     def _end_unstored(self, progress: Sequence[Progress], error: UnavailableError) -> None:
-        """End requests after Redis' patience, without showing unstored tokens."""
+        """End requests after an outage of Redis, without publishing unstored tokens."""
         request_ids = list({item.request_id for item in progress})
         log.error("%s; ending %d requests", error, len(request_ids))
         for request_id in request_ids:

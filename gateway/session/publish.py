@@ -1,4 +1,4 @@
-"""Publishes durable tokens: to local streams, operators and watches."""
+"""Publish durable tokens to token streams, events and watches."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publisher of a session. A fault costs a stream, never the session."""
+    """Publishes a session's tokens. A fault ends a stream, never the session."""
 
     def __init__(
         self, token_streams: TokenStreams, events: Events, names: Sequence[str], watches: Watches
     ) -> None:
-        """Create a publisher; `names` are those of the speculators, by number."""
+        """Create a publisher; `names` are the speculators' names by number."""
         self._token_streams, self._events, self._names, self._watches = (
             token_streams,
             events,
@@ -29,7 +29,7 @@ class Publisher:
         )
 
     def publish(self, item: Progress) -> None:
-        """Show new tokens of a request, or its end, which are stored."""
+        """Publish stored new tokens of a request, or its stored end."""
         item.published = True
         self.tell(item)
         token_stream = self._token_streams.get(item.request_id)
@@ -38,26 +38,26 @@ class Publisher:
         try:
             ending = Ending.of(item.state, self._names) if item.final else None
             token_stream.extend(item.start, item.tokens, item.logprobs, ending)
-        except Exception as error:  # noqa: BLE001  # who reads it elsewhere, or comes back, may still get it
+        except Exception as error:  # noqa: BLE001  # any fault ends only this gateway's stream
             self.break_off(item.request_id, self._events.report_fault(item.request_id, error))
         self._token_streams.forget_if_idle(token_stream)
 
     def tell(self, item: Progress) -> None:
-        """Count and log a request's progress; nothing depends on that."""
+        """Count and log a request's progress."""
         try:
             self._events.progress_stored(item)
-        except Exception:  # figures are missing then, no tokens
-            log.exception("what a step brought is not counted")
+        except Exception:  # metrics must not lose tokens
+            log.exception("an event could not be counted; metrics are incomplete")
 
     def show(self, delivered: Iterable[tuple[Sequence[Progress], FinishedStep | None]]) -> None:
-        """Send steps with published outcomes to their watches."""
+        """Send the published outcomes of steps to watches."""
         if not self._watches:
             return
         for progress, step in delivered:
             self._watches.tell(step, [item for item in progress if item.published], self._names)
 
     def break_off(self, request_id: str, reason: str) -> None:
-        """End a request's streams at this gateway, by a fault of ours."""
+        """End a request's streams at this gateway after an internal fault."""
         token_stream = self._token_streams.get(request_id)
         if token_stream is not None:
             token_stream.fail(SpecInferError(reason))

@@ -1,4 +1,4 @@
-"""Releases: services forget ended requests in the background."""
+"""Release ended requests at the services, in the background."""
 
 import asyncio
 import logging
@@ -9,24 +9,24 @@ from specinfer.remote.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 _LAST_RELEASES_S = 0.5
-"""Timeout of the last releases. Services also expire requests themselves."""
+"""Timeout in seconds of the last releases. Services also expire requests."""
 
 
 class Releases:
-    """Releases requests at a session's verifier and speculators, in the background."""
+    """Releases requests at a session's verifier and speculators."""
 
     def __init__(self, verifier: VerifierClient, pool: SpeculatorPool) -> None:
         self._verifier, self._pool = verifier, pool
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request_ids: list[str]) -> None:
-        """Start a release of requests; without any, only end the verifier's grant."""
+        """Start a release; without requests, only end the verifier's grant."""
         task = asyncio.get_running_loop().create_task(self._release(request_ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Wait a little for running releases, and give up the rest."""
+        """Wait briefly for running releases, and cancel the rest."""
         tasks = list(self._tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_RELEASES_S)
@@ -38,6 +38,8 @@ class Releases:
         try:
             await self._verifier.release(request_ids)
         except UnavailableError as error:
-            log.warning("could not release %d requests: %s", len(request_ids), error)
+            log.warning(
+                "%d requests are not released at the verifier, and expire there: %s", len(request_ids), error
+            )
         if request_ids:
             await self._pool.release(request_ids)

@@ -1,7 +1,7 @@
-"""A session drives one verifier while its lease lasts.
+"""Drive one verifier while its lease lasts: a session.
 
-A session has its own scheduler, planner, streams and speculator pool, so sessions are independent. When it
-ends, for whatever reason, its requests lose their owner in Redis and continue wherever there is room.
+Each session has its own scheduler, planner, streams and speculator pool. When a session ends for any reason, its
+requests lose their owner in Redis, and any gateway with room continues them.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
 _MAX_BLOCKS = 16384
-"""Maximum remembered blocks of 16 tokens, about the size of caches."""
+"""Maximum remembered blocks of prompts, about the size of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class VerifierSession:
 
     def __init__(self, shared: Shared, link: VerifierLink, lease: VerifierLease) -> None:
         self._shared, self.link, self.lease = shared, link, lease
-        assert link.description is not None, "a lease is of a verifier that was described"
+        assert link.description is not None, "only described verifiers are claimed"
         self.description = link.description
         self._channels: list[grpc.aio.Channel] = []
         self._task: asyncio.Task[None] | None = None
@@ -76,28 +76,28 @@ class VerifierSession:
 
     @property
     def model(self) -> str:
-        """Fingerprint of the model that it serves."""
+        """Fingerprint of the verifier's model."""
         return self.description.model_fingerprint
 
     @property
     def running(self) -> bool:
-        """True while its loop runs or will start."""
+        """True while the loop runs, and before `start`."""
         return self._task is None or not self._task.done()
 
     @property
     def begun(self) -> bool:
-        """True while it iterates, with the speculators that answered in time."""
+        """True while the loop runs."""
         return self._task is not None and not self._task.done()
 
     @property
     def room(self) -> int:
-        """Number of requests with a free place. Others are sent `spare`."""
+        """Free places of the batch; gateways' reports use `spare`."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
 
     @property
     def spare(self) -> int:
-        """Number of further typical requests with places and cache."""
+        """Number of further requests that could run, with average cache use."""
         return max(0, self.loop.scheduler.spare - self._expected)
 
     @property
@@ -120,7 +120,7 @@ class VerifierSession:
             self._expected -= 1
 
     def submit(self, record: Record) -> RequestState:
-        """Queue a recorded request, from the tokens that it has.
+        """Queue a recorded request after its stored tokens.
 
         Raises the errors of `Scheduler.submit`.
         """
@@ -136,25 +136,25 @@ class VerifierSession:
         return state
 
     def continue_with(self, lease: VerifierLease) -> None:
-        """Continue with a lease that was lost and claimed again."""
+        """Replace a lease that was lost and claimed again."""
         self.lease = lease
         self.loop.verifier.fence = lease.fence
 
     async def start(self, strict: bool = False) -> None:
-        """Reach the speculators and begin to iterate.
+        """Connect to the speculators, and start the loop.
 
         Raises:
-            IncompatibleError: if a speculator does not fit the model, and `strict`.
+            IncompatibleError: with `strict`, if a speculator does not fit the model.
         """
         await self.loop.pool.connect(strict)
         self._task = asyncio.create_task(self.loop.run())
         self._task.add_done_callback(self._ended)
 
     async def end(self) -> None:
-        """Stop iterating, and release its requests.
+        """Stop the loop, and disown its requests.
 
         Raises:
-            UnavailableError: if Redis does not answer; then they stay this gateway's until its lease ends.
+            UnavailableError: if Redis does not answer; the requests keep their owner until its lease ends.
         """
         await self._stop_iterating()
         request_ids = list(self.loop.persistence.unfinished)
@@ -165,7 +165,7 @@ class VerifierSession:
             await self.stop()
 
     async def stop(self) -> None:
-        """Stop iterating and closes the connections."""
+        """Stop the loop, and close the connections."""
         await self._stop_iterating()
         await self.loop.close()
         await self.loop.pool.close()
@@ -185,7 +185,7 @@ class VerifierSession:
             log.error("the session of the verifier at %s failed", self.link.address, exc_info=error)
 
     def _open_channel(self, address: str) -> MeteredChannel:
-        """Open a channel to a speculator, closed with the session."""
+        """Open a channel to a speculator; `stop` closes it."""
         channel = open_channel(address, self._shared.settings.services_tls)
         self._channels.append(channel)
         return MeteredChannel(channel, self._shared.events.meter("speculator"))
@@ -207,7 +207,7 @@ class VerifierSession:
             pool.host(self.link.address, description.resident)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve, description.context_nanoseconds / 1e9)
-        log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
+        log.info("maximum nodes: %d per tree, %d per step", budget.per_request, budget.per_step)
         scheduler = Scheduler(limits, budget, StopStrings(shared.tokenizer))
 
         def persistence(
@@ -244,14 +244,14 @@ class VerifierSession:
 
 
 class PrefixIndex:
-    """Hashes of prompts, block by block."""
+    """Remembers block hashes of prompts, to estimate cached prefixes."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block = block_tokens
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Note a prompt that the verifier reads."""
+        """Remember a prompt that the verifier reads."""
         for key in self._keys(tokens):
             self._known[key] = None
             self._known.move_to_end(key)
@@ -259,7 +259,7 @@ class PrefixIndex:
             self._known.popitem(last=False)
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the beginning it has probably read."""
+        """Return the length of the prefix that the verifier has probably cached."""
         blocks = 0
         for key in self._keys(tokens):
             if key not in self._known:

@@ -1,9 +1,7 @@
-"""The durable tokens of each request here, and its waiting clients.
+"""Store durable tokens of requests, and wake waiting clients.
 
-A client's stream is a position in a token stream. A token stream is filled by the session that runs its
-request (`local`), else from Redis (`gateway.cluster.follower`); its readers do not know which. A slow reader
-gets larger pieces: nothing is queued for it.
-
+A client reads a token stream from a position. The session that runs the request fills the stream (`local`), else
+`gateway.cluster.follower` fills it from Redis. A slow reader gets larger chunks; nothing is queued per reader.
 Invariant: the tokens of a token stream are in Redis.
 """
 
@@ -31,20 +29,20 @@ class TokenStream:
     request: GenerationRequest
     idempotency_key: str
     local: bool
-    """True while a session of this gateway runs it."""
+    """True while a session of this gateway runs the request."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[LogprobRow] = field(default_factory=list)
     ending: Ending | None = None
     readers: int = 0
     failure: Exception | None = None
-    """Reason why this gateway cannot continue it."""
+    """Error for readers, if this gateway cannot continue the stream."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
-    """Readers that have got all there is."""
+    """Futures of readers that wait for further tokens."""
 
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
     ) -> None:
-        """Add durable tokens from a position, skipping known ones."""
+        """Add durable tokens from position `start`, skipping known ones."""
         known = max(0, len(self.tokens) - start)
         self.tokens.extend(tokens[known:])
         self.logprobs.extend(logprobs[known:])
@@ -52,15 +50,15 @@ class TokenStream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End its streams here; the request itself may continue."""
+        """End the reading here; the request itself may continue."""
         self.failure = error
         self._wake()
 
     async def reach(self, position: int) -> None:
-        """Wait until so many tokens are durable, or the request has ended.
+        """Wait until `position` tokens are durable, or the request has ended.
 
         Raises:
-            SpecInferError: if this gateway cannot continue it.
+            SpecInferError: `failure`, if this gateway cannot continue the stream.
         """
         while len(self.tokens) < position and self.ending is None:
             if self.failure is not None:
@@ -76,12 +74,12 @@ class TokenStream:
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
-            if not waiter.done():  # cancelled: its client has left
+            if not waiter.done():  # done if cancelled, as its client has left
                 waiter.set_result(None)
 
 
 class TokenStreams:
-    """Token streams by request id: requests with local sessions or readers."""
+    """Token streams by request id, of requests with local sessions or readers."""
 
     def __init__(self) -> None:
         self._token_streams: dict[str, TokenStream] = {}
@@ -101,7 +99,7 @@ class TokenStreams:
         return self._token_streams.get(request_id)
 
     def add(self, token_stream: TokenStream) -> TokenStream:
-        """Add a token stream, or return the usable one of its request."""
+        """Register a token stream, or return the request's registered one."""
         known = self._token_streams.get(token_stream.request.request_id)
         if known is None or known.failure is not None:
             self._token_streams[token_stream.request.request_id] = known = token_stream
@@ -113,7 +111,7 @@ class TokenStreams:
         return token_stream
 
     def moved(self, request_ids: Iterable[str]) -> None:
-        """Note requests that no session of this gateway runs any more."""
+        """Mark requests that no session of this gateway runs any more."""
         for request_id in request_ids:
             token_stream = self._token_streams.get(request_id)
             if token_stream is not None:
@@ -121,7 +119,7 @@ class TokenStreams:
                 self.forget_if_idle(token_stream)
 
     def forget_if_idle(self, token_stream: TokenStream) -> None:
-        """Drop a token stream that no client reads and no session fills."""
+        """Remove a token stream without readers and session."""
         request_id = token_stream.request.request_id
         if (
             not token_stream.readers
@@ -131,7 +129,7 @@ class TokenStreams:
             del self._token_streams[request_id]
 
     def followed(self) -> dict[str, TokenStream]:
-        """Return the streams that are read and filled from Redis."""
+        """Return the streams with readers that must be filled from Redis."""
         return {
             name: token_stream
             for name, token_stream in self._token_streams.items()
@@ -139,6 +137,6 @@ class TokenStreams:
         }
 
     def fail_all(self, error: Exception) -> None:
-        """End all streams that have not ended."""
+        """End the reading of all streams."""
         for token_stream in self._token_streams.values():
             token_stream.fail(error)

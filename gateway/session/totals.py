@@ -1,4 +1,4 @@
-"""Totals of a gateway since it started, for `Generation.Status`. Pure."""
+"""Sum up a gateway's steps since its start, for `Generation.Status`. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,25 +12,25 @@ PHASES = ("draft", "merge", "verify", "commit")
 
 
 class Named(NamedTuple):
-    """A speculator, as labels name it."""
+    """A speculator in metric labels."""
 
     service: str
-    """Address of its service."""
+    """Service of the speculator, as the operator wrote it."""
     speculator: str
 
 
 @dataclass(slots=True)
 class GatewayTotals:
-    """Totals of all sessions, ended ones included."""
+    """Totals of all sessions, including ended ones."""
 
     steps: int = 0
     tokens: int = 0
-    """Tokens that were stored."""
+    """Stored generated tokens."""
     finished: int = 0
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
-    """Counts of all trees; `speculators` has the speculators, by stable name."""
+    """Counts of all trees, without counts by speculator."""
     phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
-    """Seconds, in the order of `PHASES`."""
+    """Seconds by phase, in the order of `PHASES`."""
     speculators: dict[Named, SpeculatorCounts] = field(default_factory=dict)
     """Counts by speculator, over all sessions."""
 

@@ -1,4 +1,4 @@
-"""Checks verdicts: an inconsistent one fails its entry only. Pure."""
+"""Check verdicts; an inconsistent verdict fails only its own entry. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,10 +25,10 @@ def sound_verdicts(
 
     Args:
         entries: entries of the step.
-        trees: verified trees by request.
-        answers: results of the verifier.
-        vocab_size: the bonus token must be smaller.
-        wanted: outputs of the target that were requested.
+        trees: verified trees by request id.
+        answers: the verifier's results.
+        vocab_size: exclusive upper bound of the bonus token.
+        wanted: requested outputs of the target.
     """
     verdicts: dict[str, VerdictEntry] = {}
     for index, entry in enumerate(entries):
@@ -49,9 +49,9 @@ def made_trees(
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
 ) -> tuple[dict[str, TokenTree], dict[str, VerdictEntry]]:
-    """Return the verified trees, and the error of each invalid one.
+    """Return verified trees, and errors of invalid ones, by request id.
 
-    They are the verifier's where it made one, else those that were sent, else a root: plain decoding.
+    A verified tree is the verifier's own, else the sent tree, else only a root, as in plain decoding.
     """
     made: dict[str, TokenTree] = {}
     broken: dict[str, VerdictEntry] = {}
@@ -62,7 +62,7 @@ def made_trees(
                 made[request_id] = tree = decode_tree(answer.tree)
                 check_tree(tree, vocab_size, len(tree))
             except MalformedTreeError as error:
-                broken[request_id] = _error(f"the verifier made a tree that is none: {error.for_logs}")
+                broken[request_id] = _error(f"the verifier returned an invalid tree: {error.for_logs}")
     for entry in entries:
         if entry.final and entry.request_id not in made:
             made[entry.request_id] = sent.get(entry.request_id) or TokenTree.root_only(entry.delta[-1])
@@ -70,9 +70,9 @@ def made_trees(
 
 
 def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, VerdictEntry]) -> list[StepEntry]:
-    """Return the entries of the next granted step.
+    """Return the next granted step's entries; [] if the grant has ended.
 
-    There are none if any verdict is not OK: the grant ends there.
+    The grant ends with a step in which a verdict is not OK.
     """
     entries_after = []
     for entry in entries:
@@ -86,34 +86,34 @@ def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, Verdi
 def _contradiction(
     entry: StepEntry, tree: TokenTree | None, answer: verifier_pb2.Verdict, vocab_size: int
 ) -> str:
-    """Return an answer's contradiction to its entry; empty if none."""
+    """Return the inconsistency of an answer with its entry, or ""."""
     if answer.request_id != entry.request_id:
-        return "the verifier answered for another request in its place"
+        return "the verifier answered for another request"
     if int(answer.status) not in _STATUSES:
         return f"the verifier answered with unknown status {answer.status}"
     if answer.status != int(EntryStatus.OK):
         return ""
     accepted = list(answer.accepted_nodes)
     if accepted and (tree is None or not _is_path(tree, accepted)):
-        return f"the verifier accepted nodes {accepted[:16]}, which are no path from the root"
+        return f"the verifier accepted nodes {accepted[:16]}, which are not a path from the root"
     held_len = entry.context_len + len(accepted)
-    if entry.read_limit:  # the last token is never taken: without one to send, the request would wait forever
+    if entry.read_limit:  # the last token must stay pending, or no later entry would have a delta
         if not entry.base_len < answer.held_len < held_len:
-            return f"the verifier holds {answer.held_len} tokens instead of fewer than {held_len}"
+            return f"the verifier cached {answer.held_len} tokens instead of fewer than {held_len}"
     elif answer.held_len != held_len:
-        return f"the verifier holds {answer.held_len} tokens instead of {held_len}"
+        return f"the verifier cached {answer.held_len} tokens instead of {held_len}"
     if answer.cached_tokens > len(entry.delta):
         return f"the verifier found {answer.cached_tokens} of {len(entry.delta)} tokens in its cache"
     if tree is not None and answer.bonus_token_id >= vocab_size:
         return f"the verifier added token {answer.bonus_token_id} of a vocabulary of {vocab_size}"
     if answer.finished and entry.state.request.constraint is None:
-        return "the verifier says that a constraint is finished where there is none"
+        return "the verifier finished a constraint of a request without constraint"
     wanted = len(accepted) + 1 if entry.state.request.logprobs and tree is not None else 0
     if wanted and len(answer.logprobs) != wanted:
         return f"the verifier returned {len(answer.logprobs)} log-probabilities instead of {wanted}"
     top = entry.state.request.top_logprobs if wanted else 0
     if top and not _are_tops(answer.top_logprobs, wanted, top, vocab_size):
-        return f"the verifier did not return {top} log-probabilities beside each of {wanted}"
+        return f"the verifier did not return {top} alternatives for each of {wanted} tokens"
     return ""
 
 
@@ -125,7 +125,7 @@ def _are_tops(rows: Sequence[common_pb2.TopLogprobs], wanted: int, top: int, voc
 
 
 def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
-    """Return whether nodes are a path from the root's children downwards."""
+    """Return whether nodes are a path that begins below the root."""
     if not all(0 < node < len(tree) for node in nodes):
         return False
     parents = tree.parents.tolist()

@@ -1,4 +1,4 @@
-"""Client of the verifier: one message per iteration, for the whole batch."""
+"""Call the verifier: one message per step, for the whole batch."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,18 +31,18 @@ _RANGES = {
     "kv_window_tokens": (0, 2**31),
     "context_nanoseconds": (0, 10**12),
 }
-"""Minimum and maximum of each limit.
+"""Minimum and maximum of each limit that a verifier may state.
 
-The maximum is far beyond any machine; it bounds the planner's computations.
+The maxima are far beyond any machine; they limit the planner's computations.
 """
 _MAX_COSTS = 1024
 
 
 def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
-    """Check the limits from which a gateway plans.
+    """Check the limits that a verifier states.
 
     Raises:
-        IncompatibleError: naming the field, if one is missing or makes no sense.
+        IncompatibleError: naming the field, its value and the accepted range.
     """
     for name, (lowest, highest) in _RANGES.items():
         value = getattr(description, name)
@@ -52,44 +52,44 @@ def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
             )
     if not description.pass_costs:
         raise IncompatibleError(
-            "the verifier states no pass_costs (seconds of passes): use the gateway's version"
+            "the verifier states no pass_costs (seconds of passes): it must have the gateway's version"
         )
     if len(description.pass_costs) > _MAX_COSTS or any(cost.tokens < 1 for cost in description.pass_costs):
         raise IncompatibleError(
-            f"the verifier states {len(description.pass_costs)} pass_costs: must be at most {_MAX_COSTS}, each of a "
-            "token or more"
+            f"the verifier states {len(description.pass_costs)} pass_costs: must be at most {_MAX_COSTS}, each of at "
+            "least one token"
         )
 
 
 _DESCRIBE_S = 5.0
-"""Time that a verifier has to describe itself."""
+"""Timeout in seconds of `Describe`."""
 _SLOW = 20
-"""Timeout of a pass, as a multiple of its measured duration."""
+"""Factor of a pass's measured seconds in its timeout."""
 
 
 class Verdicts(NamedTuple):
     by_request: dict[str, VerdictEntry]
     trees: dict[str, TokenTree]
-    """Trees as they were verified."""
+    """Verified trees by request id."""
     compute_s: float
-    """Seconds of verification by its clock, at most the whole wait."""
+    """Seconds of verification by the verifier's clock, at most the measured wait."""
     drafts: verifier_pb2.ResidentDrafts | None = None
-    """Drafts of its own speculators; None if it asked for none."""
+    """Counts and times of resident speculators; None if they did not draft."""
 
 
 class VerifierClient:
-    """The gateway's end of `specinfer.v1.Verifier`."""
+    """Client of `specinfer.v1.Verifier`."""
 
     def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0, scoped: bool = False) -> None:
         """Create a client of the verifier at a channel.
 
-        A verifier counts as dead if silent for `hung_s` and twenty times the expected pass.
-        `fence` is the number of the lease by which it is driven; 0 stands for none. `scoped`: only requests of one
-        caller share cached prompts.
+        A verifier counts as dead if silent for `hung_s` plus twenty times the expected pass. `fence` is the
+        number of the gateway's lease; 0: no lease. With `scoped`, only requests of one caller share cached
+        prompts.
         """
         self.fence, self._scoped = fence, scoped
         self.instance_id = self.model_fingerprint = ""
-        """Ids from the last description; empty if there are none."""
+        """Ids in the latest description; empty if it had none."""
         self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
@@ -97,14 +97,14 @@ class VerifierClient:
         )
         self._steps = 0
         self.granted = False
-        """True while the verifier may run further steps by itself."""
+        """True while the verifier may repeat the current step's plan."""
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
-        """Return the model and its limits, and expect them in all replies.
+        """Call `Describe`, and expect this process and model in later replies.
 
         Raises:
             UnavailableError: if the verifier does not answer.
-            IncompatibleError: if its limits make no sense.
+            IncompatibleError: if its limits are invalid.
         """
         try:
             reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
@@ -116,10 +116,10 @@ class VerifierClient:
         return reply
 
     def expect(self, description: verifier_pb2.DescribeVerifierReply) -> None:
-        """Expect replies of this process with this model from now on.
+        """Expect this process and model in later replies.
 
         Raises:
-            IncompatibleError: if its limits make no sense.
+            IncompatibleError: if its limits are invalid.
         """
         check_description(description)
         self._pass_curve, self._vocab_size = pass_curve(description), description.vocab_size
@@ -133,14 +133,14 @@ class VerifierClient:
         wanted: WantedOutputs = NOTHING_WANTED,
         order: HostOrder = NO_ORDER,
     ) -> list[Verdicts]:
-        """Verify one step and any granted ones; return the verdicts of each.
+        """Verify one step, and any granted steps; return the verdicts of each.
 
-        The verifier receives the trace context, and the wanted outputs of the target.
+        `traceparent` and `wanted` are sent to the verifier.
 
         Raises:
             UnavailableError: if the verifier does not answer.
-            ServiceChangedError: if another process answers than was described, or one with another model.
-            FencedError: if another gateway has the lease by now; nothing was done.
+            ServiceChangedError: if another process than the described one answers, or with another model.
+            FencedError: if another gateway has the lease; nothing was verified.
         """
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
@@ -174,7 +174,7 @@ class VerifierClient:
         return self._answers(entries, trees, reply, waited_s, wanted)
 
     def close(self) -> None:
-        """End the stream of steps: a draining verifier waits for it."""
+        """End the stream of steps, for whose end a draining verifier waits."""
         self._stream.reset()
 
     def _answers(
@@ -185,9 +185,9 @@ class VerifierClient:
         waited_s: float,
         wanted: WantedOutputs,
     ) -> list[Verdicts]:
-        """Return a reply's sound verdicts, step by step.
+        """Return the checked verdicts of a reply's steps.
 
-        Steps after an unsound one are dropped.
+        Steps after an invalid verdict are dropped.
         """
         answers: list[Verdicts] = []
         parts: list[verifier_pb2.VerifyReply | verifier_pb2.GrantedStep] = [reply, *reply.more]
@@ -234,9 +234,9 @@ class VerifierClient:
         )
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
-        """Check that the expected process answered.
+        """Check that the expected process answered, and accepted the lease.
 
-        Another process first: a lease is for one process, so its fences are not ours.
+        The process is checked first, as a lease is valid for one process only.
         """
         identity = (
             ("instance", reply.instance_id, self.instance_id),
@@ -246,10 +246,10 @@ class VerifierClient:
             if expected and theirs and theirs != expected:
                 raise ServiceChangedError(f"verifier: {what} {theirs} answers instead of {expected}")
         if reply.fenced:
-            raise FencedError(f"verifier: lease {self.fence} is over, somebody else holds a later one")
+            raise FencedError(f"verifier: lease {self.fence} has ended, another gateway has a later one")
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Let the verifier forget requests; its time-to-live covers a lost call.
+        """Release requests at the verifier, where they also expire.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -262,5 +262,5 @@ class VerifierClient:
 
 
 def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
-    """Return the durations of passes of a verifier whose description was checked."""
+    """Return the measured pass seconds in a checked description."""
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)

@@ -1,4 +1,4 @@
-"""Requests and leases in Redis, with scripts (docs/protocol.md, Ownership).
+"""Store requests and leases in Redis, by scripts (docs/protocol.md, Ownership).
 
-Nothing outside this package knows Redis.
+No code outside this package uses Redis.
 """

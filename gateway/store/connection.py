@@ -1,7 +1,7 @@
-"""Connection to Redis: scripts by name, our errors, and failover.
+"""Connect to Redis: run scripts, convert errors, and handle failover.
 
-Invariant: after a server answers that it is no primary, its connections are not used again. A managed Redis
-fails over under one name: the old primary stays up as a replica, and only new connections reach the new one.
+Invariant: after a server answers that it is not the primary, its connections are not used again. A managed Redis
+fails over under one name: the old primary becomes a replica, and only new connections reach the new primary.
 """
 
 import asyncio
@@ -22,48 +22,48 @@ from specinfer.errors import SettingError, UnavailableError
 
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
-"""Timeout of an answer. A slow disk delays Redis for seconds."""
+"""Timeout of an answer in seconds. A slow disk may delay it."""
 _MAX_KEPT = 4
-"""Maximum idle connections for scripts. A session uses one at a time."""
+"""Maximum idle connections kept for scripts; a session uses one."""
 _MAX_CONNECTIONS = 64
 """Maximum connections of a gateway.
 
-A thousand requests at once wait for one. redis-py's usual pool refuses the 101st, as if Redis were
+Further commands wait for a free connection. redis-py's default pool would refuse them, as if Redis were
 unavailable.
 """
 
 
 def check_url(url: str) -> None:
-    """Check that a URL is one of a Redis; nothing is connected.
+    """Check the form of a Redis URL, without connecting.
 
     Raises:
-        SettingError: if it is none.
+        SettingError: if the URL is invalid.
     """
     try:
         parse_url(url)
     except ValueError as error:
-        shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
+        shown = re.sub(r"//[^/@]*@", "//***@", url)  # hide the password
         raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
 
 
 class RedisConnection:
-    """Runs commands and scripts; each failure is an `UnavailableError`."""
+    """Runs commands and scripts; failures raise `UnavailableError`."""
 
     def __init__(self, connect: Callable[[], Redis]) -> None:
-        """Create a connection; `connect` makes a client that connects when used."""
+        """Create a connection; `connect` makes a client that connects on first use."""
         self._connect = connect
         self.redis = connect()
-        """The current client. A failover replaces it, so never store it."""
+        """The current client. Do not store it: a failover replaces it."""
         self._left: set[asyncio.Task[None]] = set()
         self._kept: list[Any] = []
-        """Connections of this client that no script uses at the moment."""
+        """Idle connections of this client, for scripts."""
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "RedisConnection":
-        """Return a connection to the server at `url`; it connects when used.
+        """Return a connection to `url`, which connects on first use.
 
         Raises:
-            SettingError: if it is no URL of a Redis.
+            SettingError: if the URL is invalid.
         """
         check_url(url)
 
@@ -91,7 +91,7 @@ class RedisConnection:
     async def run(self, script: str, *arguments: str | int | float) -> Any:
         """Run a script of `gateway/store/scripts` in one atomic step.
 
-        The keys' prefix is its first argument.
+        The script's first argument is the keys' prefix, followed by `arguments`.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -102,20 +102,20 @@ class RedisConnection:
     async def _evaluate(self, redis: Redis, script: str, given: Sequence[str | int | float]) -> Any:
         try:
             return await self._command(redis, "EVALSHA", _digest(script), *given)
-        except NoScriptError:  # the server is new, or was restarted
+        except NoScriptError:  # the server has not cached the script yet
             return await self._command(redis, "EVAL", source(script), *given)
 
     async def _command(self, redis: Redis, *words: str | int | float) -> Any:
-        """Send a command by a connection outside the client's pool.
+        """Send a command by a kept connection, or by a new one.
 
-        A search of the client's pool costs as much as the command itself.
+        Getting a connection from the pool takes as long as the command itself.
         """
         pool = redis.connection_pool
         kept = redis is self.redis and self._kept
         connection = kept.pop() if kept else await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                connection.socket_timeout = None  # one timer for all of it
+                connection.socket_timeout = None  # `asyncio.timeout` covers the whole exchange
                 await pool.ensure_connection(connection)
                 await connection.send_packed_command(connection.pack_command(*words), check_health=False)
                 return await connection.read_response()
@@ -126,9 +126,9 @@ class RedisConnection:
                 await pool.release(connection)
 
     async def answer(self, ask: Callable[[Redis], Awaitable[Any]]) -> Any:
-        """Return the answer to a command, which `ask` sends by a client.
+        """Return the answer to a command that `ask` sends.
 
-        A server that is no primary has done nothing of it, so it is sent again by new connections, once.
+        A server that is not the primary has executed nothing, so the command is sent again once, by new connections.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -150,7 +150,7 @@ class RedisConnection:
         return answer
 
     def _leave(self, asked: Redis, error: Exception) -> None:
-        """Make new connections, unless another command has done so."""
+        """Replace the client, unless another command has done so."""
         if asked is not self.redis:
             return
         log.warning("Redis is no primary, connecting again: %s", redis_reason(error))
@@ -167,30 +167,30 @@ class RedisConnection:
 
 
 async def _close_later(redis: Redis) -> None:
-    """Close connections when they are idle or their commands are over."""
+    """Close idle connections now, and the others when their commands have ended."""
     try:
         await redis.connection_pool.disconnect(inuse_connections=False)
         await asyncio.sleep(_TIMEOUT_S)
     except (RedisError, OSError) as error:
-        log.info("a connection to the former primary ended with %s", redis_reason(error))
+        log.info("closing a connection to the former primary failed: %s", redis_reason(error))
     finally:
         await _close(redis)
 
 
 async def _close(redis: Redis) -> None:
     await redis.aclose()
-    await redis.connection_pool.disconnect()  # those of calls that were cancelled, too
+    await redis.connection_pool.disconnect()  # includes connections of cancelled calls
 
 
 @cache
 def _digest(script: str) -> str:
-    """Return a script's digest, by which Redis knows it."""
+    """Return a script's SHA-1, the name of the script in Redis's cache."""
     return hashlib.sha1(source(script).encode(), usedforsecurity=False).hexdigest()
 
 
 @cache
 def source(script: str) -> str:
-    """Return a script's text, with the functions it shares."""
+    """Return a script's text, preceded by the shared functions it uses."""
     text = _read(script)
     return _read("unowned") + text if "_unowned(" in text else text
 
@@ -200,9 +200,9 @@ def _read(script: str) -> str:
 
 
 def _heed_cancellation() -> None:
-    """Raise a cancellation that the Redis client swallowed.
+    """Raise a cancellation that the Redis client suppressed.
 
-    It swallows one that comes with an answer or an error; the task, which tries again and again, would never
+    It suppresses a cancellation that coincides with an answer or an error, and a task that retries would then never
     end.
     """
     task = asyncio.current_task()
@@ -211,22 +211,22 @@ def _heed_cancellation() -> None:
 
 
 _QUOTED = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
-"""The command that a client quotes for a failed pipeline."""
+"""Quoted command in a client's error about a pipeline."""
 
 
 def redis_reason(error: Exception) -> str:
-    """Return the message of a Redis client's error, without quoted commands."""
+    """Return the message of a Redis client's error without quoted commands."""
     return _QUOTED.sub("", str(error))
 
 
 _NO_PRIMARY = re.compile(r"(^|[ -])(READONLY|MASTERDOWN|LOADING) ")
-"""A refusal within a script, as quoted before Redis 7."""
+"""Refusal of a replica or a loading server, also in script errors."""
 
 
 def is_no_primary(error: Exception) -> bool:
-    """Return whether the server is a replica or not ready.
+    """Return whether the server refused as a replica or while loading.
 
-    After a failover its name may lead to another server.
+    After a failover, the server's name may resolve to another server.
     """
     known = (ReadOnlyError, MasterDownError, BusyLoadingError)
     return isinstance(error, known) or _NO_PRIMARY.search(redis_reason(error)) is not None

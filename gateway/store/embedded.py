@@ -1,9 +1,9 @@
-"""Requests of a single gateway, in its process or in a file.
+"""Store a single gateway's requests in memory, and optionally a file.
 
-Without Redis no other gateway has requests, and none takes over. Each write goes to the file before it is
-visible here; it survives the process, not the machine. A failed write has not happened, and is tried again,
-as with an unavailable Redis. When a store opens an existing file, unfinished requests have no owner, and the
-gateway adopts them.
+Without Redis there are no other gateways. Each change is written to the file before it is visible here; the file
+survives a crash of the process, not of the machine. A failed write changes nothing and is repeated, as with an
+unavailable Redis. When a store opens an existing file, unfinished requests have no owner, and the gateway adopts
+them.
 """
 
 import logging
@@ -34,7 +34,7 @@ _MINUTE_S = 60.0
 
 
 class EmbeddedStore(RequestStore):
-    """The requests of the only gateway."""
+    """Store of the only gateway's requests."""
 
     name = "the store"
 
@@ -46,18 +46,18 @@ class EmbeddedStore(RequestStore):
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create a store; with `path` it continues that file.
+        """Create a store; with `path`, read and continue that file.
 
         Raises:
-            SettingError: if the file cannot be read or written, is none of ours, or is in use by another store.
+            SettingError: if the file cannot be read or written, is not a store's file, or is in use.
         """
         self.gateway_id = gateway_id
         self._retention_s, self._max_unowned, self._clock = retention_s, max_unowned, clock
         self._entries: dict[str, StoredRequest] = {}
         self._open: dict[str, set[str]] = {}
-        """Unfinished requests by caller."""
+        """Ids of unfinished requests by caller."""
         self._rates: dict[str, deque[tuple[float, int]]] = {}
-        """Tokens generated for callers within the last minute."""
+        """Pairs (time, generated tokens) of the last minute, by caller."""
         now = clock()
         self._journal = Journal(path, self._entries, now, now - retention_s) if path is not None else None
         for name, entry in self._entries.items():
@@ -67,7 +67,7 @@ class EmbeddedStore(RequestStore):
     async def create(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
     ) -> bool:
-        """Record a request; see `RequestStore.create`."""
+        """Record a request, as `RequestStore.create` does."""
         if not self._may(request.request_id, idempotency_key, caller):
             return False
         if not owned and sum(map(self._is_waiting, self._entries.values())) >= self._max_unowned:
@@ -80,17 +80,17 @@ class EmbeddedStore(RequestStore):
         return True
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
-        """Check that `create` would not refuse a caller now."""
+        """Check that `create` would not refuse the caller now."""
         self._may(request_id, idempotency_key, caller)
 
     async def append(
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
-        """Make new tokens and ends durable; see `RequestStore.append`."""
+        """Make new tokens and ends durable, as `RequestStore.append` does."""
         written = dict[str, Written]()
         items = unite(progress)
         while items:
-            together = {item.request_id: item for item in reversed(items)}  # the first of each request
+            together = {item.request_id: item for item in reversed(items)}  # the first item of each request
             changes = [
                 self._change(item, names, adoptions.get(name, 0), model) for name, item in together.items()
             ]
@@ -102,11 +102,11 @@ class EmbeddedStore(RequestStore):
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
     ) -> Written:
-        """Return OK: nothing is lost while the process lives."""
+        """Return OK, as the process loses no requests."""
         return Written.OK
 
     async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
-        """Adopt the oldest unowned requests, up to a maximum."""
+        """Adopt the oldest unowned requests, at most `max_count`."""
         now = self._clock()
         waiting = [e for e in self._entries.values() if self._is_waiting(e) and e.model in ("", *models)]
         chosen = sorted(waiting, key=lambda entry: entry.created)[:max_count]
@@ -115,7 +115,7 @@ class EmbeddedStore(RequestStore):
         return [entry.record(now) for entry in chosen]
 
     async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
-        """Give up these requests."""
+        """Remove the owner of these requests."""
         for request_id in request_ids:
             entry = self._entries.get(request_id)
             if entry is not None and entry.owned:
@@ -123,7 +123,7 @@ class EmbeddedStore(RequestStore):
                 entry.unowned_since = entry.unowned_since if in_vain else self._clock()
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """End an unowned request, or have its session end it."""
+        """End an unowned request, or mark it for its session to end."""
         entry = self._entries.get(request_id)
         foreign = entry is not None and caller is not None and entry.request.caller != caller.name
         if entry is None or foreign or entry.ending is not None:
@@ -131,21 +131,21 @@ class EmbeddedStore(RequestStore):
         self._cancel_entry(entry)
 
     async def leave(self, request_id: str) -> bool:
-        """Return whether the request must end, as no client reads it."""
+        """Cancel a request without clients; return whether its session must end it."""
         entry = self._entries.get(request_id)
         if entry is None or entry.ending is not None:
             return False
         return self._cancel_entry(entry)
 
     async def owned(self) -> list[str]:
-        """Return the unfinished requests of this gateway."""
+        """Return the ids of owned unfinished requests."""
         return [name for name, entry in self._entries.items() if entry.owned and entry.ending is None]
 
     async def listen(self, request_id: str) -> None:
-        """Return: there is no other gateway that could want to know."""
+        """Do nothing, as there are no other gateways."""
 
     async def abandon(self, patience_s: float, reason: str) -> int:
-        """End requests after their deadline or patience; forget old ones."""
+        """End requests after their deadline or patience; remove old ended ones."""
         now, ended = self._clock(), 0
         for name, entry in list(self._entries.items()):
             deadline = entry.request.deadline_s
@@ -161,7 +161,7 @@ class EmbeddedStore(RequestStore):
         return ended
 
     async def discard(self, request_id: str) -> None:
-        """Forget a request that was refused after `create`."""
+        """Remove a request that was refused after `create`."""
         entry = self._entries.get(request_id)
         if entry is not None:
             self._write([gone_line(request_id)])
@@ -169,23 +169,23 @@ class EmbeddedStore(RequestStore):
             self._open[entry.request.caller].discard(request_id)
 
     def check(self) -> None:
-        """Check that the last failed write would succeed now.
+        """Check that the latest failed write would succeed now.
 
         Raises:
-            UnavailableError: if not.
+            UnavailableError: if it would fail again.
         """
         if self._journal is not None:
             self._journal.check()
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
-        """Return a request with all that is known of it."""
+        """Return a request's record; None if it is missing or another caller's."""
         entry = self._entries.get(request_id)
         if entry is None or (caller is not None and entry.request.caller != caller.name):
             return None
         return entry.record(self._clock())
 
     async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
-        """Return the news of requests of which so much is known."""
+        """Return what is new in requests, after the known positions."""
         glimpses: dict[str, Glimpse | FaultError | None] = {}
         for request_id, known in positions.items():
             start = known.tokens
@@ -196,7 +196,7 @@ class EmbeddedStore(RequestStore):
         return glimpses
 
     def take_cancelled(self) -> list[str]:
-        """Return owned requests that somebody wants cancelled."""
+        """Return owned requests that a client has cancelled."""
         return [n for n, e in self._entries.items() if e.cancelled and e.owned and e.ending is None]
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class EmbeddedStore(RequestStore):
         """Return whether the request is new.
 
         Raises:
-            AlreadyExistsError: if its id was used for something else.
+            AlreadyExistsError: if the id was used for another request.
             ExhaustedError: if the caller's quota is used up.
         """
         known = self._entries.get(request_id)
@@ -236,7 +236,7 @@ class EmbeddedStore(RequestStore):
             self._journal.write(lines)
 
     def _change(self, item: Progress, names: Sequence[str], adoption: int, model: str) -> Change:
-        """Return what an item changes; nothing has changed yet."""
+        """Return the change of an item, without applying it."""
         entry = self._entries.get(item.request_id)
         if entry is None or len(entry.tokens) < item.start:
             return Change(item.request_id, None, Written.LOST)
@@ -261,7 +261,7 @@ class EmbeddedStore(RequestStore):
             if caller := entry.request.caller:
                 count = len(change.delivery.tokens)
                 self._rates.setdefault(caller, deque()).append((self._clock(), count))
-                self._rate(caller)  # forgets older ones, also of callers without a quota
+                self._rate(caller)  # removes old counts, also of callers without a quota
         if change.ending is not None:
             self._note_end(entry, change.ending, change.ended)
         return change.written

@@ -1,4 +1,4 @@
-"""The file of an embedded store, written before requests are visible."""
+"""Write the file of an embedded store, before changes are visible."""
 
 import fcntl
 import logging
@@ -12,41 +12,43 @@ from specinfer.system.append_file import AppendFile, read_records
 
 log = logging.getLogger(__name__)
 _SMALL = 1 << 20
-"""Files smaller than this (bytes) are not rewritten."""
+"""Minimum bytes of a file that is rewritten."""
 
 
 class Journal:
     """The file of a store, rewritten when opened and after doubling.
 
-    PATH.lock is locked while it is open: a second process would replace this one's file.
+    PATH.lock is locked while the file is open, as a second process would replace the file.
     """
 
     def __init__(self, path: Path, entries: dict[str, StoredRequest], now: float, oldest: float) -> None:
         """Read the file into `entries`, except requests that ended before `oldest`.
 
         Raises:
-            SettingError: if it cannot be read or written, has nothing of a store, or is in use.
+            SettingError: if the file cannot be read or written, is not a store's file, or is in use.
         """
-        path = path.resolve()  # the lock is next to the file, not next to a link to it
+        path = path.resolve()  # a link's target, so that the lock is next to the file
         self._path, self._entries = path, entries
         with ExitStack() as closing:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.exists() and not path.is_file():  # a file would be put in the place of a device
-                    raise OSError("it is no file")
+                if path.exists() and not path.is_file():  # rewriting would replace a device by a file
+                    raise OSError("must be a regular file")
                 lock = closing.enter_context(path.with_name(f"{path.name}.lock").open("a"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._read_all(now, oldest)
                 self._file = AppendFile(path)
             except BlockingIOError as error:
-                raise SettingError("store", str(path), "is in use by another process") from error
+                raise SettingError(
+                    "store", str(path), "in use by another process; choose another file"
+                ) from error
             except (OSError, ValueError) as error:
                 raise SettingError("store", str(path), f"cannot be used: {error}") from error
             self._locked = closing.pop_all()
         self._write_anew()
 
     def shorten(self) -> None:
-        """Rewrite the file without forgotten requests if it has grown much."""
+        """Rewrite the file without removed requests, if it has doubled."""
         if self._file.size >= max(_SMALL, 2 * self._size):
             self._write_anew()
 
@@ -54,23 +56,23 @@ class Journal:
         """Write lines, all or none.
 
         Raises:
-            UnavailableError: if they cannot be written now.
+            UnavailableError: if the lines cannot be written now.
         """
         if lines:
             with _unavailable():
                 self._file.append(to_record(lines))
 
     def check(self) -> None:
-        """Check that the last failed write would succeed now.
+        """Check that the latest failed write would succeed now.
 
         Raises:
-            UnavailableError: if not.
+            UnavailableError: if it would fail again.
         """
         with _unavailable():
             self._file.check()
 
     def close(self) -> None:
-        """Close the file, for others to open."""
+        """Close the file, and release its lock."""
         self._file.close()
         self._locked.close()
 
@@ -81,7 +83,7 @@ class Journal:
         reader.read(*read_records(self._path))
         if reader.left_out:
             log.warning(
-                "store = %s: %d damaged lines are left out; their requests continue from what is before",
+                "store = %s: %d damaged lines are ignored; their requests continue from earlier lines",
                 *(self._path, reader.left_out),
             )
         for name, entry in list(self._entries.items()):
@@ -89,13 +91,13 @@ class Journal:
                 del self._entries[name]
 
     def _write_anew(self) -> None:
-        """Replace the file by all known requests; keep it on failure."""
+        """Replace the content by all known requests; keep it on failure."""
         try:
             self._file.replace(to_record(entry.all_lines()) for entry in self._entries.values())
         except OSError as error:
-            log.warning("store = %s: not shortened: %s", self._path, error)
+            log.warning("store = %s: the file cannot be rewritten and keeps growing: %s", self._path, error)
         self._size = self._file.size
-        """Bytes of the file after its last rewrite, or attempt."""
+        """Bytes of the file after the latest attempt to rewrite it."""
 
 
 @contextmanager

@@ -1,36 +1,36 @@
-"""All Redis keys. `specinfer:2` is the version of their format.
+"""Define all Redis keys. The prefix `specinfer:2` contains the format's version.
 
-request:<id>        hash: content, caller, owner, at which gateways it is read, how it ended
-tokens:<id>         text: generated token ids, each in a field of eight characters
-logprobs:<id>       text: their log-probabilities, if wanted, each in a field of sixteen characters; after
-                    each the most probable tokens, if wanted: ids and log-probabilities in such fields
+request:<id>        hash: content, caller, owner, gateways with readers, state, end
+tokens:<id>         text: generated token ids, each in eight characters
+logprobs:<id>       text: their log-probabilities, if requested, each in sixteen characters, followed by the
+                    alternatives, if requested: ids and log-probabilities in the same widths
 owned:<gateway>     sorted set: unfinished requests of a gateway, by time of arrival
-unowned             sorted set: unfinished requests without an owner, by when they lost it
+unowned             sorted set: unfinished requests without an owner, by time of the owner's loss
 waiting:<model>:<caller>
-                    sorted set: those of one caller that began with a model (or not yet), by time of arrival
-turns:<model>       sorted set: callers that have such, by the arrival of their oldest
-deadlines           sorted set: all without an owner, by their deadline
-gateways            set: ids of gateways that own something or are alive
-gateway:<id>        text: a gateway's report; its lease, by its time to live
-verifier:<instance> text: "<gateway> <fence>"; the lease of a verifier, by its time to live
-cancels:<gateway>   set: its requests that somebody wants cancelled
+                    sorted set: a caller's unowned requests begun with a model (empty: not begun), by arrival
+turns:<model>       sorted set: callers with such requests, by arrival of their oldest
+deadlines           sorted set: all unowned requests, by deadline
+gateways            set: ids of gateways that live or own requests
+gateway:<id>        text: a gateway's report; its time to live is the gateway's lease
+verifier:<instance> text: "<gateway> <fence>"; its time to live is the verifier's lease
+cancels:<gateway>   set: cancelled requests that the gateway must end
 open:<caller>       set: unfinished requests of a caller
 rate:<caller>:<m>   number: tokens generated for a caller in minute m
 fence               number: the highest fence so far
-epoch               text: drawn at random when it is missing; another one means that Redis lost its data
+epoch               text: random, set when missing; a changed value means that Redis lost its data
 """
 
 PREFIX = "specinfer:2:"
 OPEN_TTL_S = 24 * 3600
-"""Longest that an unfinished request stays."""
+"""Maximum seconds that an unfinished request stays."""
 TOKEN_WIDTH = 8
-"""Characters per token: any id below 10^8."""
+"""Characters per token id, which is below 10^8."""
 LOGPROB_WIDTH = 16
-"""Characters per log-probability: a float32 in nine digits."""
+"""Characters per log-probability: nine significant digits for a float32."""
 
 
 def logprobs_width(top: int) -> int:
-    """Return characters per generated token, with so many most probable ones."""
+    """Return characters per generated token with `top` alternatives."""
     return LOGPROB_WIDTH + top * (TOKEN_WIDTH + LOGPROB_WIDTH)
 
 
@@ -40,20 +40,20 @@ def request_key(request_id: str) -> str:
 
 
 def tokens_key(request_id: str) -> str:
-    """Return the generated tokens."""
+    """Return the key of a request's generated tokens."""
     return f"{PREFIX}tokens:{request_id}"
 
 
 def logprobs_key(request_id: str) -> str:
-    """Return their log-probabilities."""
+    """Return the key of a request's log-probabilities."""
     return f"{PREFIX}logprobs:{request_id}"
 
 
 def verifier_key(instance_id: str) -> str:
-    """Return the lease of a verifier."""
+    """Return the key of a verifier's lease."""
     return f"{PREFIX}verifier:{instance_id}"
 
 
 def owned_key(gateway_id: str) -> str:
-    """Return the unfinished requests of a gateway."""
+    """Return the key of a gateway's unfinished requests."""
     return f"{PREFIX}owned:{gateway_id}"

@@ -1,4 +1,4 @@
-"""Leases of gateways and verifiers: in Redis, or for a single gateway."""
+"""Claim and renew leases of gateways and verifiers."""
 
 import json
 import secrets
@@ -11,23 +11,23 @@ from gateway.store.embedded import EmbeddedStore
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """Report of a gateway when it renews its lease."""
+    """State that a gateway reports when it renews its lease."""
 
     gateway_id: str
     sessions: int = 0
-    """Number of verifiers that it drives."""
+    """Number of driven verifiers."""
     room: int = 0
-    """Number of further requests that it could run at once."""
+    """Number of further requests that the gateway could run at once."""
     draining: bool = False
     models: tuple[str, ...] = ()
-    """Fingerprints of its models. Requests begun with other models cannot run here."""
+    """Fingerprints of the models it serves; a begun request needs its model."""
     number: int = 0
     """Number of this gateway's report, from 1; 0 in old versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierLease:
-    """The right to drive one verifier."""
+    """A gateway's right to drive one verifier, numbered by its fence."""
 
     instance_id: str
     fence: int
@@ -38,13 +38,13 @@ class Renewal:
     """Outcome of renewing a gateway's lease."""
 
     epoch: str
-    """Epoch of Redis. A new one means lost data."""
+    """Epoch of Redis; a changed epoch means that data was lost."""
     alive: list[GatewayReport]
-    """Reports of all gateways, this one included."""
+    """Reports of all live gateways, this one included."""
     cancels: list[str]
-    """Requests to cancel."""
+    """Ids of this gateway's requests to cancel."""
     lost: list[str]
-    """Instances of verifiers whose leases are gone."""
+    """Instance ids of verifiers whose leases were lost."""
 
 
 class LeaseStore:
@@ -55,7 +55,7 @@ class LeaseStore:
         self._connection, self.gateway_id, self.lease_s = connection, gateway_id, lease_s
 
     async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
-        """Renew the gateway's lease and those of its verifiers.
+        """Renew the leases of the gateway and its verifiers.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -72,16 +72,16 @@ class LeaseStore:
         return Renewal(epoch, reports, list(cancels), list(lost))
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
-        """Claim a verifier: return its lease, or the owner's id."""
+        """Claim a verifier; return the lease, or the present owner's id."""
         fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._milliseconds)
         return str(holder) if holder else VerifierLease(instance_id, int(fence))
 
     async def release(self, lease: VerifierLease) -> None:
-        """Let others drive a verifier."""
+        """Release a verifier for other gateways."""
         await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
 
     async def leave(self, leases: Sequence[VerifierLease]) -> None:
-        """Free all leases of this gateway, as it ends."""
+        """Release all leases and requests of this gateway at its end."""
         await self._connection.run("leave", self.gateway_id, *_pairs(leases))
 
     @property
@@ -101,7 +101,7 @@ def _pairs(leases: Sequence[VerifierLease]) -> list[str]:
 
 
 class EmbeddedLeases(LeaseStore):
-    """The leases of the only gateway: it has whatever it claims."""
+    """Leases of the only gateway, whose claims always succeed."""
 
     name = "the store"
 
@@ -123,7 +123,7 @@ class EmbeddedLeases(LeaseStore):
         return VerifierLease(instance_id, self._fence)
 
     async def release(self, lease: VerifierLease) -> None:
-        """Return: nobody else wants it."""
+        """Do nothing, as there are no other gateways."""
 
     async def leave(self, leases: Sequence[VerifierLease]) -> None:
-        """Return: there is nobody to leave anything to."""
+        """Do nothing: there are no other gateways."""

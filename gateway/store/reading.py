@@ -1,4 +1,4 @@
-"""Reads requests in Redis, independent of their owner."""
+"""Read requests from Redis, whichever gateway owns them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _FIELDS = ("content", "idempotency_key", "caller", "owner", "created", "model", 
 
 
 class RequestReader:
-    """Reads; changes nothing."""
+    """Reads requests without changing anything."""
 
     def __init__(self, connection: RedisConnection) -> None:
         self._connection = connection
@@ -24,7 +24,7 @@ class RequestReader:
         """Return a request; None if it is missing or another caller's.
 
         Raises:
-            FaultError: if what is there cannot be read.
+            FaultError: if the stored request cannot be decoded.
             UnavailableError: if Redis does not answer.
         """
         fields, tokens, logprobs, time = await self._connection.answer(lambda redis: _read(redis, request_id))
@@ -35,9 +35,9 @@ class RequestReader:
         return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
 
     async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
-        """Return the news of requests of which so much is known.
+        """Return what is new in requests, after the known positions.
 
-        A value is None for a request that is not there, an error for one that cannot be read.
+        A value is None for a missing request, and an error for a request that cannot be decoded.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -53,7 +53,7 @@ class RequestReader:
 async def _read_new(redis: Redis, positions: Mapping[str, Known]) -> list[Any]:
     async with redis.pipeline(transaction=False) as pipe:
         for request_id, (start, top) in positions.items():
-            # the end first: when it is there, so are all tokens
+            # read the end first: if it is set, the tokens read afterwards are complete
             pipe.hmget(request_key(request_id), "state", "end")
             pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
             pipe.getrange(logprobs_key(request_id), start * logprobs_width(top), -1)

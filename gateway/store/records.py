@@ -1,6 +1,6 @@
-"""Format of requests in Redis. Pure.
+"""Encode and decode requests for Redis. Pure.
 
-Content is JSON, tokens are text in fields of fixed width.
+Content is JSON; tokens and log-probabilities are text in fields of fixed width.
 """
 
 import json
@@ -20,38 +20,38 @@ from specinfer.statuses import LogprobRow
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A request as it was found in Redis."""
+    """A request as stored in Redis."""
 
     request: GenerationRequest
     idempotency_key: str
-    """Key of the content, equal for a repeated request of this id."""
+    """Hash of the content, equal for a repeated request of this id."""
     tokens: list[int] = field(default_factory=list)
     """Generated tokens so far."""
     logprobs: list[LogprobRow] = field(default_factory=list)
     age_s: float = 0.0
-    """Seconds since it came."""
+    """Seconds since the request arrived."""
     model: str = ""
-    """Fingerprint of its model; empty if it has not begun."""
+    """Fingerprint of the model that generated its tokens; empty without tokens."""
     drawn_for: bool | None = None
-    """True if speculators may sample for it; None before it begins."""
+    """True if speculators may sample for it; None without tokens."""
     adoption: int = 1
-    """Number of its owner's adoption, which its writes name."""
+    """Number of the latest adoption; the owner's writes must name it."""
     ending: Ending | None = None
-    """Its ending; None while it is unfinished."""
+    """None while the request is unfinished."""
 
 
 class Known(NamedTuple):
-    """Known part of a request that another gateway runs."""
+    """Already read part of a request that another gateway runs."""
 
     tokens: int
     """Number of known tokens, and of their log-probabilities."""
     top_logprobs: int = 0
-    """Number of most probable tokens reported for each."""
+    """Number of alternatives per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """News of a request that another gateway runs."""
+    """New part of a request that another gateway runs."""
 
     tokens: list[int]
     logprobs: list[LogprobRow]
@@ -64,7 +64,7 @@ _SAMPLING = [item.name for item in fields(Sampling)]
 
 def encode_content(request: GenerationRequest) -> str:
     """Encode the content of a request, without the id."""
-    values = {name: getattr(request, name) for name in _CONTENT}  # `asdict` would copy each token
+    values = {name: getattr(request, name) for name in _CONTENT}  # faster than `asdict`, which copies
     if request.references:
         values["references"] = request.references
     values["sampling"] = {name: getattr(request.sampling, name) for name in _SAMPLING}
@@ -91,7 +91,7 @@ def decode_content(request_id: str, text: str) -> GenerationRequest:
 
 
 def encode_tokens(tokens: Sequence[int]) -> str:
-    """Encode tokens: the text of token i begins at i * TOKEN_WIDTH."""
+    """Encode token ids: token i begins at character i * TOKEN_WIDTH."""
     return "".join([f"{token:<{TOKEN_WIDTH}}" for token in tokens])
 
 
@@ -112,12 +112,12 @@ def encode_logprobs(logprobs: Sequence[LogprobRow]) -> str:
 
 
 def _field(value: float) -> str:
-    """Return nine digits, which distinguish every float32 from its neighbours."""
+    """Return nine significant digits, which identify a float32."""
     return f"{value:<{LOGPROB_WIDTH}.9g}"
 
 
 def decode_logprobs(text: str, top: int) -> list[LogprobRow]:
-    """Decode the output of `encode_logprobs` with so many most probable tokens each."""
+    """Decode the output of `encode_logprobs` with `top` alternatives per token."""
     words, width = text.split(), 1 + 2 * top
     return [_token_logprobs(words[at : at + width]) for at in range(0, len(words), width)]
 
@@ -128,9 +128,9 @@ def _token_logprobs(words: Sequence[str]) -> LogprobRow:
 
 
 def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
-    """Encode a request's part of a write for `append.lua`.
+    """Encode a request's item for `append.lua`.
 
-    `names` are the speculators' names, by number.
+    `names` are the speculators' names by number.
     """
     ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
     request = item.state.request
@@ -152,10 +152,10 @@ _DAMAGED = (ValueError, TypeError, LookupError, InvalidInputError)
 
 
 def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprobs: str, now: float) -> Record:
-    """Return a record from its fields in Redis; `now` is Redis's clock.
+    """Decode a record's fields; `now` is Redis's clock in seconds.
 
     Raises:
-        FaultError: if they are not what this version writes.
+        FaultError: if the fields do not have this version's format.
     """
     try:
         request = decode_content(request_id, values["content"])
@@ -177,10 +177,10 @@ def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprob
 def read_glimpse(
     request_id: str, fields: Sequence[str | None], tokens: str, logprobs: str, top_logprobs: int
 ) -> Glimpse | FaultError | None:
-    """Return new tokens, log-probabilities and the end of a request.
+    """Decode new tokens, log-probabilities and the end of a request.
 
-    Each token has `top_logprobs` most probable ones. None if the request is missing, an error if it cannot be
-    read.
+    Each token has `top_logprobs` alternatives. Return None if the request is missing, an error if it cannot be
+    decoded.
     """
     state, end = fields
     if state is None:

@@ -1,8 +1,8 @@
-"""Writing requests and their tokens to Redis.
+"""Write requests and their tokens to Redis.
 
-Invariants, kept by the scripts: a token is in Redis before any client sees it; only the owner of a request
-writes to it. One script call per step for the whole batch, since passes need the cores that answers are
-read on. Writing the same again changes nothing, so a call whose answer was lost is simply repeated.
+Invariants: a token is in Redis before any client sees it; only the owner of a request writes to it (the scripts
+check this). One script call per step writes the whole batch, as passes need the cores. Writing the same again
+changes nothing, so a call whose answer was lost is repeated.
 """
 
 import json
@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 
 
 class Written(Enum):
-    """Outcome of a write."""
+    """Outcome of a write for one request."""
 
     OK = "ok"
     CANCEL = "cancel"
-    """Done, and somebody wants the request cancelled."""
+    """Written, and a client has cancelled the request."""
     FENCED = "fenced"
-    """Somebody else owns the request; nothing was written."""
+    """Another gateway owns the request; nothing was written."""
     LOST = "lost"
-    """The request, or its earlier tokens, are missing; nothing was written."""
+    """The request or its earlier tokens are missing; nothing was written."""
 
 
 class RequestStore(RequestReader):
-    """The requests of one gateway, which writes under its own id."""
+    """Reads all requests, and writes those that one gateway owns."""
 
     name = "Redis"
     """Name in log lines and errors."""
@@ -48,7 +48,7 @@ class RequestStore(RequestReader):
     ) -> None:
         """Create a store.
 
-        Finished requests stay for `retention_s`; at most `max_unowned` may wait for an owner.
+        Finished requests stay for `retention_s` seconds; at most `max_unowned` requests may wait for an owner.
         """
         super().__init__(connection)
         self.gateway_id = gateway_id
@@ -60,13 +60,13 @@ class RequestStore(RequestReader):
         """Record a request; return whether it is new.
 
         Args:
-            request: its content.
-            idempotency_key: equal for two requests of one id with the same content.
-            caller: its sender, whose quota it counts against.
-            owned: True if this gateway runs it; otherwise it waits for one that adopts it.
+            request: the request to record.
+            idempotency_key: hash of the content, equal for a repeated request of this id.
+            caller: the sender, whose quota counts.
+            owned: True if this gateway runs the request; else it waits for adoption.
 
         Raises:
-            AlreadyExistsError: if its id was used for something else within the retention time.
+            AlreadyExistsError: if the id was used for another request within the retention time.
             ExhaustedError: if the caller's quota is used up, or too many requests wait for an owner.
             UnavailableError: if Redis does not answer.
         """
@@ -75,10 +75,10 @@ class RequestStore(RequestReader):
         return await self._create(request_id, owner, caller, content, idempotency_key, deadline)
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
-        """Check a caller's quota before expensive work for its request.
+        """Check a caller's quota without recording a request.
 
         Raises:
-            AlreadyExistsError: if the id was used for something else within the retention time.
+            AlreadyExistsError: if the id was used for another request within the retention time.
             ExhaustedError: if the caller's quota is used up.
             UnavailableError: if Redis does not answer.
         """
@@ -118,14 +118,14 @@ class RequestStore(RequestReader):
     ) -> dict[str, Written]:
         """Make new tokens and ends durable; return each request's outcome.
 
-        A request's first tokens fix its model, and whether speculators may sample for it. Until
-        then each adopting gateway decides again.
+        A request's first tokens fix its model, and whether speculators may sample for it. Before that, each
+        adopting gateway decides again.
 
         Args:
-            progress: new tokens and ends, in their order.
-            names: names of speculators, by number.
-            adoptions: number of the adoption by which this gateway owns each request.
-            model: fingerprint of the one that made the tokens.
+            progress: new tokens and ends, in order.
+            names: speculators' names by number.
+            adoptions: number of this gateway's adoption by request id.
+            model: fingerprint of the model that generated the tokens.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -142,9 +142,9 @@ class RequestStore(RequestReader):
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
     ) -> Written:
-        """Write an unfinished request again, with all tokens that were durable.
+        """Write an unfinished request again, with all its durable tokens.
 
-        For a Redis that has lost it or the latest of them.
+        Needed if Redis has lost the request or its latest tokens.
         """
         request = state.request
         word = await self._connection.run(
@@ -167,9 +167,9 @@ class RequestStore(RequestReader):
         return Written(word)
 
     async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
-        """Adopt up to so many requests that no gateway owns.
+        """Adopt at most `max_count` requests that no gateway owns.
 
-        They began with one of these models, or not yet.
+        Adopted requests have no tokens yet, or tokens of one of these models.
         """
         ids = await self._connection.run("adopt", self.gateway_id, max_count, *models)
         return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
@@ -180,26 +180,26 @@ class RequestStore(RequestReader):
             return await self.load(request_id)
         except FaultError as error:
             log.error("%s", error.for_logs, exc_info=error, extra={"request_id": request_id})
-            ending = Ending(FinishReason.ERROR, "what Redis has of it cannot be read", retryable=False)
+            ending = Ending(FinishReason.ERROR, "the request's record in Redis is damaged", retryable=False)
             await self.disown([request_id])
             await self._end_unowned(request_id, ending)
             return None
 
     async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
-        """Give up these requests, which nobody owns from now on.
+        """Remove this gateway as owner of requests.
 
         Args:
             request_ids: requests of this gateway.
-            in_vain: True if they were adopted but not begun, so they wait for as long as before.
+            in_vain: True if they were adopted but could not run, so that their wait continues.
         """
         if request_ids:
             await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """Let the owner of a request end it.
+        """Cancel a request: ask its owner, or end it if unowned.
 
         Raises:
-            NotFoundError: if it is not running, or another caller's.
+            NotFoundError: if the request is not running, or is another caller's.
         """
         if caller is not None:
             stored = await self._connection.answer(
@@ -211,22 +211,22 @@ class RequestStore(RequestReader):
             raise NotFoundError(f"request_id = {request_id!r}: not running")
 
     async def leave(self, request_id: str) -> bool:
-        """Note that no client reads a request at this gateway any more.
+        """Record that no client reads a request at this gateway any more.
 
-        It is cancelled unless one does elsewhere.
+        The request is cancelled unless a client reads it at another gateway.
 
         Returns:
-            True if its owner is to end it.
+            True if the owner must end the request.
         """
         return await self._cancel(request_id, self.gateway_id) == "asked"
 
     async def owned(self) -> list[str]:
-        """Return the unfinished requests of this gateway."""
+        """Return the ids of this gateway's unfinished requests."""
         key = owned_key(self.gateway_id)
         return list(await self._connection.answer(lambda redis: redis.zrange(key, 0, -1)))
 
     async def listen(self, request_id: str) -> None:
-        """Note that a client reads a request at this gateway, until `leave`."""
+        """Record that a client reads a request at this gateway, until `leave`."""
         await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, reason: str) -> int:
@@ -235,14 +235,14 @@ class RequestStore(RequestReader):
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
     async def discard(self, request_id: str) -> None:
-        """Forget a request that was refused after `create`."""
+        """Remove a request that was refused after `create`."""
         await self._connection.run("discard", request_id, self.gateway_id)
 
     async def _cancel(self, request_id: str, edge: str) -> str:
         return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
 
     async def _end_unowned(self, request_id: str, ending: Ending, edge: str = "") -> str:
-        """End an unowned request; ask the owner of another one."""
+        """End an unowned request, or ask its owner; return the outcome."""
         arguments = (request_id, ending.to_json(), self._retention_s, edge)
         return str(await self._connection.run("cancel", *arguments))
 

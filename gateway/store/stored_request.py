@@ -1,7 +1,7 @@
-"""A request of an embedded store, and the lines of its file.
+"""Define an embedded store's requests, and the lines of its file.
 
-There are lines for requests, deliveries and ends. A record of the file is a line, or a list of lines written
-together.
+A line is a request, a delivery of tokens, an end or a removal. A record of the file is a line, or a list of lines
+written together.
 """
 
 import json
@@ -23,12 +23,12 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, 
 
 @dataclass(slots=True)
 class StoredRequest:
-    """A request, and all that is known of it."""
+    """A request of the embedded store."""
 
     request: GenerationRequest
     key: str
     created: float
-    """Time of its arrival, by the wall clock."""
+    """Time of arrival, by the wall clock in seconds."""
     owned: bool
     tokens: list[int] = field(default_factory=list)
     logprobs: list[LogprobRow] = field(default_factory=list)
@@ -41,7 +41,7 @@ class StoredRequest:
     cancelled: bool = False
 
     def record(self, now: float) -> Record:
-        """Return its record; `now` is the wall clock's time."""
+        """Return the request's record; `now` is the wall clock in seconds."""
         return Record(
             self.request,
             self.key,
@@ -77,7 +77,7 @@ class Delivery:
     drawn_for: bool | None
 
     def line(self, entry: StoredRequest, start: int) -> Line:
-        """Return its line; `start` is the number of tokens before it."""
+        """Return the delivery's line; `start` is the number of earlier tokens."""
         rows = [[row.chosen, row.top] for row in self.logprobs]
         line = {"id": entry.request.request_id, "start": start, "tokens": list(self.tokens), "logprobs": rows}
         return {**line, "model": self.model, "drawn": self.drawn_for}
@@ -89,7 +89,7 @@ class Delivery:
 
 
 def end_line(entry: StoredRequest, tokens: int, ending: Ending, at: float) -> Line:
-    """Return the line of an end after so many tokens."""
+    """Return the line of an end after `tokens` tokens."""
     return {"id": entry.request.request_id, "tokens_before": tokens, "end": ending.to_json(), "at": at}
 
 
@@ -98,13 +98,13 @@ def gone_line(request_id: str) -> Line:
 
 
 def to_record(lines: Sequence[Line]) -> bytes:
-    """Return the record of lines that are written together."""
+    """Return the record of lines to write together."""
     return json.dumps(lines[0] if len(lines) == 1 else lines).encode()
 
 
 @dataclass(slots=True)
 class Change:
-    """New tokens and an end, to be written before they are visible."""
+    """A request's new tokens and end, written before they are visible."""
 
     request_id: str
     entry: StoredRequest | None
@@ -128,27 +128,27 @@ class Change:
 class RecordReader:
     """Reads records into requests.
 
-    An unreadable line is left out, with later lines of its request.
+    An unreadable line, and later lines of its request, are ignored.
     """
 
     def __init__(self, entries: dict[str, StoredRequest], now: float) -> None:
         self._entries, self._now = entries, now
         self._understood = 0
         self.left_out = 0
-        """Number of lines that were left out."""
+        """Number of ignored lines."""
 
     def read(self, records: Iterable[bytes], torn: bytes) -> None:
-        """Read all records of a file; `torn` is an incomplete last one.
+        """Read all records of a file; `torn` is an incomplete last record.
 
         Raises:
-            ValueError: if no line is one of a store.
+            ValueError: if no line belongs to a store.
         """
         for record in records:
             if record.strip():
                 self._read_record(record)
         ours = any(torn.startswith(start) or start.startswith(torn) for start in _BEGINNINGS)
         if not self._understood and (self.left_out or not ours):
-            raise ValueError("no line in it is one of a store")
+            raise ValueError("must be the file of a store, but no line of it is readable")
 
     def _read_record(self, record: bytes) -> None:
         try:
@@ -165,7 +165,7 @@ class RecordReader:
             self.left_out += not whole
 
     def _read_line(self, line: Line) -> bool:
-        """Return whether a line continues what is known of its request."""
+        """Apply a line; return False if it does not continue its request."""
         name = line["id"]
         if "content" in line:
             request = decode_content(name, line["content"])
@@ -191,9 +191,9 @@ class RecordReader:
         return True
 
     def _continues(self, place: int | None, entry: StoredRequest) -> bool:
-        """Return whether a line continues a request's tokens.
+        """Return whether a line directly continues a request's tokens.
 
-        Older versions do not state the position.
+        Lines of older versions have no position.
         """
         return place == len(entry.tokens) if place is not None else not self.left_out
 

@@ -13,7 +13,15 @@ from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.local import drafts_for, local_models, remove_model
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import resolve_model
-from specinfer.service.api_keys import MAX_PRIORITY, ApiKey, limits_of, make_key, read_keys, revoke, write_keys
+from specinfer.service.api_keys import (
+    MAX_PRIORITY,
+    ApiKey,
+    limits_of,
+    make_key,
+    read_keys,
+    revoke,
+    write_keys,
+)
 
 models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 

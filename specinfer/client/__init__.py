@@ -1,6 +1,6 @@
-"""The Python client of one gateway, or several with a common Redis.
+"""Provide the Python client of gateways that share a Redis.
 
-It loads no model, no torch and no numpy.
+The package imports neither torch nor numpy.
 """
 
 from specinfer.client.answer import (

@@ -1,4 +1,4 @@
-"""Answers of a gateway: pieces, text, summary and log-probabilities."""
+"""Define a gateway's answers: text, summary, statistics and log-probabilities."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from specinfer.v1 import generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its log-probability under the target itself, whatever speculation proposed."""
+    """A token and its log-probability under the target model."""
 
     token_id: int
     token: bytes
-    """Its bytes in the text, or a special token's name."""
+    """The token's bytes in the text, or a special token's name."""
     logprob: float
 
     @property
@@ -30,7 +30,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at the place of one generated token."""
+    """Log-probabilities at the position of one generated token."""
 
     chosen: TokenLogprob
     """The generated token."""
@@ -63,11 +63,11 @@ class SpeculatorStats:
 
     name: str
     drafted: int = 0
-    """Nodes it proposed that were verified."""
+    """Verified nodes that this speculator proposed."""
     accepted: int = 0
-    """Nodes it proposed that were accepted."""
+    """Accepted nodes that this speculator proposed."""
     wins: int = 0
-    """Steps with its proposals on the whole (non-empty) accepted path."""
+    """Steps whose whole non-empty accepted path this speculator proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,16 @@ class SpeculationStats:
     """Statistics of speculation for a request."""
 
     steps: int = 0
-    """Target passes that produced tokens for it."""
+    """Target passes that produced tokens for the request."""
     drafted: int = 0
-    """Nodes verified, roots excluded."""
+    """Verified nodes, roots excluded."""
     accepted: int = 0
     """Drafted tokens that were accepted."""
     acceptance_histogram: tuple[int, ...] = ()
     """At index i: steps that accepted i drafted tokens."""
     speculators: tuple[SpeculatorStats, ...] = ()
     lossy: bool = False
-    """The text need not follow the target's distribution: typical acceptance."""
+    """True with typical acceptance: the text need not follow the target's distribution."""
 
     @property
     def acceptance_length(self) -> float:
@@ -94,7 +94,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Ending of a request."""
+    """Reason, token counts and times of a request's end."""
 
     finish_reason: FinishReason = FinishReason.UNSPECIFIED
     prompt_tokens: int = 0
@@ -107,9 +107,9 @@ class Summary:
     total_seconds: float = 0.0
     """Seconds from arrival to the last token."""
     queue_seconds: float = 0.0
-    """Seconds of waiting for admission."""
+    """Seconds from arrival to admission."""
     seed: int = 0
-    """The seed that was used."""
+    """Seed of the request, given or drawn by the gateway."""
 
 
 def acceptance_length(steps: int, accepted: int) -> float:
@@ -118,7 +118,7 @@ def acceptance_length(steps: int, accepted: int) -> float:
 
 
 def add_up(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    """Return the sums over several requests; lossy if one of them is."""
+    """Return the sums over several requests; lossy if any request is."""
     rows: dict[str, Counter[str]] = {}
     for row in (row for one in stats for row in one.speculators):
         counts = {"drafted": row.drafted, "accepted": row.accepted, "wins": row.wins}
@@ -164,14 +164,14 @@ def _read_stats(message: generation_pb2.SpeculationStats) -> SpeculationStats:
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of one request; whole once it has a summary."""
+    """The answer of one request; complete once `summary` has a finish reason."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of the tokens, if requested."""
     token_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """The same with tokens, and alternatives if requested."""
+    """Tokens with log-probabilities, and alternatives if requested."""
     summary: Summary = field(default_factory=Summary)
     ttft_s: float = 0.0
     """Seconds from sending to the first token."""
@@ -181,16 +181,16 @@ class Answer:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Reason why it ended; `UNSPECIFIED` until then."""
+        """Reason of the request's end; `UNSPECIFIED` until then."""
         return self.summary.finish_reason
 
     @property
     def stats(self) -> SpeculationStats:
-        """Statistics of speculation for it."""
+        """Statistics of speculation for the request."""
         return self.summary.stats
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything, for `--json`."""
+        """Return the answer as the JSON object of `--json`."""
         s = self.summary
         return {
             "request_id": self.request_id,
@@ -210,7 +210,7 @@ class Answer:
 
 
 def stats_to_json(stats: SpeculationStats) -> dict[str, Any]:
-    """Return the statistics of speculation, with the tokens per step."""
+    """Return the statistics of speculation as a JSON object."""
     rows = [asdict(row) for row in stats.speculators]
     return {
         "steps": stats.steps,

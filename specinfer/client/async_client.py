@@ -1,6 +1,6 @@
-"""An asyncio client of `specinfer.v1.Generation`, which survives lost gateways.
+"""Provide an asyncio client of `specinfer.v1.Generation` that survives lost gateways.
 
-It is the I/O around `Resume`: calls, clocks, waiting. `Resume` decides about news and retries.
+This module makes calls, reads clocks and waits; `Resume` decides what to return and when to retry.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from specinfer.v1 import generation_pb2
 
 _ReplyCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, generation_pb2.GenerateReply]"
 _ABANDON_TIMEOUT_S = 3.0
-"""Timeout in seconds of the message that a request is abandoned."""
+"""Timeout in seconds of cancelling an abandoned request."""
 _END_TIMEOUT_S = 1.0
-"""Timeout in seconds of the status after a summary."""
+"""Timeout in seconds for the stream's gRPC status after its summary."""
 
 
 class AsyncClient:
@@ -48,16 +48,16 @@ class AsyncClient:
         """Create a client, which connects on first use.
 
         Args:
-            addresses: addresses of gateways that share a Redis; a string has commas between them.
-            api_key: sent with every call; empty for none.
-            tls: files of TLS towards the gateways; None for plaintext.
-            patience: retries of lost streams; None for the default, a minute.
-            on_retry: called with every failure that is not the end.
-            traceparent: trace context (W3C) that the requests of this client belong to; empty for none.
+            addresses: gateways that share a Redis, as a sequence or a string with commas.
+            api_key: API key sent with every call; None for no key.
+            tls: TLS files for connections to the gateways; None for plaintext.
+            patience: time and number of retries of lost streams; None: retry for 60 seconds.
+            on_retry: called before each retry.
+            traceparent: W3C trace context of this client's requests; empty for none.
 
         Raises:
-            InvalidInputError: if there is no address, or one that is no host:port, or if the key or the trace
-                context cannot be sent.
+            InvalidInputError: if an address is missing or not host:port, or if the key or the trace context
+                cannot be sent.
         """
         self._gateways = Gateways(read_addresses(addresses), tls)
         self._metadata = call_metadata(api_key, traceparent)
@@ -68,7 +68,7 @@ class AsyncClient:
     def for_caller(self, api_key: str | None, traceparent: str = "") -> "AsyncClient":
         """Return a client for another caller, with shared connections.
 
-        Closing it closes them for all.
+        Closing either client closes the connections of both.
 
         Raises:
             InvalidInputError: if the key or the trace context cannot be sent.
@@ -81,10 +81,10 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> AsyncStream:
-        """Return an answer's pieces. Reading the first sends the request.
+        """Return an answer's stream. Reading its first piece sends the request.
 
         Args:
-            prompt: the prompt, or a whole message without options.
+            prompt: the prompt, or a complete message, which excludes options.
 
         Raises:
             TypeError: for an unknown option.
@@ -94,12 +94,12 @@ class AsyncClient:
         return AsyncStream(message.request_id, self._follow(message, self._resume(message.request_id)))
 
     def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
-        """Return the rest of a request, after its first `from_token` tokens.
+        """Return the stream of a request's answer after its first `from_token` tokens.
 
         The stream raises RequestFailedError with NOT_FOUND if no gateway knows the request.
 
         Raises:
-            InvalidInputError: if `from_token` is no number of tokens.
+            InvalidInputError: if `from_token` is not in [0, 2**32).
         """
         if not 0 <= from_token < 2**32:
             raise InvalidInputError("from_token", from_token, "must be in [0, 2**32)")
@@ -115,22 +115,22 @@ class AsyncClient:
     ) -> Answer:
         """Return the answer to a prompt.
 
-        `on_text` is called with each piece of its text as it comes. If its task is cancelled, so is the
+        `on_text` is called with each piece of text on arrival. Cancelling the calling task also cancels the
         request.
 
         Raises:
             TypeError: for an unknown option.
             InvalidInputError: for an option that cannot be sent.
             RequestFailedError: if a gateway refused or ended the request.
-            StreamLostError: if no gateway continued it within the patience.
-            BrokenStreamError: if a gateway left tokens out.
+            StreamLostError: if no gateway continued the request within the patience.
+            BrokenStreamError: if tokens are missing or repeated.
         """
         async with self.stream(prompt, **options) as stream:
             try:
                 return await stream.read(on_text)
             except SpecInferError:
-                raise  # a stream that was lost can be taken up again
-            except BaseException:  # cancelled, or `on_text` failed: nobody waits for the rest
+                raise  # do not abandon: the caller may attach to a lost stream
+            except BaseException:  # cancelled, or `on_text` failed: nobody reads the rest
                 self._abandon_in_background(stream.request_id)
                 raise
 
@@ -138,16 +138,16 @@ class AsyncClient:
         """Stop a running request.
 
         Raises:
-            RequestFailedError: NOT_FOUND if it is not running.
+            RequestFailedError: with NOT_FOUND, if the request is not running.
             UnavailableError: if no gateway answers.
         """
         message = generation_pb2.CancelRequest(request_id=request_id)
         await self._gateways.ask("Cancel", message, self._metadata)
 
     async def abandon(self, request_id: str) -> None:
-        """Stop an abandoned request, if a gateway answers within three seconds.
+        """Try to cancel a request for at most three seconds; ignore failures.
 
-        Otherwise the gateway's linger time ends it.
+        If no gateway answers, the request ends after the gateway's linger time.
         """
         with suppress(SpecInferError, TimeoutError):
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):
@@ -170,7 +170,7 @@ class AsyncClient:
         return reply
 
     async def tokenize(self, message: generation_pb2.TokenizeRequest) -> Sequence[int]:
-        """Return the tokens of a prompt, as the model reads it.
+        """Return a prompt's token ids, with chat template and special tokens.
 
         Raises:
             RequestFailedError: if a gateway refuses.
@@ -180,7 +180,7 @@ class AsyncClient:
         return reply.ids
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones by their names.
+        """Return the text of token ids; special tokens appear by name.
 
         Raises:
             RequestFailedError: if a gateway refuses.
@@ -191,17 +191,17 @@ class AsyncClient:
         return str(reply.text)
 
     def watch(self, request_id: str = "") -> AsyncGenerator[generation_pb2.WatchReply, None]:
-        """Yield live steps of a request, or of all of this key.
+        """Yield live steps of a request, or of this key's requests.
 
-        The request may run at any gateway, and may arrive later. See `Generation.Watch` and
-        `specinfer.client.watching`, whose errors this raises. Close it with `aclose`.
+        The request may run at any gateway, and may arrive later. The errors are those of `watch_steps`. Close
+        the generator with `aclose`.
         """
         return watch_steps(self._gateways, self._metadata, request_id)
 
     async def close(self) -> None:
-        """Close all connections; streams that are still read end with UnavailableError.
+        """Close all connections; open streams end with UnavailableError.
 
-        What was cancelled just before is waited for: gateways receive it.
+        Cancellations sent just before are waited for, so that gateways receive them.
         """
         await asyncio.gather(*self._abandoning, return_exceptions=True)
         for call in self._calls:
@@ -249,10 +249,9 @@ class AsyncClient:
     async def _read(self, call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
         """Return the next reply, or the call's failure.
 
-        gRPC raises CancelledError for any cancelled call.
-
         Raises:
-            UnavailableError: if it was `close`.
+        UnavailableError: if `close` cancelled the call.
+            CancelledError: if the task was cancelled.
         """
         try:
             reply = await call.read()
@@ -263,7 +262,7 @@ class AsyncClient:
         return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
 
     async def _let_end(self, call: _ReplyCall) -> None:
-        """Wait for the status after the summary: the gateway sees no hang-up."""
+        """Wait for the final status, or the gateway would see a disconnect."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._read(call)

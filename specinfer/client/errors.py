@@ -1,4 +1,4 @@
-"""The client's errors, and their relation to a gateway's status."""
+"""Define the client's errors, and which gRPC codes to retry."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,23 +12,23 @@ _Code = grpc.StatusCode
 
 
 class Cure(Enum):
-    """Remedy of a failed call: a retry, perhaps elsewhere, or none."""
+    """Condition under which a failed call is retried."""
 
     TRANSIENT = "always"
-    HINTED = "if the gateway said when"
-    TRANSPORT = "if the connection broke, not if the gateway said so"
+    HINTED = "if the gateway sent a retry hint"
+    TRANSPORT = "if the connection broke, not if the gateway sent the code"
     FINAL = "never"
 
 
 CURES: dict[grpc.StatusCode, Cure] = {
     _Code.OK: Cure.FINAL,
     _Code.UNAVAILABLE: Cure.TRANSIENT,  # no connection, or the gateway waits for a verifier or Redis
-    _Code.CANCELLED: Cure.TRANSIENT,  # by the server, which ends; our own cancelling never gets here
-    _Code.ABORTED: Cure.TRANSIENT,  # the gateway lost a lease: another one owns the request
-    _Code.DEADLINE_EXCEEDED: Cure.TRANSIENT,  # streams of ours have none, so it is that of a proxy
+    _Code.CANCELLED: Cure.TRANSIENT,  # by a server that shuts down; own cancellations are handled before
+    _Code.ABORTED: Cure.TRANSIENT,  # the gateway lost a lease: another gateway owns the request
+    _Code.DEADLINE_EXCEEDED: Cure.TRANSIENT,  # a proxy's deadline, as the client's streams have none
     _Code.RESOURCE_EXHAUSTED: Cure.HINTED,  # a full queue has a hint; a request that is too large does not
-    _Code.INTERNAL: Cure.TRANSPORT,  # RST_STREAM, or a fault that a retry does not cure
-    _Code.UNKNOWN: Cure.TRANSPORT,  # "Stream removed", or an exception in a handler
+    _Code.INTERNAL: Cure.TRANSPORT,  # RST_STREAM, or a permanent fault
+    _Code.UNKNOWN: Cure.TRANSPORT,  # "Stream removed", or an exception in the gateway
     _Code.INVALID_ARGUMENT: Cure.FINAL,
     _Code.NOT_FOUND: Cure.FINAL,
     _Code.ALREADY_EXISTS: Cure.FINAL,
@@ -49,7 +49,7 @@ _TRANSPORT_WORDS = (
     "endpoint closing",
     "transport closed",
 )
-"""Words in gRPC's own messages where a connection broke, in lower case."""
+"""Words, in lower case, of gRPC's messages about broken connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ class Failure:
     code: grpc.StatusCode
     details: str = ""
     retry_after_s: float | None = None
-    """Seconds after which to try again, if the gateway gave a time."""
+    """The gateway's hint: seconds to wait before a retry, if given."""
     hopeless: bool = False
-    """True if the gateway refused a retry, or the request has ended."""
+    """True if the gateway's hint forbids a retry."""
 
     @classmethod
     def of(cls, error: grpc.aio.AioRpcError) -> "Failure":
         """Convert a gRPC error.
 
-        A retry hint that is negative or no number forbids a retry, as in gRPC's retry policies.
+        A retry hint that is negative or not a number forbids a retry, as in gRPC's retry policies.
         """
         hint = dict(error.trailing_metadata() or ()).get(RETRY_HINT_KEY)
         usable = isinstance(hint, str) and hint.isdecimal()
@@ -76,7 +76,7 @@ class Failure:
 
     @property
     def transient(self) -> bool:
-        """True if trying again may cure it."""
+        """True if a retry may succeed."""
         if self.hopeless:
             return False
         cure = CURES[self.code]
@@ -110,14 +110,14 @@ class RequestFailedError(SpecInferError):
 
     @property
     def bad_input(self) -> bool:
-        """True if the mistake is in the request."""
+        """True if the request itself is at fault."""
         return self.failure.code in _BAD_INPUT
 
 
 class StreamLostError(UnavailableError):
     """No gateway continued a request within the client's patience.
 
-    The request may still run or have ended well: `AsyncClient.attach(request_id, from_token)` continues it.
+    The request may still run or have ended: `AsyncClient.attach(request_id, from_token)` continues it.
     """
 
     def __init__(self, gateway: str, failure: Failure, request_id: str, from_token: int) -> None:
@@ -126,7 +126,7 @@ class StreamLostError(UnavailableError):
 
 
 class BrokenStreamError(SpecInferError):
-    """A gateway broke the contract: tokens are missing or repeated."""
+    """A gateway broke the protocol: a stream's tokens are missing or repeated."""
 
     def __init__(self, request_id: str, position: int, expected: int, why: str) -> None:
         super().__init__(f"request {request_id}: position = {position} after {expected} tokens: {why}")

@@ -1,4 +1,4 @@
-"""The gateways of a client, with channels opened on first use."""
+"""Manage a client's channels to gateways, opened on first use."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ def call_metadata(api_key: str | None, traceparent: str = "") -> Metadata:
     """Return the metadata of calls with this key and W3C trace context.
 
     Raises:
-        InvalidInputError: if one of them cannot be sent; the error does not show the key.
+        InvalidInputError: if the key or the trace context cannot be sent; the key is not shown.
     """
     metadata: Metadata = ()
     if api_key is not None:
@@ -40,20 +40,20 @@ _UNARY_TIMEOUT_S = 5.0
 
 
 def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Parse addresses of gateways: a sequence, or text with commas.
+    """Check addresses of gateways: a sequence, or a string with commas.
 
     Raises:
-        SettingError: if there is none, or one to which no channel can be opened.
+        SettingError: if there is no address, or an address is invalid.
     """
     if isinstance(given, str):
         return tuple(split_targets("address", given))
     if not given:
-        raise SettingError("address", given, "must be host:port, one or several")
+        raise SettingError("address", given, "must be one or more host:port")
     return tuple(check_target("address", address) for address in given)
 
 
 class Gateways:
-    """Stubs by index of their address. Requests start at `first`."""
+    """Channels to gateways, by index of address. Requests start at `first`."""
 
     def __init__(self, addresses: tuple[str, ...], tls: ClientTls | None) -> None:
         self.addresses = addresses
@@ -67,7 +67,7 @@ class Gateways:
         """Return the stub of one gateway.
 
         Raises:
-            SettingError: if a file of TLS does not fit.
+            SettingError: if a TLS file cannot be used.
             UnavailableError: after `close`.
         """
         if self.closed:
@@ -77,7 +77,7 @@ class Gateways:
         return generation_pb2_grpc.GenerationStub(self._channels[index])  # type: ignore[no-untyped-call]
 
     def in_turn(self) -> Iterator[int]:
-        """Yield every index once, the first one first."""
+        """Yield every index once, starting at `first`."""
         count = len(self.addresses)
         yield from ((self.first + turn) % count for turn in range(count))
 
@@ -85,8 +85,8 @@ class Gateways:
         """Return the reply of the first gateway that answers.
 
         Raises:
-            RequestFailedError: if it refuses.
-            UnavailableError: if none answers.
+            RequestFailedError: if a gateway refuses with a permanent error.
+            UnavailableError: if no gateway answers, or the client is closed.
         """
         last = UnavailableError("no gateway")
         for index in self.in_turn():
@@ -103,11 +103,11 @@ class Gateways:
         raise last
 
     def heed_close(self, error: asyncio.CancelledError) -> NoReturn:
-        """Raise the cause of a cancelled call: `close` or the task.
+        """Raise the error of a cancelled call, by its cause.
 
         Raises:
-            UnavailableError: if it was `close`.
-            CancelledError: the error, if the task was cancelled.
+            UnavailableError: if `close` cancelled the call.
+            CancelledError: `error`, if the task was cancelled.
         """
         task = asyncio.current_task()
         if not self.closed or (task is not None and task.cancelling()):
@@ -115,7 +115,7 @@ class Gateways:
         raise UnavailableError(CLOSED) from None
 
     async def pause(self, seconds: float) -> None:
-        """Wait for so many seconds.
+        """Wait.
 
         Raises:
             UnavailableError: as soon as the client is closed.

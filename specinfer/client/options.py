@@ -1,6 +1,6 @@
-"""Options of a request: names, types, defaults and bounds.
+"""Define a request's options: names, types, defaults and bounds.
 
-Signatures, documentation and checks of everything that takes options are made of this.
+Signatures, documentation and checks of all functions that take options are generated from these definitions.
 """
 
 import inspect
@@ -20,12 +20,12 @@ SPECULATION = {
     "off": generation_pb2.SPECULATION_OFF,
 }
 Check = Callable[[str, Any], None]
-"""Raises InvalidInputError if an option of this name cannot have this value."""
+"""Takes an option's name and value; raises InvalidInputError for an invalid value."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def whole(lowest: int, end: int) -> Check:
-    """Check whole numbers that the message can carry."""
+    """Return a check for integers in [lowest, end)."""
 
     def check(name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < end:
@@ -35,7 +35,7 @@ def whole(lowest: int, end: int) -> Check:
 
 
 def one_of(words: Iterable[str]) -> Check:
-    """Return a check for one of some words."""
+    """Return a check for one of these words."""
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, str) or value not in words:
@@ -50,7 +50,7 @@ def optional(check: Check) -> Check:
 
 
 def flag(name: str, value: Any) -> None:
-    """Check for yes or no."""
+    """Check for a bool."""
     if not isinstance(value, bool):
         raise InvalidInputError(name, value, "must be True or False")
 
@@ -62,7 +62,7 @@ def number(name: str, value: Any) -> None:
 
 
 _MIN_FLOAT = 2.0**-126
-"""Less is 0 as a float of a message."""
+"""Minimum positive value of a normal 32-bit float."""
 
 
 def positive(name: str, value: Any) -> None:
@@ -73,29 +73,29 @@ def positive(name: str, value: Any) -> None:
 
 
 def text(name: str, value: Any) -> None:
-    """Check for a text."""
+    """Check for a string."""
     if not isinstance(value, str):
-        raise InvalidInputError(name, value, "must be a text")
+        raise InvalidInputError(name, value, "must be a string")
 
 
 def texts(name: str, value: Any) -> None:
-    """Check for a sequence of texts."""
+    """Check for a sequence of strings."""
     if (
         isinstance(value, str)
         or not isinstance(value, Sequence)
         or not all(isinstance(t, str) for t in value)
     ):
-        raise InvalidInputError(name, value, "must be a sequence of texts")
+        raise InvalidInputError(name, value, "must be a sequence of strings")
 
 
 def text_or_texts(name: str, value: Any) -> None:
-    """Check for a text or several."""
+    """Check for a string or a sequence of strings."""
     if not isinstance(value, str):
         texts(name, value)
 
 
 def biases(name: str, value: Any) -> None:
-    """Check for numbers by token id."""
+    """Check for a mapping from token ids to numbers."""
     if not isinstance(value, Mapping):
         raise InvalidInputError(name, value, "must be a mapping from token ids to numbers")
     for token, bias in value.items():
@@ -104,21 +104,21 @@ def biases(name: str, value: Any) -> None:
 
 
 def anything(name: str, value: Any) -> None:
-    """Accept a value that is checked elsewhere."""
+    """Accept any value, as another function checks it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOption:
-    """One option."""
+    """Description, check and default of one option."""
 
     about: str
     check: Check
     default: Any = None
-    """Default value; None also where the option is simply not sent."""
+    """Default value; None: the option is not sent."""
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """Required forms of the text. They exclude each other."""
+    """Options that constrain the text. They exclude each other."""
 
     json_schema: Annotated[str | Mapping[str, Any] | None, RequestOption("JSON schema of the text", anything)]
     regex: Annotated[
@@ -135,10 +135,10 @@ class ConstraintOptions(TypedDict, total=False):
 class RequestOptions(ConstraintOptions, total=False):
     """Options of a request; `option_docs` describes them.
 
-    The gateway checks what the values mean.
+    The gateway checks the values' ranges.
     """
 
-    chat: Annotated[bool, RequestOption("True: a text is a user's turn; False: it is continued", flag, True)]
+    chat: Annotated[bool, RequestOption("True: answer a text as a chat; False: continue it", flag, True)]
     max_new_tokens: Annotated[
         int, RequestOption("maximum number of generated tokens", whole(-(2**31), 2**31), 128)
     ]
@@ -158,13 +158,13 @@ class RequestOptions(ConstraintOptions, total=False):
     logprobs: Annotated[bool, RequestOption("return the log-probability of every token", flag, False)]
     top_logprobs: Annotated[
         int,
-        RequestOption("with logprobs: number of most probable tokens next to each", whole(0, 2**32), 0),
+        RequestOption("with logprobs: number of alternatives to return per token", whole(0, 2**32), 0),
     ]
     priority: Annotated[int, RequestOption("higher runs first", whole(-(2**31), 2**31), 0)]
     request_id: Annotated[str, RequestOption("empty: chosen by the client", text, "")]
     deadline_seconds: Annotated[
         float | None,
-        RequestOption("seconds after which it ends with the tokens it has; None: never", optional(number)),
+        RequestOption("seconds after which the answer ends unfinished; None: never", optional(number)),
     ]
     logit_bias: Annotated[
         Mapping[int, float] | None,
@@ -173,14 +173,14 @@ class RequestOptions(ConstraintOptions, total=False):
     presence_penalty: Annotated[
         float, RequestOption("subtracted from the logits of generated tokens, -2 to 2", number, 0.0)
     ]
-    frequency_penalty: Annotated[float, RequestOption("the same, for each occurrence", number, 0.0)]
+    frequency_penalty: Annotated[float, RequestOption("the same, once per occurrence", number, 0.0)]
     min_p: Annotated[
         float,
         RequestOption("minimum share of the highest probability; 0 keeps all", number, 0.0),
     ]
     repetition_penalty: Annotated[
         float,
-        RequestOption("divides logits of tokens of prompt and answer; 1 changes nothing", positive, 1.0),
+        RequestOption("divides logits of tokens in prompt and answer; 1: no effect", positive, 1.0),
     ]
     references: Annotated[
         str | Sequence[str],
@@ -190,7 +190,7 @@ class RequestOptions(ConstraintOptions, total=False):
             (),
         ),
     ]
-    no_training: Annotated[bool, RequestOption("exclude it from learning", flag, False)]
+    no_training: Annotated[bool, RequestOption("speculators must not learn from the request", flag, False)]
     typical_epsilon: Annotated[
         float, RequestOption("threshold of typical acceptance, not lossless; 0: lossless", number, 0.0)
     ]
@@ -210,8 +210,8 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options, completed with defaults.
 
     Raises:
-        TypeError: if there is no option of some name.
-        InvalidInputError: naming an option whose value the message cannot carry.
+        TypeError: for an unknown option.
+        InvalidInputError: naming an option and its invalid value.
     """
     known = known_options()
     check_names(options)
@@ -224,13 +224,13 @@ def check_names(options: Mapping[str, Any]) -> None:
     """Check that no option is unknown.
 
     Raises:
-        TypeError: naming one, and the one that may have been meant.
+        TypeError: naming the unknown option, and a similar known one.
     """
     known = known_options()
     for name in options:
         if name not in known:
             close = meant(name, known)
-            hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
+            hint = f"did you mean {close}?" if close else f"must be one of {', '.join(known)}"
             raise TypeError(f"no option {name!r} of a request: {hint}")
 
 

@@ -1,4 +1,4 @@
-"""Messages of requests, made of plain values."""
+"""Build request messages from a prompt and options."""
 
 import json
 import secrets
@@ -20,16 +20,16 @@ KINDS = ("json_schema", "regex", "grammar", "choice")
 
 
 def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
-    """Return the message; None if the text is free.
+    """Return the message of a constraint; None if no option sets one.
 
     Raises:
-        InvalidInputError: if it is said in two ways, or is no JSON.
+        InvalidInputError: if two options set one, or the schema is not JSON.
     """
     given = [(kind, options[kind]) for kind in KINDS if options.get(kind) is not None]
     if not given:
         return None
     if len(given) > 1:
-        raise InvalidInputError(given[1][0], given[0][0], "only one of them may be given")
+        raise InvalidInputError(given[1][0], given[1][1], f"cannot be combined with {given[0][0]}")
     ((kind, source),) = given
     if kind == "choice":
         return common_pb2.Constraint(choice=common_pb2.Choice(texts=source))
@@ -41,21 +41,21 @@ def _encode(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError("json_schema", str(schema), f"no JSON: {error}") from error
+        raise InvalidInputError("json_schema", str(schema), f"not JSON: {error}") from error
 
 
 _SAMPLING = (
     *("temperature", "top_k", "top_p", "typical_epsilon"),
     *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
 )
-"""Options with the same name in a request's sampling parameters."""
+"""Options that are fields of the same name in `SamplingParams`."""
 _PLAIN = (
     *("request_id", "max_new_tokens", "ignore_eos", "priority"),
     *("logprobs", "top_logprobs", "deadline_seconds", "no_training"),
 )
-"""Options that are fields of the request itself."""
+"""Options that are fields of the same name in `GenerateRequest`."""
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""A text, a conversation with `role` and `content`, or token ids."""
+"""A text, messages with `role` and `content`, or token ids."""
 
 
 def new_request_id() -> str:
@@ -68,8 +68,8 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
     """Return the message of a request.
 
     Raises:
-        TypeError: if there is no option of some name.
-        InvalidInputError: naming an option whose value the message cannot carry.
+        TypeError: for an unknown option.
+        InvalidInputError: naming an option and its invalid value.
     """
     said = checked(options)
     sampling = common_pb2.SamplingParams(
@@ -92,16 +92,16 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
 def as_request(
     prompt: Prompt | generation_pb2.GenerateRequest, options: RequestOptions
 ) -> generation_pb2.GenerateRequest:
-    """Return a request's message, or a copy, with an id for attaching.
+    """Return a prompt's message, or a message's copy, with an id.
 
     Raises:
         TypeError: for an unknown option.
-        InvalidInputError: for an option that the message cannot have, or that was given with a message.
+        InvalidInputError: for an invalid option, or any option in addition to a message.
     """
     check_names(options)
     if isinstance(prompt, generation_pb2.GenerateRequest):
         for name, value in options.items():
-            raise InvalidInputError(name, value, "excludes a ready message: set it there")
+            raise InvalidInputError(name, value, "cannot be given with a message: set the message's field")
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(prompt)
     else:

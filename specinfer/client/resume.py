@@ -1,10 +1,9 @@
-"""One stream of tokens from any gateways. A pure state machine.
+"""Continue a stream of tokens at other gateways after failures. Pure.
 
-It gets replies and failures, and decides about calls; clocks and random numbers are arguments.
+`Resume` receives replies and failures and returns the next call; clocks and random numbers are arguments.
 
-Invariant: its output is the undisturbed stream: each token exactly once.
-Text belongs to its tokens. A gateway attaches exactly at the requested token, so a reply is
-delivered whole or dropped whole.
+Invariant: each token is returned exactly once, in order. A reply's text cannot be split by tokens, but a
+gateway attaches exactly at the requested token, so each reply is returned or dropped as a whole.
 """
 
 from collections.abc import Callable
@@ -21,14 +20,14 @@ class Piece:
     """Content of one reply."""
 
     position: int
-    """Number of generated tokens before these."""
+    """Number of generated tokens before this piece."""
     token_ids: tuple[int, ...]
     text: str
     """Newly completed text; may lag the tokens."""
     logprobs: tuple[float, ...] = ()
     """Log-probabilities of the tokens, if requested."""
     token_logprobs: tuple[TokenLogprobs, ...] = ()
-    """The same with tokens, and alternatives if requested."""
+    """Tokens with log-probabilities, and alternatives if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +45,16 @@ class Patience:
     """Time and number of retries of a lost stream."""
 
     patience_s: float = 60.0
-    """Seconds between the last new token and giving up; 0: no retry."""
+    """Seconds without a new token after which retries end; 0: no retry."""
     for_room: bool = True
-    """True if a full queue or used quota is also waited for."""
+    """True: also retry on a full queue or an exhausted quota."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
 
     def wait_s(self, rounds: int, jitter: float) -> float:
-        """Return the pause after rounds of failures, doubled each time.
+        """Return the seconds to wait, doubled after each round over all addresses.
 
-        `jitter` in [0, 1) subtracts up to a half, so that clients do not retry simultaneously.
+        `jitter` in [0, 1) subtracts up to half, so that clients do not retry simultaneously.
         """
         wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(rounds, 32))
         return wait * (1 - jitter / 2)
@@ -63,7 +62,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class NextCall:
-    """The next call."""
+    """Address and method of the next call."""
 
     address: int
     """Index into the addresses."""
@@ -73,13 +72,13 @@ class NextCall:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A failure that is not the end: after `wait_s` comes `call`."""
+    """A retry: the failure, the seconds to wait, and the next call."""
 
     failure: Failure
     wait_s: float
     call: NextCall
     failures: int
-    """Failures since the last new token, this one included."""
+    """Failures since the last new token, this failure included."""
 
 
 class Resume:
@@ -97,7 +96,7 @@ class Resume:
     ) -> None:
         """Create the state of a stream.
 
-        `attach_from` continues a request after so many tokens; None generates.
+        `attach_from` continues a request after this number of tokens; None generates.
         """
         self._request_id, self._addresses = request_id, addresses
         self._patience, self._jitter = patience, jitter
@@ -106,24 +105,24 @@ class Resume:
         self._lost_at: float | None = None
         self._failures = 0
         self.position = attach_from or 0
-        """Tokens delivered so far, those before `attach_from` included."""
+        """Position of the next token in the answer."""
         self.ended = False
 
     @property
     def call(self) -> NextCall:
-        """The call to make now.
+        """The call to make next.
 
-        Until there is a token `Generate` is repeated: it attaches if a gateway has recorded the request, and
-        records it if none has.
+        Before the first token this is `Generate`, which attaches to the request if it exists, and else
+        creates the request.
         """
         attach = self.position > 0 or not self._may_generate
         return NextCall(self._address, self.position if attach else None)
 
     def replied(self, reply: generation_pb2.GenerateReply) -> tuple[Item, ...]:
-        """Return the new part of a reply.
+        """Return the new items of a reply.
 
         Raises:
-            BrokenStreamError: if tokens are missing before it, or only a part of it is new.
+            BrokenStreamError: if tokens before the reply are missing, or only part of the reply is new.
         """
         if self._had(reply):
             return ()
@@ -144,7 +143,7 @@ class Resume:
         return Piece(self.position, tokens, reply.text, logprobs, read_logprobs(reply))
 
     def _had(self, reply: generation_pb2.GenerateReply) -> bool:
-        """Return whether all tokens of a reply were delivered before."""
+        """Return whether all tokens of a reply were returned before."""
         end, last = reply.position + len(reply.token_ids), reply.HasField("summary")
         if reply.position > self.position:
             raise self._broken(reply, "tokens are missing")
@@ -153,7 +152,7 @@ class Resume:
                 raise self._broken(reply, "only a part of the reply is new")
             return True
         if reply.text and not reply.token_ids and not last:
-            # it could not be separated from the text of the next tokens after an Attach
+            # after an Attach, this text could not be separated from the next tokens' text
             raise self._broken(reply, "text without tokens")
         return False
 
@@ -161,15 +160,15 @@ class Resume:
         return BrokenStreamError(self._request_id, reply.position, self.position, reason)
 
     def failed(self, failure: Failure, now: float) -> Retry:
-        """Return the next step after a failed call: the next address.
+        """Return the retry after a failed call, at the next address.
 
         Args:
-            failure: of the call.
+            failure: the call's failure.
             now: monotonic time in seconds.
 
         Raises:
             RequestFailedError: if a retry cannot help.
-            StreamLostError: if patience is over.
+            StreamLostError: if the patience has ended.
         """
         if not failure.transient or (failure.no_room and not self._patience.for_room):
             raise RequestFailedError(failure)

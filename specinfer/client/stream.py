@@ -1,4 +1,4 @@
-"""A stream of pieces, and the answer that they make."""
+"""Read a stream of pieces, and collect the answer."""
 
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -13,14 +13,14 @@ class AsyncStream:
     """An answer's pieces: an async iterator and context manager.
 
     Leaving the context, or `aclose`, closes the connection; the request itself continues for the gateway's
-    linger time, so that `attach` can take it up. `AsyncClient.cancel` ends it.
+    linger time, so that `attach` can continue the stream. `AsyncClient.cancel` ends the request.
     """
 
     def __init__(self, request_id: str, items: AsyncGenerator[Item, None]) -> None:
         self._items = items
         self._started: float | None = None
         self._first: Item | None = None
-        """First item, if it came with `accepted` and was not returned yet."""
+        """First piece, if `accepted` received it and it was not returned yet."""
         self._first_count = 0
         self.answer = Answer(request_id=request_id)
         """Answer so far; with a summary once the stream has ended."""
@@ -38,8 +38,8 @@ class AsyncStream:
 
         Raises:
             RequestFailedError: if a gateway refused or ended the request.
-            StreamLostError: if no gateway continued it within the patience.
-            BrokenStreamError: if a gateway left tokens out.
+            StreamLostError: if no gateway continued the request within the patience.
+            BrokenStreamError: if tokens are missing or repeated.
         """
         started = self._start()
         while True:
@@ -51,10 +51,10 @@ class AsyncStream:
             self._note(item)
 
     async def accepted(self) -> None:
-        """Wait until the request is accepted. Call it first.
+        """Wait until a gateway has accepted the request. Call before reading pieces.
 
         Raises:
-            SpecInferError: as the stream itself does.
+            SpecInferError: the errors of reading a piece.
         """
         self._start()
         item = await anext(self._items)
@@ -64,7 +64,7 @@ class AsyncStream:
             self._note(item)
 
     def _start(self) -> float:
-        """Return the time at which the stream was begun."""
+        """Return the time at which reading began, in seconds."""
         if self._started is None:
             self._started = time.perf_counter()
         return self._started
@@ -76,7 +76,7 @@ class AsyncStream:
             self.answer.summary = replace(self.answer.summary, prompt_tokens=item.prompt_tokens)
 
     async def read(self, on_text: Callable[[str], None] = lambda _: None) -> Answer:
-        """Read to the end; return the answer. `on_text` gets its text."""
+        """Read to the end; call `on_text` with each piece; return the answer."""
         async for piece in self:
             if piece.text:
                 on_text(piece.text)
@@ -93,7 +93,7 @@ class AsyncStream:
         await self.aclose()
 
     def _add(self, piece: Piece, seconds: float) -> None:
-        """Add a piece; `seconds` are those since the request was sent."""
+        """Add a piece that arrived `seconds` after the request was sent."""
         answer = self.answer
         if not answer.token_ids and not answer.text:
             answer.ttft_s, self._first_count = seconds, len(piece.token_ids)

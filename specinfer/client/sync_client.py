@@ -1,4 +1,4 @@
-"""The client without an event loop: `AsyncClient` in a thread."""
+"""Provide the client without an event loop: `AsyncClient` in a thread."""
 
 from collections.abc import Callable, Sequence
 from typing import Self, Unpack
@@ -42,7 +42,7 @@ class Stream:
         return piece
 
     def close(self) -> None:
-        """Close the connection, unless the client has."""
+        """Close the connection, unless the client is already closed."""
         if not self._thread.stopped:
             self._thread.call(self._stream.aclose())
 

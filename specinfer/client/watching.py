@@ -1,4 +1,4 @@
-"""Watches steps of requests at all gateways, as any may run them."""
+"""Watch steps of requests at all gateways, as any may run them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,21 +12,21 @@ from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 
 _START_S = 2.0
-"""Timeout for silent gateways at the start."""
+"""Seconds to wait at the start for gateways that do not answer."""
 Reply: TypeAlias = generation_pb2.WatchReply
 _Replies: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
-"""News by index of the gateway; None where the time is over."""
+"""Pairs (gateway's index, reply or failure); None: the start has timed out."""
 
 
 async def watch_steps(
     gateways: Gateways, metadata: Metadata, request_id: str
 ) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-    """Yield an empty reply after all watches have begun; then steps.
+    """Yield an empty reply once all watches have begun; then each step.
 
-    The last step is that of the request's end.
+    With a `request_id`, the last step is the request's end.
 
     Raises:
-        RequestFailedError: if no gateway watches, or none does any more.
+        RequestFailedError: if the watches of all gateways have failed.
         UnavailableError: if the client is closed.
     """
     replies: _Replies = asyncio.Queue()
@@ -71,7 +71,7 @@ async def _read(index: int, call: Any, replies: _Replies) -> None:
 
 
 class _Tellers:
-    """Gateways that send steps."""
+    """Tracks which gateways watch, are not connected yet, or have failed."""
 
     def __init__(self, count: int) -> None:
         self._asked, self._telling = set(range(count)), set[int]()
@@ -79,14 +79,14 @@ class _Tellers:
 
     @property
     def ready(self) -> bool:
-        """True if no other gateway need be waited for."""
+        """True if a gateway watches and no other need be waited for."""
         return bool(self._telling) and (self._late or not self._asked)
 
     def note(self, index: int, reply: Reply | Failure | None) -> Reply | None:
-        """Process a gateway's news; return its step, if any.
+        """Process a gateway's reply or failure; return its step, if any.
 
         Raises:
-            RequestFailedError: if it was the last one, and sends no more.
+            RequestFailedError: if the last gateway has failed.
         """
         if reply is None:
             self._late = True

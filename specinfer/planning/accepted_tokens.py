@@ -1,8 +1,8 @@
-"""Accepted tokens of trees by their nodes, measured. Pure.
+"""Measure accepted tokens by tree size. Pure.
 
-A tree's outcome determines that of every smaller one: a smaller tree has the first of its nodes by path
-probability. So each tree counts for all sizes 1, 2, 4, ... up to its own, as the gains between one size and
-the next, and one tree of eight nodes is as informative about four nodes as a tree of four.
+A verified tree also shows the outcome of each smaller tree, which has the nodes of highest path probability.
+So each tree counts for all sizes 1, 2, 4, ... up to its own: one tree of eight nodes is as informative about
+four nodes as a tree of four. A gain is the number of accepted tokens that a size adds to the next smaller.
 """
 
 from bisect import bisect_right
@@ -16,33 +16,33 @@ from specinfer.planning.choice import SpeculatorSet
 _FIRST = 0.5
 """Accepted tokens of one node before any tree was seen."""
 _PRIOR = 8.0
-"""Weight, in trees, of the gain that smaller sizes suggest."""
+"""Weight, in trees, of the gain expected before trees are measured."""
 _OTHER_CLASSES = 24.0
-"""Weight, in trees, of all batch sizes in the mean of one."""
+"""Weight, in trees, of the mean over all batch classes."""
 _HALF = 150.0
 """Steps after which an outcome has half its weight."""
 _KEPT = 8.0
-"""Weight, in trees, that age alone does not take away."""
+"""Minimum weight, in trees, that old observations keep."""
 
 
 class Gain(NamedTuple):
-    """Accepted tokens that a size adds to the size before."""
+    """Accepted tokens that a tree size adds to the next smaller size."""
 
     tokens: float
     trees: float
-    """Weight of the trees that showed it."""
+    """Weight of the observed trees; it falls with their age."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over trees by size, older ones with less weight."""
+    """Weighted sums over trees; item k is for `2**k` nodes."""
 
     trees: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
     step: int = 0
 
     def fade(self, step: int) -> None:
-        """Reduce the weight of all trees by the steps since the last."""
+        """Reduce the trees' weights for the steps since the last call."""
         if step == self.step:
             return
         part = 0.5 ** ((step - self.step) / _HALF)
@@ -79,8 +79,8 @@ class AcceptedTokens:
         Args:
             asked: speculators of the trees.
             batch_class: class of the batch size.
-            places: number of sizes up to the nodes that were planned.
-            trees: of each, `tree_parts.ranked_nodes` and the tokens expected of it over those of a usual tree.
+            places: number of sizes 1, 2, 4, ... up to the planned nodes per request.
+            trees: `tree_parts.ranked_nodes` of each tree, and its request's `RequestTexts.ratio` as weight.
             step: number of the step.
         """
         both = [self._sums.setdefault((asked, which), _Sums()) for which in (batch_class, None)]
@@ -102,14 +102,14 @@ class AcceptedTokens:
         like: Sequence[Gain] = (),
         share: float = 1.0,
     ) -> list[Gain]:
-        """Return the gain of each size.
+        """Return the gains of sizes 1, 2, 4, ...
 
         Args:
             asked: speculators.
             batch_class: class of the batch size.
             places: number of sizes.
-            like: gains of the whole pool, of which the set has a share.
-            share: the set's share.
+            like: gains of the whole pool by size; empty to extrapolate from smaller sizes.
+            share: the set's share of the pool's accepted tokens, 0 to 1.
         """
         everywhere, here = self._sums.get((asked, None)), self._sums.get((asked, batch_class))
         gains: list[Gain] = []

@@ -1,22 +1,19 @@
-"""Calibration of each speculator's scores: measured while serving. Pure.
+"""Correct each speculator's scores by measured acceptance. Pure.
 
-A drafter scores every candidate with its own idea of the probability that it is accepted given that its
-parent is. Softmax values of a small model, counts of an n-gram table and constants of somebody's function
-do not mean the same; side by side in one merged tree they must. So scores are sorted into bins per
-speculator, and a score is multiplied by
+A drafter scores each candidate with an estimated probability that it is accepted if its parent is. Softmax
+values of a small model, counts of an n-gram table and constants of a user's function are not comparable, but
+a merged tree ranks them together. So scores are sorted into bins per speculator, and each is multiplied by
 
     (accepted + trust) / (promised + trust)
 
-of its bin: how many candidates were accepted, over the sum of their scores. Within a bin the order stays
-the speculator's own.
+of its bin: `accepted` counts the bin's accepted candidates, `promised` is the sum of its candidates' scores.
+Within a bin the speculator's own order is kept.
 
-Of sampled candidates nobody's score is believed (their rank must not depend on the token drawn): what is
-corrected is what can be expected of a draw before it is made (`specinfer.tree.draws`). They are counted
-where the verifier really tried them: the rest would be accepted more often than they are the token that
-came.
+The rank of a sampled candidate must not depend on the sampled token. So its score is ignored; the expected
+acceptance of a draw before it is made (`specinfer.tree.draws`) is corrected instead. Only draws that the
+verifier tried are counted: an untried draw equals the committed token less often than it would be accepted.
 
-Where speculators boast differently, a pool without this has 0.91 of the speed (docs/performance.md#calibration).
-Only outcomes of earlier steps go in, so a cut that follows calibrated scores biases no output.
+Only outcomes of earlier steps are used, so cutting by calibrated scores does not bias the output.
 """
 
 from bisect import bisect_right
@@ -33,11 +30,11 @@ from specinfer.tree.draws import AGREEMENT, Belief, draws_of
 _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """Minimum scores of the bins."""
 _TRUST = 20.0
-"""Candidates' worth of belief in a speculator's own scores."""
+"""Weight, in candidates, of a speculator's own scores."""
 _MEMORY = 2000.0
 """Candidates after which an observation's weight falls to 1/e."""
 _POINT = -1
-"""Stands for points where draws have a place in their order."""
+"""Key of the bins of points; draws use their place from 0."""
 
 
 @dataclass(slots=True)
@@ -64,12 +61,12 @@ class _Record:
     """Statistics of one speculator."""
 
     bins: dict[int, list[_Bin]] = field(default_factory=lambda: defaultdict(_bins))
-    """Bins of points, and of draws by order; the last is shared."""
+    """Bins of points, and of draws by place; late places share one."""
 
     said: Reliability = field(default_factory=Reliability)
-    """Scores as they came."""
+    """Reliability of uncorrected scores."""
     believed: Reliability = field(default_factory=Reliability)
-    """Scores as they were corrected."""
+    """Reliability of corrected scores."""
 
     def note(self, place: int, score: float, accepted: bool) -> None:
         """Count a candidate."""
@@ -93,9 +90,9 @@ class Calibration:
         self._records: dict[int, _Record] = defaultdict(_Record)
 
     def observe(self, speculator: int, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Count a draft's uncorrected points against the committed tokens.
+        """Count a draft's points as accepted or rejected, by the committed tokens.
 
-        Candidates below the first wrong turn do not count; those cut before verification do.
+        `tree` has uncorrected scores. Only children of nodes on the committed path count, cut or verified.
         """
         record = self._records[speculator]
         token_ids, scores = tree.token_ids.tolist(), tree.scores.tolist()
@@ -114,7 +111,7 @@ class Calibration:
             node = followed
 
     def observe_draws(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Count a verified tree's tried draws, up to the accepted one."""
+        """Count the draws tried at a verified tree's root and accepted nodes."""
         draws, token_ids = tree.draws_by_parent(), tree.token_ids.tolist()
         for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
             tried = draws.get(node, ())
@@ -131,7 +128,7 @@ class Calibration:
                     break
 
     def correct(self, speculator: int, tree: TokenTree) -> TokenTree:
-        """Correct the scores of points to acceptance; draws have `beliefs`."""
+        """Return the tree with corrected scores of points; `beliefs` corrects draws."""
         if speculator not in self._records or len(tree) == 1:
             return tree
         belief = self._records[speculator].belief
@@ -141,11 +138,11 @@ class Calibration:
     def reliability(self, speculator: int) -> tuple[Reliability, Reliability] | None:
         """Return the reliability of a speculator's scores, raw and corrected.
 
-        None without drafts. The score of a draw is its expected acceptance before it was made.
+        None if no candidate was counted. The score of a draw is its expected acceptance before it was made.
         """
         record = self._records.get(speculator)
         return None if record is None else (record.said, record.believed)
 
     def beliefs(self) -> dict[int, Belief]:
-        """Return the corrections for draws of each speculator that has made any."""
+        """Return each speculator's map of (place, acceptance) to corrected acceptance."""
         return {speculator: record.belief for speculator, record in self._records.items()}

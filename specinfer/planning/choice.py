@@ -1,4 +1,4 @@
-"""Choices of steps: speculators, nodes, what is expected of them, and why."""
+"""Define a step's choice: speculators, nodes, expected speed and reason."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ SpeculatorSet = frozenset[int]
 
 
 class Reason(StrEnum):
-    """Why a step was planned so; its values are labels of metrics."""
+    """Reason of a step's choice; the values are labels of metrics."""
 
     NO_SPECULATORS = "no speculators"
     NOT_WANTED = "no request wants drafts"
@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Plan of one step, and its reason."""
+    """Speculators and nodes of one step, and the reason for them."""
 
     speculators: SpeculatorSet = frozenset()
     nodes: int = 0
@@ -33,9 +33,9 @@ class Choice:
     step_nodes: int = 0
     """Maximum verified nodes of the step."""
     tokens: float = 0.0
-    """Expected tokens."""
+    """Expected new tokens of all requests in the step."""
     seconds: float = 0.0
-    """Expected seconds."""
+    """Expected seconds of the step."""
     plain_speed: float = 0.0
     """Tokens per second expected of plain decoding."""
     node_seconds: float = 0.0
@@ -49,16 +49,16 @@ class Choice:
 
     @property
     def node_threshold(self) -> float:
-        """Minimum path probability of a worthwhile node, for speculators, too."""
+        """Minimum path probability of a drafted and of a verified node."""
         return min(max(self.speed, self.plain_speed) * self.node_seconds, 1.0)
 
     @property
     def worth(self) -> TreeWorth:
-        """Minimum gain of nodes and levels of trees in this step."""
+        """Thresholds for nodes and levels of this step's trees."""
         return TreeWorth(self.node_threshold, max(self.speed, self.plain_speed))
 
     def keeps(self, kept: int, path_probability: float) -> bool:
-        """Return whether one more node of this path probability is verified."""
+        """Return whether to verify a node, after `kept` others of the step."""
         return kept < self.step_nodes and path_probability >= self.node_threshold
 
 
@@ -66,12 +66,12 @@ PLAIN = Choice()
 
 
 def fixed_choice(budget: NodeBudget, everybody: SpeculatorSet, batch: int, requests: int) -> Choice:
-    """Return all speculators, with the budget's maximum of nodes."""
+    """Choose all speculators and the budget's maximum of nodes."""
     max_nodes = budget.of_step(batch, requests)
     nodes = min(budget.per_request, max(1, max_nodes // requests))
     return Choice(everybody, nodes, max_nodes, reason=Reason.NOT_ADAPTIVE)
 
 
 def batch_size_class(batch: int) -> int:
-    """Return the class of a batch size: its logarithm, rounded up."""
+    """Return the class of a batch size: its binary logarithm, rounded up."""
     return (batch - 1).bit_length()

@@ -1,7 +1,7 @@
-"""Statistics of a finished step, for the planner and the calibration. Pure.
+"""Update the planner and the calibration with a finished step. Pure.
 
-The loop learns from a step when the next one is under way: nothing in it waits for that. So a choice knows
-all steps but the last.
+The loop learns from a step while the next step runs, so learning delays nothing, and a choice knows all steps
+but the last.
 """
 
 import logging
@@ -22,7 +22,7 @@ from specinfer.tree import TokenTree
 log = logging.getLogger(__name__)
 
 Drafts = Mapping[str, Sequence[tuple[int, TokenTree]]]
-"""(speculator, tree) by request."""
+"""Pairs (speculator number, tree) by request id."""
 
 
 class StepTimes(NamedTuple):
@@ -46,7 +46,7 @@ class FinishedStep:
     drafts: Drafts
     """Drafts of speculators outside the verifier's process."""
     trees: Mapping[str, TokenTree]
-    """Trees as they were verified."""
+    """Verified trees by request id."""
     verdicts: Mapping[str, VerdictEntry]
     draft_times: Sequence[DraftTime]
     pass_s: float
@@ -61,14 +61,14 @@ class FinishedStep:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole step, from the end of the one before."""
+        """Seconds of the whole step, from the end of the previous step."""
         return self.times.done - self.times.began
 
     @property
     def overhead_s(self) -> float:
         """Seconds of the step besides the pass and drafting.
 
-        Where no draft came in time, the wait counts as neither a drafter's nor plain decoding's.
+        If no draft arrived in time, the wait for drafts is left out as well.
         """
         drafting = self.times.drafted - self.times.started
         if self.draft_times:
@@ -78,7 +78,7 @@ class FinishedStep:
 
 
 def learn(step: FinishedStep, planner: StepPlanner, calibration: Calibration) -> None:
-    """Pass a step to both."""
+    """Update the planner and the calibration with a step."""
     report = report_of(step)
     if report is not None:
         planner.observe(report)
@@ -94,7 +94,7 @@ def learn(step: FinishedStep, planner: StepPlanner, calibration: Calibration) ->
 
 
 def report_of(step: FinishedStep) -> StepReport | None:
-    """Return the planner's report of a step; None if it read prompts."""
+    """Return a step's report for the planner; None if it read prompts."""
     if any(not entry.final or len(entry.delta) > 1 for entry in step.entries):
         return None
     return StepReport(
@@ -112,15 +112,15 @@ def report_of(step: FinishedStep) -> StepReport | None:
 
 
 def contexts_of(step: FinishedStep) -> dict[str, int]:
-    """Return the tokens of the requests when the step began."""
+    """Return the context tokens by request id when the step began."""
     return {entry.request_id: entry.context_len for entry in step.entries}
 
 
 def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
-    """Return outcomes by request.
+    """Return outcomes of requests with this mode of speculation.
 
-    A refused entry is left out: nothing of it was verified, and its tree will be drafted again from the same
-    root, with the same draws, so that no choice may depend on it.
+    A refused entry is left out: its tree was not verified and will be drafted again with the same draws, so
+    no choice may depend on the tree.
     """
     return {
         entry.request_id: (step.trees[entry.request_id], verdict.accepted)
@@ -132,7 +132,7 @@ def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
 
 
 def _line(step: FinishedStep, report: StepReport) -> str:
-    """Return choice, expectation and outcome in one line."""
+    """Return a log line of the choice, its expectation and its outcome."""
     choice = step.choice
     accepted = sum(len(verdict.accepted) for verdict in step.verdicts.values())
     return (

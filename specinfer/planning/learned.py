@@ -1,16 +1,17 @@
-"""The learned policy: a linear model of accepted tokens.
+"""Plan steps by a linear model of accepted tokens: the learned policy.
 
     accepted(S, n) = log2(1 + n) * sum over requests r of  x(r, S) . w(S)
 
 x are the features (`NAMES`), w(S) the weights of a speculator set: fitted to recorded steps
-(`specinfer train scheduler`) and refined with every verified tree. A set without fitted weights begins with
-those that make it the table. The weights are a random walk that a Kalman filter follows; P is their variance
-over that of the tokens y of the rows R, each a request's features times log2(1 + n):
+(`specinfer train scheduler`) and refined with every verified tree. A set without fitted weights starts with
+weights that reproduce the table. A Kalman filter follows the weights as a random walk. Each row of R is a
+request's features times log2(1 + n), y are the accepted tokens, V is a constant matrix and P is the
+covariance of w divided by the variance of y:
 
     P += (V - P) / 2000                            for every step, with rows or without
     w += G clip(y - R w),  P -= G R P              G = P R' (R P R' + 1)^-1
 
-So weights without recent observations are the least certain, and P and V bound every change for any R.
+So weights without recent observations are the least certain, and P and V limit each change of w.
 """
 
 import json
@@ -35,38 +36,38 @@ from specinfer.scheduling.limits import NodeBudget
 
 Floats = NDArray[np.float64]
 Rows = tuple[Floats, Floats]
-"""[N, features] rows, and the accepted tokens."""
+"""[N, features] rows, and [N] accepted tokens."""
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
-"""Maps requests' context lengths to the lengths of their repeated ends (`Repeats`)."""
+"""Maps context lengths by request id to lengths of repeated ends (`Repeats`)."""
 
 MAX_REPEAT = 8
-"""Tokens of a repeated end that are compared."""
+"""Maximum tokens of a repeated end."""
 _LENGTHS = (2, 4, MAX_REPEAT)
 NAMES = ("one", "usual", *(f"match {length}" for length in _LENGTHS))
 """Features of a request and a speculator set.
 
-They are 1; the table's expected accepted tokens per log2(1 + n); and, for each k, 1 if the last k tokens
-occur in the earlier text.
+In this order: 1; the table's expected accepted tokens per log2(1 + n); and, for each k in `_LENGTHS`, 1 if
+the last k tokens occur earlier in the text, else 0.
 """
 _FORMAT = 2
 _USUAL_NODES = 8
-"""Nodes of the trees of which the table's expectation is taken."""
+"""Tree nodes at which the table's expectation is computed."""
 _MAX_WAITING = 64
-"""Maximum queued steps of a request, as in the store's queue."""
+"""Maximum steps of a request without outcomes: the store's queue length."""
 _INITIAL_VARIANCE = 0.025
 """Diagonal of V, and of the initial P without trained weights."""
 _TRAINED_VARIANCE = 0.25
-"""Diagonal of the initial P of trained weights, perhaps of other texts."""
+"""Diagonal of the initial P of weights trained on other texts."""
 _RELAXATION = 2000.0
-"""Steps after which 1/e of P is left."""
+"""Steps after which P's distance from V has fallen to 1/e."""
 _MAX_ERROR = 4.0
-"""Tokens that an error counts for at most."""
+"""Maximum absolute error of a row, in tokens; larger errors are clipped."""
 _TOKENS = 2.0
 """Variance of the accepted tokens of a tree."""
 
 
 class Repeats:
-    """Finds earlier occurrences of a growing text's end: there, lookups draft well."""
+    """Finds earlier occurrences of a text's end, which n-gram drafters use."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], int] = {}
@@ -76,8 +77,8 @@ class Repeats:
     def match(self, tokens: Sequence[int], length: int) -> int:
         """Return the length of the text's repeated end, at most `MAX_REPEAT`.
 
-        The end is that of tokens[:length]. The latest position of its last two tokens counts; 0 if these are
-        new. `length` never falls between calls.
+        The text is tokens[:length]. It is compared with the latest earlier occurrence of its last two tokens;
+        the result is 0 if there is none. `length` must not fall between calls.
         """
         for place in range(self._read, length - 1):
             self._latest[tokens[place - 1], tokens[place]] = place
@@ -92,14 +93,14 @@ class Repeats:
 
 
 class TextMatches:
-    """Repeated ends of the requests of each call; others are forgotten."""
+    """Finds repeated ends of requests; forgets requests absent from a call."""
 
     def __init__(self, tokens_of: Callable[[str], Sequence[int]]) -> None:
         self._tokens_of = tokens_of
         self._repeats: dict[str, Repeats] = {}
 
     def __call__(self, contexts: Mapping[str, int]) -> list[int]:
-        """Return `Repeats.match` of requests with the tokens of their contexts."""
+        """Return `Repeats.match` of each request, given its context length."""
         self._repeats = {request_id: self._repeats.get(request_id) or Repeats() for request_id in contexts}
         return [
             self._repeats[request_id].match(self._tokens_of(request_id), length)
@@ -113,16 +114,16 @@ class LinearModel:
     def __init__(self, weights: Floats, variance: float = _TRAINED_VARIANCE) -> None:
         self.weights = weights
         self._variance = variance * np.eye(len(weights))
-        """P."""
+        """The matrix P, [features, features]."""
         self._refined = 0
-        """Number of the step that refined it last."""
+        """Number of the latest step that refined the weights."""
 
     @classmethod
     def usual(cls) -> "LinearModel":
         return cls(np.array([float(name == "usual") for name in NAMES]), _INITIAL_VARIANCE)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
-        """Learn from the accepted tokens of [N, features] rows."""
+        """Update the weights with [N, features] rows and [N] accepted tokens."""
         spread, self._refined = self._spread(step), step
         errors = np.clip(accepted - rows @ self.weights, -_MAX_ERROR, _MAX_ERROR)
         across = rows @ spread
@@ -201,9 +202,9 @@ class LearnedPlanner(TablePlanner):
         Args:
             curve: seconds of passes by their tokens.
             budget: maximum nodes of requests and steps.
-            adaptive: whether it chooses; else all speculators draft what the budget allows.
+            adaptive: if False, all speculators always draft what the budget allows.
             trained: weights by set name.
-            names: those of the speculators by number; the pool extends them.
+            names: names of the speculators by number; the pool extends this list.
             matches: finds the repeated ends of requests.
         """
         super().__init__(curve, budget, adaptive)
@@ -212,15 +213,15 @@ class LearnedPlanner(TablePlanner):
         """Number of the present step."""
         self._models: dict[SpeculatorSet, LinearModel] = {}
         self._features: Floats = np.zeros(len(NAMES))
-        """Sum of features over the step's requests, for a usual tree."""
+        """Sum of features over the step's requests, without the factors of `_usual`."""
         self._waiting: dict[str, dict[int, Floats]] = {}
-        """Features per request and context in steps yet to be learnt from."""
+        """Features of steps without outcomes yet, by request id and context length."""
 
     def follow(self, wanting: Mapping[str, int]) -> None:
-        """Take these requests with their context lengths, and read their features."""
+        """Set the requests that want drafts and their context lengths; compute features."""
         super().follow(wanting)
         if self._choice.reason in (Reason.FASTEST, Reason.PLAIN_IS_FASTER):
-            self._left = 0  # texts change from step to step; trials last as long as the table's
+            self._left = 0  # choose again in each step, as texts change; only trials last for several steps
         self._planned += 1
         features = np.ones((len(wanting), len(NAMES)))
         features[:, 1] = [self.texts.ratio(request_id) for request_id in wanting]
@@ -236,7 +237,7 @@ class LearnedPlanner(TablePlanner):
     def expected(
         self, asked: SpeculatorSet, size: int, gains: Sequence[Gain]
     ) -> Iterator[tuple[float, float]]:
-        """Yield predicted accepted tokens and their variance, by nodes."""
+        """Yield predicted accepted tokens and their variance for 1, 2, 4, ... nodes."""
         model, features = self.model(asked), self._features * self._usual(asked, size)
         tokens, variance = float(features @ model.weights), model.variance(features, self._planned)
         for nodes in [1 << place for place in range(len(gains))]:
@@ -244,7 +245,7 @@ class LearnedPlanner(TablePlanner):
             yield min(max(tokens * doublings, 0.0), len(self.texts) * nodes), variance * doublings**2
 
     def learn_tokens(self, report: StepReport) -> None:
-        """Learn as the table does; refine the drafting sets' weights."""
+        """Update the table, and refine the weights of the sets that drafted."""
         for asked, lesson in self.lessons(report).items():
             self.model(asked).refine(*lesson, self._planned)
         super().learn_tokens(report)
@@ -252,7 +253,7 @@ class LearnedPlanner(TablePlanner):
     def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
         """Return rows and accepted tokens by speculator set.
 
-        A tree has outcomes of every subset of its speculators.
+        A verified tree shows the outcome of every subset of its speculators.
         """
         size, sizes = batch_size_class(report.batch), 1 << np.arange(report.choice.nodes.bit_length())
         doublings = np.log2(1 + sizes)[:, None]
@@ -277,14 +278,14 @@ class LearnedPlanner(TablePlanner):
         return self._models[asked]
 
     def _usual(self, asked: SpeculatorSet, size: int) -> Floats:
-        """Return the factors of a set's features, from the table's expectation."""
+        """Return a set's [features] factors: the table's expectation for `usual`, else 1."""
         factors = np.ones(len(NAMES))
         gains = self.gains(asked, size, _USUAL_NODES.bit_length())
         factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)
         return factors
 
     def _take_waiting(self, request_id: str, context: int) -> Floats | None:
-        """Return a request's features at this context; forget older ones."""
+        """Return a request's features at a context length; forget shorter contexts."""
         waiting = self._waiting.get(request_id, {})
         features = waiting.get(context)
         for old in [length for length in waiting if length <= context]:

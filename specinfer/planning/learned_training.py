@@ -1,4 +1,4 @@
-"""`specinfer train scheduler`: fits the learned policy to recorded steps."""
+"""Fit the learned policy to recorded steps: `specinfer train scheduler`."""
 
 import json
 import sys
@@ -22,28 +22,28 @@ from specinfer.usage import USAGE_ERROR, usage_message
 
 PROGRAM = "specinfer train scheduler"
 _MIN_ROWS = 200
-"""Rows of a speculator set below which it keeps the table's weights."""
+"""Minimum rows for fitting the weights of a speculator set."""
 _BLOCK, _BLOCKS = 50, 10
-"""Steps per block; number of blocks. The last block is held out."""
+"""Steps per block; blocks per cycle, of which one is held out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """Content of a line."""
+    """One line of a gateway's file of recorded steps."""
 
     asked: SpeculatorSet
     nodes: int
-    """Planned for each request."""
+    """Planned nodes per request."""
     contexts: Mapping[str, int]
-    """Tokens of the requests that wanted drafts, when the step began."""
+    """Context tokens of the requests that wanted drafts, when the step began."""
     matches: Mapping[str, int]
-    """Lengths of their repeated ends (`Repeats`)."""
+    """Lengths of the requests' repeated ends (`Repeats`)."""
     outcomes: Outcomes
     """Outcomes of the requests that had merged trees."""
 
 
 def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep], list[str]]:
-    """Read steps from files, with common numbers of their speculators.
+    """Return the steps of files, and their speculators' names by number.
 
     Raises:
         SettingError: naming the setting, the file, and the line that cannot be read.
@@ -69,7 +69,7 @@ def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
     numbers = {number: names.index(str(name)) for number, name in enumerate(content["speculators"])}
     numbers[NOBODY] = NOBODY
     if not content["requests"]:
-        raise ValueError("nobody wanted drafts")
+        raise ValueError("requests is empty")
     requests: dict[str, Any] = content["requests"]
     return RecordedStep(
         frozenset(numbers[speculator] for speculator in content["asked"]),
@@ -84,25 +84,25 @@ def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
 
 
 def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
-    """Return a tree of points from its JSON; tokens are node numbers."""
+    """Return a tree of points from JSON; token ids are node numbers."""
     parents, scores = np.array(content["parents"], np.int32), np.array(content["scores"], np.float32)
     nodes = range(len(parents))
     if not nodes or len(nodes) != len(scores) or any(parents[node] >= node for node in nodes):
-        raise ValueError("parents and scores are those of no tree")
+        raise ValueError("parents and scores do not form a tree")
     proposals = [
         Proposal(int(parent), numbers[speculator], ProposalKind.POINT, tuple(map(int, children)))
         for parent, speculator, children in content["proposals"]
     ]
     named = {child for proposal in proposals for child in proposal.children}
     if not named | set(map(int, content["accepted"])) <= set(nodes):
-        raise ValueError("nodes that the tree does not have")
+        raise ValueError(f"proposals and accepted must be nodes below {len(nodes)}")
     return TokenTree(np.arange(len(nodes), dtype=np.int32), parents, tuple(proposals), scores)
 
 
 def lessons_of(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
-    """Yield (step, speculator set, rows) in a gateway's order of learning."""
+    """Yield (step number, speculator set, rows) in a gateway's order of learning."""
     matches: dict[str, int] = {}
     planner = LearnedPlanner(
         *(PassCurve([(1, 1.0)]), NodeBudget(1, 1), True, {}, names),
@@ -116,7 +116,7 @@ def lessons_of(
         if before is not None and before.choice.speculators and before.choice.nodes > 0:
             for asked, rows in planner.lessons(before).items():
                 yield number - 1, asked, rows
-            planner.learn_tokens(before)  # features were taken: no weights are refined
+            planner.learn_tokens(before)  # refines no weights, as `lessons` has removed the features
         before = StepReport(
             *(Choice(step.asked, step.nodes), len(step.contexts), 0, 0.0, [], 0.0, step.outcomes),
             contexts=step.contexts,
@@ -126,9 +126,9 @@ def lessons_of(
 def fit(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> tuple[dict[str, LinearModel], dict[str, list[float]]]:
-    """Fit models by set name; return them and their errors.
+    """Return fitted models and their errors, by set name.
 
-    Each error is the mean square of the model and of the table, on held-out steps.
+    Errors are mean squares on held-out steps: [of the model, of the table].
     """
     parts = defaultdict[SpeculatorSet, tuple[list[Rows], list[Rows]]](lambda: ([], []))
     for number, asked, rows in lessons_of(steps, names):
@@ -160,7 +160,7 @@ def _together(parts: Sequence[Rows]) -> Rows:
 
 def train_scheduler(
     recording: Annotated[
-        list[Path], typer.Option(help="Steps recorded by a gateway (--record-steps); may be given again.")
+        list[Path], typer.Option(help="File of steps recorded by a gateway (--record-steps); repeatable.")
     ],
     out: Annotated[Path, typer.Option(help="File of the weights, for --planner.")],
 ) -> None:
@@ -168,7 +168,7 @@ def train_scheduler(
     steps, names = read_steps("recording", recording)
     models, errors = fit(steps, names)
     if not models:
-        reason = f"{len(steps)} steps are too few: no speculators drafted {_MIN_ROWS} trees"
+        reason = f"{len(steps)} steps are too few: no speculator set has {_MIN_ROWS} rows"
         raise SettingError("recording", ", ".join(map(str, recording)), reason)
     save_weights(out, models, {"steps": len(steps)})
     for name, (learned, measured) in errors.items():

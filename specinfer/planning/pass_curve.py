@@ -1,4 +1,4 @@
-"""Measured seconds of the target's passes, and the node budget. Pure."""
+"""Interpolate measured seconds of target passes; derive the node budget. Pure."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -11,19 +11,19 @@ from specinfer.scheduling.limits import NodeBudget
 _MIN_S = 1e-6
 """Minimum seconds of a measured pass."""
 _ROW = 1e-4
-"""Minimum price of a further token, relative to a one-token pass."""
+"""Minimum seconds of a further token, relative to a one-token pass."""
 
 
 class PassCurve:
     """Seconds of a pass by its tokens, interpolated and always rising."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        """Take (tokens, seconds) points.
+        """Build the curve from measured (tokens, seconds) points.
 
-        A pass takes no longer than any that was measured with more tokens: disturbances only prolong passes.
+        Each point is lowered to the minimum of all points with more tokens: disturbances only prolong passes.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if there are no points.
         """
         ordered = sorted(points)
         if not ordered:
@@ -34,7 +34,7 @@ class PassCurve:
         self.between = lru_cache(maxsize=256)(self._between)
         """Map (first, last) to seconds of passes over first to last tokens.
 
-        Beyond the largest measurement they are proportional. Cached, as batch sizes repeat.
+        Beyond the largest measurement, seconds are proportional to tokens. Cached, as batch sizes repeat.
         """
 
     def _between(self, first: int, last: int) -> NDArray[np.float64]:
@@ -50,7 +50,7 @@ class PassCurve:
 
     @property
     def token_seconds(self) -> float:
-        """Seconds for a token of the largest pass that was measured."""
+        """Seconds per token of the largest measured pass."""
         return float(self._seconds[-1] / self._sizes[-1])
 
 
@@ -63,18 +63,18 @@ def derive_budget(
     per_step: int = 0,
     context_s: float = 0.0,
 ) -> NodeBudget:
-    """Return the budget with maximum speed in very predictable text.
+    """Return the node budget with the maximum speed in very predictable text.
 
-    In such a text a token is accepted with every doubling, twice the usual; work outside the pass is assumed
-    to last as long as a pass without trees.
+    Such a text is assumed to accept one more token per doubling of a tree, twice the usual, and work outside
+    the pass to take as long as a pass without trees.
 
     Args:
         curve: seconds of passes by their tokens.
         max_batch: maximum requests of a step.
         max_tree_nodes: maximum nodes of a tree for the verifier.
         max_step_tokens: maximum tokens of a step for the verifier.
-        per_request: the operator's nodes of a request; 0 derives them.
-        per_step: the operator's nodes of a step; 0 derives them.
+        per_request: nodes per request, as set by the operator; 0 derives them.
+        per_step: nodes per step, as set by the operator; 0 derives them.
         context_s: seconds that a token of context adds to each row of a pass.
     """
     if not per_request:

@@ -1,8 +1,8 @@
-"""Reliability of scores as forecasts: calibration error and AUC. Pure.
+"""Measure the calibration error and AUC of scores as forecasts. Pure.
 
-The expected calibration error groups ten bins of equal width to one of its own (Guo et al., arXiv
-1706.04599). AUC (area under the ROC curve) is the probability that of two candidates, one accepted and one
-not, the accepted one had the higher score; scores within a bin count as equal.
+The expected calibration error (Guo et al., arXiv 1706.04599) uses ten groups, each of ten bins of equal
+width. AUC (area under the ROC curve) is the probability that an accepted candidate had a higher score than a
+rejected candidate; scores within a bin count as equal.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ _MEMORY = 4000
 Older texts thus matter less.
 """
 MIN_CANDIDATES = 100
-"""Candidates below which nothing is said."""
+"""Minimum candidates for a calibration error or an AUC."""
 
 
 class Reliability:
-    """Scores of candidates and whether these were accepted."""
+    """Counts candidates by score, and how many of them were accepted."""
 
     def __init__(self) -> None:
         self._counts, self._promised, self._accepted = ([0.0] * _BINS for _ in range(3))
@@ -40,7 +40,7 @@ class Reliability:
 
     @classmethod
     def of_all(cls, parts: Iterable["Reliability"]) -> "Reliability":
-        """Return the counts of several together."""
+        """Return the sum of several counts."""
         whole = cls()
         for part in parts:
             for sums, more in (

@@ -1,8 +1,8 @@
 """Records steps for the training of the learned policy.
 
-Recordings of all speculators' whole trees are the most useful: a gateway with `--no-adaptive --tree-nodes 16
---step-nodes` of sixteen times the batch. Of a planner's choices only the chosen parts can be learnt. A line
-is the JSON of one step, without text and tokens: of a tree its form, its scores and its proposers
+The most useful recordings have whole trees of all speculators: `--no-adaptive --tree-nodes 16` and a
+`--step-nodes` of sixteen times the batch; with a planner, only what it chose is recorded. Each line is one
+step as JSON, without text and tokens: the structure, scores and proposers of each tree
 (`docs/algorithms.md#planner`).
 """
 
@@ -49,11 +49,11 @@ class StepRecorder:
             line = {"speculators": list(names), **choice, "requests": requests}
             self._file.append(json.dumps(line).encode())
         except OSError as error:
-            log.error("steps are not recorded any more: %s", error)
+            log.error("--record-steps: the file cannot be written, no more steps are recorded: %s", error)
             self.close()
 
     def close(self) -> None:
-        """Record no more."""
+        """Close the file; further steps are not recorded."""
         if self._file is not None:
             self._file.close()
             self._file = None

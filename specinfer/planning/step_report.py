@@ -1,4 +1,4 @@
-"""Reports of finished steps, and the planners that learn from them."""
+"""Define reports of finished steps, and the interface of planners."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from specinfer.planning.choice import Choice, SpeculatorSet
 from specinfer.tree import TokenTree
 
 Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
-"""By request: its tree and the accepted nodes."""
+"""Verified tree and accepted nodes, by request id."""
 _USUAL_DELTA = 16
-"""Maximum context tokens of an answer that measures drafting.
+"""Maximum context tokens per request of a draft time that measures drafting.
 
-With more, its time is that of reading missed tokens.
+With more, reading missed tokens dominates the time.
 """
 
 
@@ -20,11 +20,11 @@ class DraftTime(NamedTuple):
     """Times of one service for one step's drafts."""
 
     service: SpeculatorSet
-    """All its speculators."""
+    """All speculators of the service."""
     own_s: Mapping[int, float]
     """Seconds of each speculator that drafted: they draft one after another."""
     wire_s: float
-    """Seconds of the rest: messages and the service's work for all."""
+    """Seconds of messages and of the service's common work."""
     read: int = 0
     """Context tokens of all requests if reading dominates the times."""
     resident: bool = False
@@ -32,7 +32,7 @@ class DraftTime(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """Seconds from the question to the answer."""
+        """Seconds from asking for drafts to the answer."""
         return self.wire_s + sum(self.own_s.values())
 
 
@@ -54,13 +54,13 @@ class StepReport:
     chains: Outcomes = field(default_factory=dict)
     """Outcomes of the requests that had one speculator's chain."""
     contexts: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of the requests when the step began."""
+    """Context tokens by request id when the step began."""
     seconds: float = 0.0
-    """Seconds of the whole step, drafts for the next one included."""
+    """Seconds of the whole step, including drafts for the next step."""
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of all requests."""
+        """Committed tokens: one bonus token per request, and accepted nodes."""
         outcomes = (*self.outcomes.values(), *self.chains.values())
         return self.batch + sum([len(accepted) for _, accepted in outcomes])
 
@@ -69,7 +69,7 @@ class StepPlanner(Protocol):
     """Chooses steps, and learns from their outcomes."""
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
-        """Set the speculators by service: within one, they draft in turn."""
+        """Set each service's speculators; within a service they draft in turn."""
 
     def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
         """Return the choice for the next step of a batch.
@@ -86,6 +86,6 @@ class StepPlanner(Protocol):
 def tokens_read(tokens: Sequence[int]) -> int:
     """Return a service's read context tokens if reading dominates, else 0.
 
-    `tokens` are those sent for each request.
+    `tokens` are the numbers of context tokens sent for each request.
     """
     return sum(tokens) if max(tokens) > _USUAL_DELTA else 0

@@ -1,4 +1,4 @@
-"""Seconds of steps: measured, or estimated from passes and drafts. Pure.
+"""Measure seconds of steps, or estimate them from passes and drafts. Pure.
 
 A row is (batch class, speculator set, nodes). Its seconds are those of whole steps, relative to the machine's
 pace: the common factor by which all rows are slower now than when measured.
@@ -22,17 +22,17 @@ _HALF = 400.0
 _FEW = 5
 """Number of values below which the minimum replaces the median."""
 _DOUBTED = 3
-"""Number of values that are kept when they are in doubt."""
+"""Maximum values that a row keeps after a sudden change of speed."""
 _MISSING = 4
-"""Number of new values with which a mean is computed again."""
+"""Number of new values after which a mean is computed again."""
 _CLIP = 0.4
 """Maximum relative difference from the median, to limit disturbances."""
 _PACE, _ERRORS = 0.2, 5
-"""Share of the median error that the pace follows; number of errors."""
+"""Share of the median error added to the pace; errors per median."""
 _JUMP = 0.3
-"""Logarithm of a sudden change's factor, which puts older values in doubt."""
+"""Minimum median of logarithmic errors of a sudden change."""
 _FURTHEST = 100.0
-"""Factor by which a step may take longer than usual."""
+"""Maximum counted ratio of a step's seconds to the usual seconds."""
 _KNOWN = 12
 """Minimum values of a row for its errors to count."""
 _DRAFT_PART = 0.25
@@ -42,28 +42,28 @@ _NOISE, _GUESS = 0.1, 0.2
 _TRUSTED = 2000.0
 """Steps without a value after which a row is uncertain.
 
-It may then take half its seconds. When new values come, only the latest old one is kept: all may have been
-disturbed.
+The planner then assumes that the row may take half its seconds. A new value removes all old values but the
+latest, as old values may have been disturbed.
 """
 _MIN_S = 1e-6
 
 
 class Estimate(NamedTuple):
-    """Seconds to expect of a row."""
+    """Expected seconds of one step of a row."""
 
     seconds: float
     error: float
     """Relative standard error."""
     min_seconds: float
-    """Seconds if it turns out well."""
+    """Optimistic seconds: reduced by the error and by the row's age."""
     measured: bool
 
 
 class RowSeconds:
-    """Mean of the latest values.
+    """Mean seconds of a row's latest steps.
 
-    A value is the sum of a part that is known without noise, such as the price of the nodes that a pass had,
-    and a rest that is measured. Only the rest is clipped: expensive steps count, disturbed ones hardly do.
+    A value is the sum of a part known without noise, such as the curve's seconds for the pass, and a measured
+    rest. Only the rest is clipped: steps with large passes count in full, disturbances hardly count.
     """
 
     __slots__ = ("_known", "_new", "_rest", "_values", "batch")
@@ -81,7 +81,7 @@ class RowSeconds:
         return len(self._values)
 
     def add(self, value: float, step: int, known: float = 0.0) -> None:
-        """Count a value, of which a part is known."""
+        """Count a value; `known` is its part without noise."""
         values = self._values
         if values and self.age_at(step) > _TRUSTED:
             while len(values) > 1:
@@ -114,7 +114,7 @@ class RowSeconds:
 
     @property
     def value(self) -> float:
-        """Mean of the whole."""
+        """Mean seconds, rest and known part together."""
         return self.rest + self._known
 
     def weight_at(self, step: int) -> float:
@@ -135,11 +135,11 @@ class StepSeconds:
         """Logarithm of the pace."""
         self._errors = deque[float](maxlen=_ERRORS)
         self._rows: dict[tuple[int, SpeculatorSet], dict[int, RowSeconds]] = {}
-        """By class and set: by nodes."""
+        """Rows by (batch class, speculator set), then by nodes."""
         self._passes = RowSeconds()
         """Seconds of passes over those of the curve, relative to the pace."""
         self._drafts: dict[object, dict[tuple[int, int], RowSeconds]] = {}
-        """Seconds of a speculator or a service's messages, by batch and nodes."""
+        """Seconds by speculator, or by service for messages; then by (batch, nodes)."""
         self._services: Sequence[SpeculatorSet] = ()
         self._step = 0
 
@@ -149,7 +149,7 @@ class StepSeconds:
 
     @property
     def pace(self) -> float:
-        """Seconds over those when rows were measured."""
+        """Seconds now, divided by the seconds when rows were measured."""
         return exp(self._pace)
 
     @property
@@ -166,9 +166,9 @@ class StepSeconds:
         seconds: float,
         step: int,
     ) -> bool:
-        """Count a whole step, with so many tokens in its pass.
+        """Count a whole step; `tokens` are those of its pass.
 
-        Returns whether the seconds of a well-known row have changed suddenly.
+        Return whether the seconds of often measured rows have changed suddenly.
         """
         self._step = step
         row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, RowSeconds())
@@ -209,7 +209,7 @@ class StepSeconds:
     def estimate(
         self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]
     ) -> list[Estimate]:
-        """Estimate seconds of steps with these nodes per request, in rising order."""
+        """Estimate seconds of steps for each number of nodes in `sizes` (rising)."""
         pace, rows = self.pace, self._rows.get((batch_size_class(batch), asked), {})
         estimates: list[Estimate] = []
         for nodes in sizes:
@@ -245,7 +245,7 @@ class StepSeconds:
         return max(shape + rest, shape / 2), _GUESS
 
     def pass_seconds(self, tokens: float) -> float:
-        """Return the seconds to expect of a pass."""
+        """Return the expected seconds of a pass."""
         return self.pace * self._factor * self._curve.at(tokens)
 
     def _rest(self, batch: int) -> float:
@@ -263,7 +263,7 @@ class StepSeconds:
         return row.value - self._shape(row.batch, row.batch, key[1], nodes)
 
     def _shape(self, batch: int, requests: int, asked: SpeculatorSet, nodes: int) -> float:
-        """Return the seconds of a pass and of drafts."""
+        """Return the expected seconds of pass and drafts, without the pace."""
         return self._factor * self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
 
     def _drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:

@@ -1,4 +1,4 @@
-"""The planner: a table of measured tokens and seconds of steps."""
+"""Plan steps by a table of measured tokens and seconds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,34 +15,31 @@ from specinfer.planning.tree_parts import Shares, ranked_nodes
 from specinfer.scheduling.limits import NodeBudget
 
 _FIRST_NODES = 4
-"""Nodes of the first trees. Larger ones are tried after these."""
+"""Maximum nodes of the first trees. Larger trees are tried later."""
 _BURST = 3
 """Steps of a trial. The first is untypical: caches are cold."""
 _OPTIMISM = 1.0
-"""Standard errors by which a trial may be better than its row."""
+"""Standard errors by which a row's optimistic tokens exceed its mean."""
 _WORTH = 0.01
-"""Minimum relative gain of a trial."""
+"""Minimum relative gain of speed that justifies a trial."""
 _CREDIT = 3.0
-"""Initial credit of trials, in steps."""
+"""Initial credit to pay for trials, in steps of the best row."""
 _MAX_CREDIT = 12.0
-"""Maximum credit of trials, in steps."""
+"""Maximum credit to pay for trials, in steps of the best row."""
 _REPEATED = 4
 """Steps for which a choice is valid at constant load."""
 _SHARES = 16.0, 256.0, 4.0
-"""Initial and final cost of trials per step, and the growth.
-
-The number of steps per step of trials grows by one every so many steps.
-"""
+"""Steps per earned credit: initially, at most; steps per increase by 1."""
 _UNSEEN = 4.0
 """Weight of a size's prior expectation, in trees."""
 _DEAREST = 4.0
-"""Maximum cost of a trial, as a share of the maximum credit."""
+"""Maximum cost of a trial, as a multiple of the maximum credit."""
 _HORIZON = 30.0
-"""Maximum cost in steps of a trial that may double the speed."""
+"""Maximum cost of a trial in steps, per possible relative gain."""
 _COLD = 3
-"""Number of untimed first steps of a process, with and without trees."""
+"""First steps, with trees and without, whose times do not count."""
 _READ_PART = 0.2
-"""Assumed seconds per read token, as a share of a pass's."""
+"""Assumed seconds for speculators to read a token, relative to a pass's."""
 _CAUTION = 0.5
 """Standard errors by which a row must beat the current one."""
 
@@ -57,7 +54,7 @@ class TableRow(NamedTuple):
     time_error: float
     """Relative standard error of the seconds."""
     min_s: float
-    """Seconds if they turn out well."""
+    """Optimistic seconds."""
     measured: bool
     variance: float
     """Variance of the tokens because trees of these nodes are rarely seen."""
@@ -68,11 +65,11 @@ class TableRow(NamedTuple):
         return self.tokens / self.seconds
 
     def speed_at_best(self, best: "TableRow") -> float:
-        """Return the speed if what is not known turns out well."""
+        """Return the optimistic tokens per second."""
         return (self.tokens + _OPTIMISM * self._error(best)) / self.min_s
 
     def fear(self, best: "TableRow", errors: float) -> float:
-        """Return the pessimistic speed, so many standard errors worse."""
+        """Return the pessimistic tokens per second, at `errors` standard errors."""
         return (self.tokens - errors * self._error(best)) / (self.seconds * (1 + errors * self.time_error))
 
     def _error(self, best: "TableRow") -> float:
@@ -92,19 +89,19 @@ class TablePlanner:
         self.texts = RequestTexts()
         self._step = 0
         self._before: tuple[int, SpeculatorSet, int] | None = None
-        """Row of the step before."""
+        """Batch class, speculators and nodes of the previous step."""
         self._choice, self._left, self._load = PLAIN, 0, (0, 0)
         """Current choice, its remaining steps, and its load."""
         self._best: dict[int, tuple[SpeculatorSet, int]] = {}
         """Set and nodes in use by batch class."""
         self._credit, self._earned = _CREDIT, 0
-        """Credit of trials in steps, and the step of its last increase."""
+        """Credit to pay for trials, and the step of its last increase."""
         self._ages: dict[int, int] = {}
-        """Steps by batch class."""
+        """Number of steps so far, by batch class."""
         self._cold = {True: _COLD, False: _COLD}
-        """Steps still to be left out, with trees and without."""
+        """Remaining first steps whose times do not count, with trees and without."""
         self._read_s = _READ_PART * curve.token_seconds
-        """Seconds of speculators to read a token, at the usual pace."""
+        """Seconds for speculators to read a token, without the pace."""
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """Set the pool's speculators, by service."""
@@ -137,7 +134,7 @@ class TablePlanner:
         return self._choice
 
     def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
-        """Return a choice, and the number of its valid steps."""
+        """Return a choice, and the number of steps to use it for."""
         plain, trees = self._rows(batch, requests)
         row, reason, steps = self._pick(batch, plain, trees)
         total = min(row.nodes * requests, self.budget.of_step(batch, requests)) if row.asked else 0
@@ -196,12 +193,12 @@ class TablePlanner:
     def expected(
         self, asked: SpeculatorSet, size: int, gains: Sequence[Gain]
     ) -> Iterator[tuple[float, float]]:
-        """Yield expected accepted tokens of a step and their variance, by nodes.
+        """Yield expected accepted tokens and variance of a step for each size.
 
         Args:
             asked: speculators.
             size: class of the batch.
-            gains: those of usual trees.
+            gains: gains of usual trees, by size.
         """
         ratios = self.texts.ratios
         tokens = variance = 0.0
@@ -247,7 +244,7 @@ class TablePlanner:
         self._credit = min(self._credit + steps / min(first + age / per, last), _MAX_CREDIT)
 
     def _affordable(self, batch: int, trial: TableRow, best: TableRow) -> bool:
-        """Pay for a trial if it may gain; return whether it can."""
+        """Pay for a trial if it is worth it; return whether."""
         gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False

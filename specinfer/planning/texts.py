@@ -1,4 +1,4 @@
-"""Requests that want drafts: predictability, and context unread by speculators. Pure."""
+"""Measure requests' predictability and context unread by speculators. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 _PRIOR, _HALF = 12.0, 40.0
 """Weight of the prior in tokens; trees after which observations halve."""
 _ANSWER = 128.0
-"""Tokens of an answer before any ended."""
+"""Assumed tokens of an answer before any request ended."""
 _LATEST = 16
-"""Number of requests whose lengths count."""
+"""Number of latest requests over which lengths are averaged."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """Accepted tokens of one request, and those of usual trees."""
+    """Accepted tokens of one request, and expected tokens of usual trees."""
 
     prompt: int
     accepted: float = 0.0
@@ -70,7 +70,7 @@ class RequestTexts:
 
     @property
     def unread(self) -> int:
-        """Tokens that came since speculators drafted."""
+        """Context tokens added since speculators last drafted."""
         return sum([tokens - self._read.get(request_id, 0) for request_id, tokens in self._contexts.items()])
 
     @property

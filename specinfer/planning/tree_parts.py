@@ -1,4 +1,4 @@
-"""Outcomes of a verified tree's parts: smaller trees, fewer speculators. Pure."""
+"""Derive outcomes of smaller trees and of fewer speculators. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def ranked_nodes(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
 def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet) -> list[int]:
     """Return the sizes of `ranked_nodes` for a tree of these speculators alone.
 
-    The list ends at the first token that none of them proposed.
+    The list ends at the first token that none of these speculators proposed.
     """
     rank, needed = _ranks(tree, _proposed_by(tree, asked)), list[int]()
     for node in accepted:
@@ -36,7 +36,7 @@ def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet)
 
 
 def _proposed_by(tree: TokenTree, asked: SpeculatorSet) -> set[int]:
-    """Return the nodes to which these speculators alone lead."""
+    """Return the nodes whose whole path these speculators proposed."""
     proposed = {child for p in tree.proposals if p.speculator in asked for child in p.children}
     kept = {0}
     for node, parent in enumerate(tree.parents.tolist()):
@@ -46,7 +46,7 @@ def _proposed_by(tree: TokenTree, asked: SpeculatorSet) -> set[int]:
 
 
 def _ranks(tree: TokenTree, nodes: set[int]) -> dict[int, int]:
-    """Return the places, from 1, of some nodes by falling path probability."""
+    """Return the ranks, from 1, of `nodes` by falling path probability."""
     chances: list[float] = []
     for parent, score in zip(tree.parents.tolist(), tree.scores.tolist(), strict=True):
         chances.append(score * chances[parent] if parent >= 0 else 1.0)

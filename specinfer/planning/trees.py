@@ -1,4 +1,4 @@
-"""Makes trees to verify from drafts: corrected, merged and cut. Pure."""
+"""Correct, merge and cut drafts into trees to verify. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,14 +23,14 @@ from specinfer.tree.cut import Keeps
 
 T = TypeVar("T")
 MATCHING_S, MATCHING_MIN_S = 0.01, 0.001
-"""Maximum processor seconds of constraints per step; minimum of expensive ones."""
+"""Maximum constraint seconds per step; minimum seconds of an expensive constraint."""
 
 
 def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> None:
     """Attach matchers of compiled constraints to requests that want drafts.
 
-    If together they took too long in the step before, the most expensive are removed, so that others' steps
-    do not wait for them: the affected drafts are verified unchanged.
+    If the matchers took over `MATCHING_S` in the previous step, the most expensive are removed, so that other
+    requests do not wait for them. The drafts of the affected requests are then verified unfiltered.
     """
     if compiler is None:
         return
@@ -44,12 +44,12 @@ def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> 
         if not compiler.is_expensive(constraint):
             try:
                 state.matcher = compiler.ready(constraint)
-            except InvalidInputError:  # recorded by a gateway that knew more kinds
+            except InvalidInputError:  # recorded by a newer gateway, which supports more kinds
                 continue
 
 
 def _drop_most_expensive(states: Sequence[RequestState], compiler: Compiler) -> None:
-    """Take the matchers away that made a step too long."""
+    """Remove the matchers that made a step too long."""
     spent = [(state.matcher.seconds, state) for state in states if isinstance(state.matcher, Matcher)]
     total = sum([seconds for seconds, _ in spent])
     for seconds, state in sorted(spent, key=lambda pair: -pair[0]):
@@ -68,11 +68,11 @@ def trees_to_verify(
     keeps: Keeps,
     given: Mapping[str, TokenTree] = MappingProxyType({}),
 ) -> dict[str, TokenTree]:
-    """Return trees by request.
+    """Return the tree to verify of each request.
 
-    A tree is only a root if nothing was drafted; prompts that are still being read have none. Sequence
-    speculation uses the chain of the first speculator that drafted one, cut like trees. Tokens that a
-    request's constraint forbids are removed before the cut, and forced ones are added after it.
+    A tree is only a root if nothing was drafted; a request whose prompt is still being read has no tree.
+    Sequence speculation uses the chain of the first speculator that drafted, cut like trees. Tokens that a
+    request's constraint forbids are removed before the cut, and forced tokens are added after the cut.
 
     Args:
         given: trees of other speculators by request, merged and corrected; they are added after the drafts.
@@ -121,10 +121,10 @@ def _reserved(entry: StepEntry) -> int:
 
 
 def _with_matcher(entry: StepEntry, ask: Callable[[TokenMatcher], T], otherwise: T) -> T:
-    """Apply a function to a request's matcher, or return the other value.
+    """Apply `ask` to a request's matcher, or return `otherwise` without one.
 
-    The matcher must have read all generated tokens. The verifier also applies the constraint, so the result
-    may be approximate.
+    `otherwise` is also returned if the matcher has not read all generated tokens. This is safe, as the
+    verifier applies the constraint, too.
     """
     state = entry.state
     try:

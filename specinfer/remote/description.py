@@ -1,4 +1,4 @@
-"""Messages of speculator services: descriptions, drafts and consent to learn."""
+"""Encode messages of speculator services: descriptions, drafts, learning consent."""
 
 import logging
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from specinfer.wire.tree_codec import encode_tree
 
 
 def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | None:
-    """Return a request's consent to learning, if its caller gives it."""
+    """Return the caller's consent to learn from a request; None if refused."""
     if request.no_training:
         return None
     return speculator_pb2.LearningConsent(caller=_number_of(request.caller), prompt_len=len(request.prompt))
 
 
 def scope_of(request: GenerationRequest) -> str:
-    """Return the scope of a request's cached prompts, an anonymous number."""
+    """Return an anonymous id of the caller, within which prompts are shared."""
     return f"{_number_of(request.caller):x}" if request.caller else ""
 
 
 @lru_cache(1024)
 def _number_of(caller: str) -> int:
-    """Return a caller's number, the same at every gateway."""
+    """Return an anonymous number for a caller, the same at every gateway."""
     return int.from_bytes(blake2b(caller.encode(), digest_size=8).digest())
 
 
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 def describe(
     engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str], instance_id: str = ""
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """Encode the answer of `Describe` for speculators with these names.
+    """Encode the answer of `Describe`.
 
-    `instance_id` names the process.
+    `names` and `methods` belong to `engine.drafters`; `instance_id` identifies the process.
     """
     speculators = [
         speculator_pb2.SpeculatorDescription(
@@ -69,15 +69,13 @@ def encode_draft(speculator: int, draft: TokenTree | SpecInferError) -> speculat
     if not isinstance(draft, SpecInferError):
         try:
             tree = encode_tree(draft)
-        except (
-            Exception
-        ) as error:  # drafters are extensions: whatever they call a tree costs their draft only
-            log.exception("a draft could not be told")
-            draft = FaultError("the draft is no tree", error)
+        except Exception as error:  # drafters are extensions: their faults must only cost their own draft
+            log.exception("speculator %d: its draft cannot be encoded and is dropped", speculator)
+            draft = FaultError("the draft cannot be encoded as a tree", error)
         else:
             status = common_pb2.ENTRY_STATUS_OK
             return speculator_pb2.Draft(speculator=speculator, status=status, tree=tree)
-    # a full cache or a fault may be over in the next step; what is refused on purpose is so for good
+    # a full cache or a fault may end by the next step; other errors are permanent refusals
     momentary = isinstance(draft, (ExhaustedError, FaultError))
     status = common_pb2.ENTRY_STATUS_EXHAUSTED if momentary else common_pb2.ENTRY_STATUS_ERROR
     return speculator_pb2.Draft(speculator=speculator, status=status, message=draft.for_logs)

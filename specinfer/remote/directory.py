@@ -1,7 +1,7 @@
-"""Directory of speculators: describes and numbers them, and retries unavailable services.
+"""Describe and number speculators; retry unavailable services.
 
-A speculator's number is permanent: one that comes back under its name at its service's address gets its old
-number, another one gets a new number. So statistics by number never mix two speculators.
+A speculator's number is permanent: a speculator that returns with the same name at the same service gets its
+old number, any other gets a new number. So statistics by number never mix two speculators.
 """
 
 import asyncio
@@ -16,31 +16,31 @@ from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
 _MAX_SPECULATORS = 64
-"""Maximum speculators of a service: all share a step's tree budget."""
+"""Maximum speculators of a service, as all share a step's tree budget."""
 _MAX_TOP_K = 32
-"""Maximum predictions per node, for messages of at most a megabyte."""
+"""Maximum predicted tokens per node, to keep messages below a megabyte."""
 _MAX_NAMES = 256
-"""Maximum names of an address over time: numbers and metrics stay."""
+"""Maximum names of a service over time, as numbers are never removed."""
 _LONGEST_NAME = 128
-"""Characters; names are labels of metrics."""
+"""Maximum characters of a name, as names are labels of metrics."""
 
 
 class SpeculatorDirectory:
-    """The speculators of all services that were ever reached."""
+    """The speculators of all services that ever answered."""
 
     def __init__(self, policy: PoolPolicy) -> None:
         self._policy = policy
         self.names: list[str] = []
-        """Names by number; the list itself stays the same."""
+        """Speculator names by number; the list is extended, never replaced."""
         self.places: list[str] = []
-        """Service of each one, as the operator wrote it."""
+        """Each speculator's service by number, as the operator wrote it."""
         self._numbers: dict[tuple[str, str, int], int] = {}
-        """Numbers by service, name, and place among equal names. Replicas share them."""
+        """Numbers by (service, name, index among equal names). Replicas share them."""
         self._present: dict[str, dict[str, SpeculatorService]] = {}
-        """Replicas that were reached by service, by address."""
+        """Replicas that ever answered, by service, then by address."""
 
     async def describe(self, service: SpeculatorService) -> None:
-        """Describe a service; from then on it takes part.
+        """Describe a service, and add its speculators to the pool.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -50,7 +50,7 @@ class SpeculatorDirectory:
         self.enrol(service, await describe_speculators(service.address, service.stub))
 
     def enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Let a service take part from now on, by its description.
+        """Add a service's speculators to the pool, given its description.
 
         Raises:
             IncompatibleError: if its speculators do not fit the target.
@@ -66,10 +66,10 @@ class SpeculatorDirectory:
             )
 
     async def keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
-        """Describe absent services again and again.
+        """Describe an unavailable service again and again until it answers.
 
-        A service that was lost several times in a row is left alone for longer, and so is one that does not
-        fit: it may be replaced.
+        The pause grows with consecutive losses. A service that does not fit the target is retried at the
+        longest pause, as the operator may replace it.
         """
         unfit, pause = "", 0.0 if at_once else self._policy.retry_after(service.losses)
         while service.description is None:
@@ -78,17 +78,17 @@ class SpeculatorDirectory:
             try:
                 await self.describe(service)
             except UnavailableError:
-                continue  # still away; the pool counts what it misses
+                continue  # the pool counts the missed steps
             except IncompatibleError as error:
                 if str(error) != unfit:
-                    log.error("%s; it stays out", error)
+                    log.error("%s; the service is not used", error)
                 unfit, pause = str(error), self._policy.longest_retry_s
 
     def _check(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         theirs, ours = description.tokenizer_fingerprint, self._policy.tokenizer_fingerprint
         if theirs and theirs != ours:
             raise IncompatibleError(
-                f"the speculators at {service.address} have tokenizer {theirs}, the target has {ours}"
+                f"the speculators at {service.address} have tokenizer {theirs}, but the target has {ours}"
             )
         self._check_names(service, [speculator.name for speculator in description.speculators])
         self._check_features(service.address, description)
@@ -96,7 +96,7 @@ class SpeculatorDirectory:
         if description.target_top_k > max_k:
             raise IncompatibleError(
                 f"the speculators at {service.address} read {description.target_top_k} predictions of the "
-                f"target per node: at most {max_k} may be"
+                f"target per node: at most {max_k} are allowed"
             )
         for speculator in description.speculators:
             if (
@@ -104,7 +104,7 @@ class SpeculatorDirectory:
                 and self._policy.trust_draws
                 and speculator.vocab_size > self._policy.vocab_size
             ):
-                # its draws of the tokens that the target lacks would be dropped, which selects by token
+                # draws of tokens that the target lacks would be dropped: a selection by token, which biases
                 raise IncompatibleError(
                     f"speculator {speculator.name} at {service.address} draws from {speculator.vocab_size} tokens, "
                     f"the target has {self._policy.vocab_size}"
@@ -113,16 +113,16 @@ class SpeculatorDirectory:
     def _check_names(self, service: SpeculatorService, names: Sequence[str]) -> None:
         if len(names) > _MAX_SPECULATORS:
             raise IncompatibleError(
-                f"{service.address} has {len(names)} speculators: at most {_MAX_SPECULATORS} may be"
+                f"{service.address} has {len(names)} speculators: at most {_MAX_SPECULATORS} are allowed"
             )
         for name in names:
             if not 0 < len(name) <= _LONGEST_NAME:
-                what = f"has a name of {len(name)} characters: 1 to {_LONGEST_NAME} may be"
+                what = f"has a name of {len(name)} characters: 1 to {_LONGEST_NAME} are allowed"
                 raise IncompatibleError(f"a speculator at {service.address} {what}")
         known = {key for key in self._numbers if key[0] == service.service}
         if len(known | set(speculator_keys(service.service, names))) > _MAX_NAMES:
             raise IncompatibleError(
-                f"{service.service} has had {len(known)} speculators: at most {_MAX_NAMES} may be"
+                f"{service.service} has had {len(known)} speculators: at most {_MAX_NAMES} are allowed"
             )
 
     def _check_features(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
@@ -130,18 +130,18 @@ class SpeculatorDirectory:
         if wanted and (not kept or wanted != sorted(set(wanted)) or wanted[-1] > kept):
             raise IncompatibleError(
                 f"the speculators at {address} read hidden states after layers {wanted}, "
-                f"the verifier tells those after up to {kept}"
+                f"but the verifier returns those of ascending layers 1 to {kept}"
             )
         if wanted and description.feature_size != self._policy.hidden_size:
             raise IncompatibleError(
                 f"the speculators at {address} read hidden states of {description.feature_size} numbers, "
-                f"the verifier's have {self._policy.hidden_size}"
+                f"but the verifier's have {self._policy.hidden_size}"
             )
 
     def _compare(
         self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply
     ) -> None:
-        """Compare the methods of a replica and the others."""
+        """Check that a service's replicas have the same speculators."""
         replicas = self._present.setdefault(service.service, {})
         for address, other in replicas.items():
             if address != service.address and other.description is not None:
@@ -149,7 +149,7 @@ class SpeculatorDirectory:
                 if theirs != its:
                     raise IncompatibleError(
                         f"the replica at {service.address} of {service.service} has speculators {its}, "
-                        f"the one at {address} has {theirs}"
+                        f"but the replica at {address} has {theirs}"
                     )
         replicas[service.address] = service
 
@@ -163,7 +163,7 @@ class SpeculatorDirectory:
         service.distrusted = frozenset(draws) - service.drawing
         for speculator in sorted(service.distrusted):
             log.warning(
-                "speculator %s at %s draws, which is not trusted: it is asked for greedy requests only",
+                "speculator %s at %s draws, but draws are not trusted: it drafts for greedy requests only",
                 *(self.names[speculator], service.address),
             )
 
@@ -180,10 +180,10 @@ class SpeculatorDirectory:
 def _methods(
     description: speculator_pb2.DescribeSpeculatorReply,
 ) -> tuple[list[tuple[str, str, bool]], list[int], int, bool]:
-    """Return names, drafters and draws of speculators, and their inputs.
+    """Return the parts of a description in which replicas must agree.
 
-    These are the layers of hidden states, the number of the target's predictions, and whether they use
-    references.
+    These are the (name, drafter, draws) of each speculator, and the service's feature layers, predictions
+    per node and use of references.
     """
     speculators = [
         (speculator.name, speculator.drafter, speculator.draws) for speculator in description.speculators

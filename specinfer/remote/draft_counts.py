@@ -1,4 +1,4 @@
-"""Prometheus counts of one process' drafts, for any service."""
+"""Count a process's drafts as Prometheus metrics."""
 
 from collections import Counter as Tally
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Drafts on the wire: message limits, exchange, and checks of trees."""
+"""Exchange draft messages: limits, calls, and checks of trees."""
 
 import asyncio
 import logging
@@ -22,15 +22,15 @@ CONTEXT_CHUNK = 1024
 """Maximum context tokens of a request per message."""
 DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
 CALL_S = 5.0
-"""Time for a call that no step waits for."""
+"""Timeout in seconds of a call that no step waits for."""
 FIRST_ANSWER_S = 1.0
-"""Time that services have to describe themselves before steps begin without them."""
+"""Seconds to wait at start for services to describe themselves."""
 
 
 async def describe_speculators(
     address: str, stub: speculator_pb2_grpc.SpeculatorStub
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """Return a service's description of itself.
+    """Call `Describe` of a service.
 
     Raises:
         UnavailableError: if it does not answer.
@@ -46,15 +46,15 @@ async def describe_speculators(
 async def describe_together(
     services: Sequence[tuple[str, speculator_pb2_grpc.SpeculatorStub]], patience_s: float
 ) -> list[speculator_pb2.DescribeSpeculatorReply | UnavailableError]:
-    """Return services' descriptions of themselves, in their order.
+    """Call `Describe` of all services at once; return the answers in order.
 
-    All are called at once; an error stands for each that does not answer in time.
+    A service that does not answer within `patience_s` seconds gets an error instead.
     """
     calls = [asyncio.ensure_future(describe_speculators(address, stub)) for address, stub in services]
     if calls:
         await asyncio.wait(calls, timeout=patience_s)
     for call in calls:
-        call.cancel()  # does nothing to those that are done
+        call.cancel()  # no effect on finished calls
     descriptions = await asyncio.gather(*calls, return_exceptions=True)
     return [_described(address, answer) for (address, _), answer in zip(services, descriptions, strict=True)]
 
@@ -62,13 +62,13 @@ async def describe_together(
 def _described(
     address: str, answer: speculator_pb2.DescribeSpeculatorReply | BaseException
 ) -> speculator_pb2.DescribeSpeculatorReply | UnavailableError:
-    """Return one description.
+    """Return one description, or the error if the service is unavailable.
 
     Raises:
-        BaseException: if it is a fault of ours.
+        BaseException: `answer`, if it is any other exception.
     """
     if isinstance(answer, asyncio.CancelledError):
-        return UnavailableError(f"{address}: does not say in time what it is")
+        return UnavailableError(f"{address}: Describe was not answered in time")
     if isinstance(answer, BaseException) and not isinstance(answer, UnavailableError):
         raise answer
     return answer
@@ -77,7 +77,7 @@ def _described(
 def speculator_keys(service: str, names: Sequence[str]) -> list[tuple[str, str, int]]:
     """Return keys by which a service's speculators are recognised after a restart.
 
-    A key is service, name, and place among those of this name.
+    A key is (service, name, index among the speculators of this name).
     """
     return [(service, name, names[:place].count(name)) for place, name in enumerate(names)]
 
@@ -92,14 +92,14 @@ async def exchange_drafts(
     """Send a message; return the answer of the described process.
 
     Args:
-        address: of the service.
-        stream: to the service.
+        address: the service's address.
+        stream: stream to the service.
         request: the message to send.
-        description: of the process that must answer.
-        patience_s: timeout of the answer.
+        description: description of the process that must answer.
+        patience_s: timeout in seconds.
 
     Raises:
-        UnavailableError: if there is none.
+        UnavailableError: if no valid answer arrives.
         ServiceChangedError: if another process answers.
     """
     reply = await stream.exchange(request, patience_s)
@@ -108,21 +108,21 @@ async def exchange_drafts(
         raise UnavailableError(f"{address}: answered step {reply.step_id} instead of {request.step_id}")
     expected = description.instance_id if description else ""
     if expected and reply.instance_id and reply.instance_id != expected:
-        raise ServiceChangedError(f"{address}: another process answers there now")
+        raise ServiceChangedError(f"{address}: the service has been replaced by another process")
     return reply
 
 
 def sound_draft(
     message: tree_pb2.TokenTree, speculator: int, root: int, limits: TreeLimits, vocab_size: int
 ) -> TokenTree:
-    """Return the tree of a message, its proposals those of `speculator`.
+    """Decode and check a message's tree.
 
     Args:
-        message: the tree as it came.
-        speculator: number of its proposals.
-        root: the last committed token.
-        limits: limits of the request.
-        vocab_size: the tokens must be smaller.
+        message: the received tree.
+        speculator: number of the speculator, set in all proposals.
+        root: the last committed token, which must be the tree's root.
+        limits: the request's limits of nodes and depth.
+        vocab_size: exclusive upper bound of token ids.
 
     Raises:
         MalformedTreeError: naming the first broken invariant.
@@ -134,24 +134,24 @@ def sound_draft(
 
 @dataclass(frozen=True, slots=True)
 class TreeShare:
-    """Bounds of one speculator's tree for one request."""
+    """Limits of one speculator's tree for one request."""
 
     candidates: int
-    """Children of all proposals, repeats counted."""
+    """Maximum children of all proposals, repeats included."""
     support: int
-    """Tokens of all q."""
+    """Maximum tokens of all proposals' q."""
     encoded_bytes: int
-    """Bytes of its part of the merged tree."""
+    """Maximum bytes of its part of the merged tree."""
 
     @classmethod
     def of(cls, max_nodes: int, step_bytes: int, requests: int, speculators: int) -> "TreeShare":
-        """Return the share of a step with so many requests.
+        """Return the share of one request and speculator in a step.
 
         Args:
             max_nodes: maximum nodes of a tree for the verifier, root included.
             step_bytes: maximum bytes of a step's trees in the message.
-            requests: at least one.
-            speculators: of the whole pool, at least one.
+            requests: requests of the step, at least one.
+            speculators: speculators of the whole pool, at least one.
         """
         return cls(
             CANDIDATES_PER_NODE * max_nodes // speculators,
@@ -160,10 +160,10 @@ class TreeShare:
         )
 
     def check(self, tree: TokenTree) -> None:
-        """Check a tree that is valid otherwise.
+        """Check a valid tree against this share.
 
         Raises:
-            MalformedTreeError: naming the bound that it breaks.
+            MalformedTreeError: naming the exceeded limit.
         """
         sizes = {
             "candidates": (sum([len(p.children) for p in tree.proposals]), self.candidates),
@@ -191,7 +191,7 @@ def sound_tree(
 
 
 def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
-    """Return the message of the target's predictions."""
+    """Encode the target's predictions."""
     if predicted is None:
         return None
     return speculator_pb2.TargetTopK(
@@ -204,20 +204,20 @@ def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | Non
 async def release_at(
     address: str, stub: speculator_pb2_grpc.SpeculatorStub, request_ids: Sequence[str], client: str
 ) -> None:
-    """Release a client's requests at a service; log a failure only.
+    """Release a client's requests at a service; a failure is only logged.
 
-    Requests that are not released expire there.
+    Requests that are not released expire at the service.
     """
     try:
         await stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids, client=client), timeout=CALL_S)
     except grpc.aio.AioRpcError as error:
-        log.warning("%s could not release: %s", address, error.details())
+        log.warning("%s: Release failed, the requests expire there: %s", address, error.details())
 
 
 _MAX_TOKENS = 2**20
-"""Maximum tokens of references in a message, in addition to one request.
+"""Maximum reference tokens of a message.
 
-They take 3 MiB, next to 8 MiB of features, of 16 MiB in all. A request has 2**17 at most.
+These take 3 MiB, in addition to 8 MiB of features, of at most 16 MiB per message.
 """
 
 
@@ -225,9 +225,9 @@ def add_references(
     entries: Sequence[speculator_pb2.DraftEntry] | Sequence[verifier_pb2.VerifyEntry],
     references: Mapping[str, Sequence[Sequence[int]]],
 ) -> None:
-    """Give each entry that starts over the references of its request.
+    """Add its request's references to each entry with base_len 0.
 
-    They are a hint: all beyond their share of the message is left out.
+    References are hints: tokens beyond an entry's share of the message are left out.
     """
     starting = [entry for entry in entries if entry.base_len == 0]
     for entry in starting:

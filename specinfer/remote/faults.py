@@ -1,4 +1,4 @@
-"""Faults of speculators: counts of outcomes, and quarantines. Pure."""
+"""Count outcomes of drafts, and quarantine speculators with malformed trees. Pure."""
 
 import logging
 from collections import Counter, defaultdict
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 IN_A_ROW = 8
 """Consecutive malformed trees that cause a quarantine.
 
-A working speculator sends none, so a few separate a fault from an accident; one bad tree, of an unusual
-request, should not cost all other trees.
+A working speculator sends no malformed trees. A single one, from an unusual request, must not cost all other
+trees.
 """
 FIRST_S = 1.0
 LONGEST_S = 300.0
@@ -23,25 +23,25 @@ LONGEST_S = 300.0
 
 @dataclass(slots=True)
 class Quarantine:
-    """One speculator's record of malformed trees.
+    """One speculator's quarantines for malformed trees.
 
-    It returns on probation: one malformed tree leaves it out again, for twice as long; so many sound ones in
-    a row as it takes malformed ones clear the record.
+    After a quarantine, one malformed tree starts another of twice the length, until `IN_A_ROW` sound trees in
+    a row reset the length.
     """
 
     until: float = float("-inf")
-    """Time when the latest one ends."""
+    """End of the latest quarantine, by the caller's clock in seconds."""
     seconds: float = FIRST_S
-    """Seconds that the next one lasts."""
+    """Length of the next quarantine, in seconds."""
     _malformed: int = 0
     _sound: int = 0
 
     def holds(self, now: float) -> bool:
-        """Return whether it is left out."""
+        """Return whether the speculator is quarantined."""
         return now < self.until
 
     def malformed(self, now: float) -> float:
-        """Count a malformed tree; return the new quarantine's seconds, or 0."""
+        """Count a malformed tree; return a new quarantine's seconds, or 0."""
         self._malformed += 1
         self._sound = 0
         if self._malformed < IN_A_ROW or self.holds(now):
@@ -59,7 +59,7 @@ class Quarantine:
 
 
 MAX_REASON = 200
-"""Characters of a service's message that are logged."""
+"""Maximum logged characters of a service's message."""
 
 
 @dataclass(slots=True)
@@ -70,31 +70,28 @@ class DraftFaults:
     drafts: Counter[int] = field(default_factory=Counter)
     """Drafts that were refused, failed or malformed, by speculator."""
     malformed: int = 0
-    """Number of malformed ones among these."""
+    """Number of malformed drafts."""
     quarantines: Counter[int] = field(default_factory=Counter)
-    """Times that each speculator was left out for its malformed trees."""
+    """Number of quarantines by speculator."""
     _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
     _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
 
     def left_out(self, speculator: int, now: float) -> bool:
-        """Return whether a speculator is not to be called."""
+        """Return whether a speculator is quarantined."""
         return self._quarantines[speculator].holds(now)
 
     def note(self, speculator: int, name: str, reason: str, now: float) -> None:
         """Count a draft that failed."""
         self.drafts[speculator] += 1
         if self._paces[speculator].due(now):
-            said = "".join(c if c.isprintable() else " " for c in reason[:MAX_REASON])  # others write it
+            said = "".join(c if c.isprintable() else " " for c in reason[:MAX_REASON])  # untrusted text
             log.warning(
                 "a draft of speculator %s at %s failed (%d so far): %s",
                 *(name, self.address, self.drafts[speculator], said),
             )
 
     def note_malformed(self, speculator: int, name: str, error: MalformedTreeError, now: float) -> bool:
-        """Count a malformed tree; return whether its speculator is quarantined now.
-
-        It is after too many consecutive ones.
-        """
+        """Count a malformed tree; return whether it starts a quarantine."""
         self.malformed += 1
         self.note(speculator, name, f"malformed tree: {error.for_logs}", now)
         seconds = self._quarantines[speculator].malformed(now)
@@ -102,7 +99,7 @@ class DraftFaults:
             return False
         self.quarantines[speculator] += 1
         log.warning(
-            "speculator %s at %s is left out for %.0f s: its trees are malformed again and again",
+            "speculator %s at %s is quarantined for %.0f s: its trees are malformed repeatedly",
             *(name, self.address, seconds),
         )
         return True
@@ -116,20 +113,20 @@ Outcome: TypeAlias = Literal["ok", "late", "failed", "malformed", "stale"]
 
 @dataclass(slots=True)
 class DraftStatistics:
-    """One service's figures."""
+    """One service's counts of drafts by outcome."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     resyncs: int = 0
-    """Requests with another context in the service's cache."""
+    """Number of RESYNC answers."""
     quarantines: Counter[int] = field(default_factory=Counter)
-    """Times that a speculator was left out, by its number."""
+    """Number of quarantines by speculator."""
 
     def count(self, outcome: Outcome, drafts: int = 1) -> None:
         if drafts:
             self.outcomes[outcome] += drafts
 
     def take(self) -> "DraftStatistics":
-        """Return the figures since the last call, and begin new ones."""
+        """Return the counts since the last call, and reset them."""
         counts = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
         self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
         return counts

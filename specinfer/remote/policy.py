@@ -1,4 +1,4 @@
-"""Policy towards speculator services: deadlines, pauses and requirements."""
+"""Set deadlines, retries and requirements of speculator services."""
 
 import secrets
 from collections import deque
@@ -10,21 +10,21 @@ from specinfer.service.outage import backoff
 TIMES = 4.0
 """Deadline as a multiple of a step's usual time without drafts.
 
-A good tree adds about four tokens, as many as plain decoding in four steps' time.
+A good tree adds about four tokens, as many as plain decoding in the time of four steps.
 """
 MIN_S = 0.1
-"""Minimum deadline: shared machines pause for tens of milliseconds.
+"""Minimum deadline in seconds, as shared machines pause for tens of milliseconds.
 
-A late service is not waited for again before it has answered, so a hung one costs this once.
+A late service is not called again before it has answered, so a hung service costs this time once.
 """
 _REMEMBERED = 31
 
 
 def draft_deadline(step_s: float | None, max_s: float) -> float:
-    """Return the seconds that speculators get.
+    """Return the seconds that a step waits for speculators.
 
     Args:
-        step_s: usual seconds of a step without drafting; None while that is not known.
+        step_s: usual seconds of a step without drafting; None before any measurement.
         max_s: the operator's maximum.
     """
     if step_s is None:
@@ -33,7 +33,7 @@ def draft_deadline(step_s: float | None, max_s: float) -> float:
 
 
 class UsualStepTime:
-    """Median seconds of steps without drafting, robust to pauses."""
+    """Measures the median seconds of steps, without drafting."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_REMEMBERED)
@@ -41,16 +41,16 @@ class UsualStepTime:
 
     @property
     def usual_s(self) -> float | None:
-        """None before the first step."""
+        """Median seconds; None before the first step."""
         return median(self._latest) if self._latest else None
 
     def begins(self, now: float) -> None:
-        """Note that a step begins to draft: the one before is over."""
+        """Record that a step begins to draft; the previous step has ended."""
         if self._drafted_at is not None:
             self._latest.append(now - self._drafted_at)
 
     def drafted(self, now: float) -> None:
-        """Note that drafting is over; verifying and committing follow."""
+        """Record that drafting has ended."""
         self._drafted_at = now
 
 
@@ -59,43 +59,43 @@ _STEP_BYTES = 12 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicy:
-    """Treatment of the pool's services."""
+    """Deadlines, retries and requirements of a pool's services."""
 
     vocab_size: int
     tokenizer_fingerprint: str
-    """Fingerprint of the verifier's tokenizer; a service with another one is refused."""
+    """Fingerprint of the verifier's tokenizer; services must have the same."""
     deadline_s: float = 0.0
-    """Deadline of speculators in a step; 0: proportional to the verifier's time."""
+    """Seconds to wait for drafts; 0: proportional to the verifier's time."""
     hung_s: float = 10.0
-    """Timeout for a silent service."""
+    """Seconds without an answer until a service counts as dead."""
     max_deadline_s: float = 5.0
-    """Maximum of a proportional deadline."""
+    """Maximum seconds of a proportional deadline."""
     scoped: bool = False
     """True if only requests of one caller share cached prompts."""
     trust_draws: bool = True
     """True if speculators may draw for sampled requests.
 
-    One that sends a false distribution biases the output, so untrusted ones may only send points.
+    A speculator that sends a false distribution biases the output, so an untrusted one may only send points.
     """
     max_nodes: int = 128
     """Maximum nodes of a tree for the verifier, root included."""
     step_bytes: int = _STEP_BYTES
     """Maximum bytes of a step's trees, within the message of 16 MiB."""
     retry_s: float = 0.5
-    """Pause before an unavailable service is retried, doubled after each consecutive loss."""
+    """Seconds before an unavailable service is retried, doubled after each loss."""
     longest_retry_s: float = 30.0
-    """Maximum pause, also for unfit services: they may be replaced."""
+    """Maximum seconds before a retry, also for services that do not fit."""
     hidden_size: int = 0
-    """Numbers in a hidden state of the target."""
+    """Size of the target's hidden states."""
     feature_layers: int = 0
-    """Layers after which the verifier returns hidden states; 0: it returns none."""
+    """Number of layers whose hidden states the verifier returns; 0: none."""
     client: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Name of the client: services keep the requests of different clients apart."""
+    """Name of this client; services separate the requests of different clients."""
 
     def deadline(self, step_s: float | None) -> float:
-        """Return the deadline of drafts, given a step's usual seconds."""
+        """Return the seconds to wait for drafts, given a step's usual seconds."""
         return self.deadline_s or draft_deadline(step_s, self.max_deadline_s)
 
     def retry_after(self, losses: int) -> float:
-        """Return the seconds until a retry after consecutive losses."""
+        """Return the seconds before a retry after `losses` consecutive losses."""
         return backoff(self.retry_s, losses, self.longest_retry_s)

@@ -1,8 +1,8 @@
-"""Calls speculator services in parallel, with a deadline.
+"""Call speculator services in parallel, with a deadline.
 
-Replicas of one service share the requests; each has a connection and statistics of its own. A late one
-continues with its message and is left out of the iterations until it is done; a failed or replaced one is
-left out until it is described again. Malformed trees are dropped and counted.
+Replicas of one service share the requests; each replica has its own connection and statistics. A late replica
+is not called again before it has answered. A failed or replaced replica is not called before it has been
+described again. Malformed trees are dropped and counted.
 """
 
 import asyncio
@@ -34,42 +34,42 @@ from specinfer.v1 import speculator_pb2
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 2.0
-"""Interval of name lookups, and thus the delay of new replicas."""
+"""Seconds between DNS lookups, and so the maximum delay of new replicas."""
 
 
 class SpeculatorPool:
-    """All speculators of a gateway, in order of preference for sequences."""
+    """All speculators of a gateway. Sequence speculation prefers earlier ones."""
 
     def __init__(
         self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
     ) -> None:
         """Create a pool.
 
-        `services` are as in `specinfer.remote.replicas`. The owner of `open_channel` closes the channels.
+        `services` are parts of `service_addresses`. The owner of `open_channel` closes the channels.
         """
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)
         self.resident: ResidentDrafts | None = None
         """The verifier's own speculators, if it has any."""
         self.services = self._replicas.known
-        """Every service's replicas, also unavailable ones. The list is never replaced."""
+        """All services' replicas, available or not. The list is never replaced."""
         self._directory = SpeculatorDirectory(policy)
         self._target = TargetOutputs(policy.hidden_size)
         self.names = self._directory.names
-        """Names of all speculators ever reached, by number."""
+        """Names by number of all speculators that ever answered."""
         self.places = self._directory.places
-        """Their services as the operator wrote them, by number."""
+        """Each speculator's service by number, as the operator wrote it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
         self._round: DraftRound | None = None
-        """The latest round."""
+        """Exchange of the current step."""
         self._step_times = UsualStepTime()
 
     def host(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Add the verifier's resident speculators. Call before `connect` for first numbers.
+        """Add the verifier's resident speculators. Called before `connect`, they are first.
 
         Raises:
-            IncompatibleError: if one does not fit the target.
+            IncompatibleError: if a speculator does not fit the target.
         """
         service = SpeculatorService(address, address, None, None)
         self._directory.enrol(service, description)
@@ -77,13 +77,14 @@ class SpeculatorPool:
         self.resident = ResidentDrafts(service)
 
     async def connect(self, strict: bool = True) -> None:
-        """Describe all services at once, and retry the others in the background.
+        """Describe all services at once; retry unavailable ones in the background.
 
-        Services that answer are numbered in the order of the settings.
+        Services that answer are numbered in the order of the settings. With `strict`, a service that does not
+
+        fit the target is a wrong setting; without, it is ignored.
 
         Raises:
-            IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. A running
-                gateway ignores such a service.
+                IncompatibleError: with `strict`, if a service does not fit the target.
         """
         services = await self._replicas.look()
         patience_s = CALL_S if strict else FIRST_ANSWER_S
@@ -98,19 +99,19 @@ class SpeculatorPool:
             except (UnavailableError, IncompatibleError) as error:
                 if strict and isinstance(error, IncompatibleError):
                     raise
-                log.warning("going on without %s for now: %s", service.address, error)
+                log.warning("%s is not used for now, and retried: %s", service.address, error)
                 self._spawn(self._directory.keep_describing(service))
         if self._replicas.may_change:
             self._spawn(self._keep_looking())
 
     @property
     def groups(self) -> list[SpeculatorSet]:
-        """Present speculators by service, without replaced ones."""
+        """Speculator numbers of each service that ever answered."""
         return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
 
     @property
     def draws(self) -> bool:
-        """True if any speculator draws for requests that are sampled."""
+        """True if any speculator draws for sampled requests."""
         return any(service.drawing for service in self.services)
 
     @property
@@ -141,14 +142,14 @@ class SpeculatorPool:
         wanted: WantedOutputs,
         repeats: bool,
     ) -> HostOrder:
-        """Return the verifier's tasks in addition to given trees.
+        """Return the verifier's orders for resident drafts and repeated steps.
 
         Args:
             entries: all requests of the step.
-            choice: the planner's.
+            choice: the planner's choice for the step.
             drafted: whether services have drafted for the step.
             wanted: outputs of the target that services read.
-            repeats: whether the plan may be repeated without a message; it is not where services draft or read.
+            repeats: whether the verifier may repeat the plan; ignored if services draft or read outputs.
         """
         chosen, references = frozenset[int](), dict[str, Sequence[Sequence[int]]]()
         if self.resident is not None:
@@ -160,7 +161,7 @@ class SpeculatorPool:
         return HostOrder(*grant_of(choice, chosen, entries, repeats), references)
 
     def asks(self, chosen: SpeculatorSet) -> bool:
-        """Return whether any of these belongs to an available service."""
+        """Return whether an available service has any of these speculators."""
         services = [
             service for service in self.services if service.stream is not None and service.description
         ]
@@ -171,10 +172,10 @@ class SpeculatorPool:
     ) -> Drafts:
         """Return the chosen speculators' trees within the deadline.
 
-        Services receive the trace context.
-
         A step with draws has no deadline: a draft's duration depends on the drawn tokens, so dropping late
-        ones would select by token, and bias the output. A service that is silent for `hung_s` counts as dead.
+
+        drafts would select by token and bias the output. After `hung_s` without an answer a service counts as
+        dead. `traceparent` is the trace context sent to services.
         """
         self._step_times.begins(time.perf_counter())
         shares = self._replicas.divide(entries) if self.services else {}
@@ -206,22 +207,22 @@ class SpeculatorPool:
             await asyncio.wait(running, timeout=None if drawn else deadline_s)
         late = [task for task in running if not task.done()]
         if late:
-            log.debug("%d services missed the deadline", len(late))
+            log.debug("%d services missed the deadline; the step continues without them", len(late))
         self._step_times.drafted(time.perf_counter())
         return round_.drafts()
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Let all services forget requests; their time-to-live covers lost calls."""
+        """Release requests at all services, where lost calls are covered by expiry."""
         self._target.forget(request_ids)
         self._replicas.forget(request_ids)
         if self.resident is not None:
-            self.resident.service.forget(request_ids)  # the verifier forgets them with its own
+            self.resident.service.forget(request_ids)  # a release at the verifier includes its speculators
         services = [(s.address, s.stub) for s in self.services if s.description and s.stub]
         client = self._policy.client
         await asyncio.gather(*(release_at(address, stub, request_ids, client) for address, stub in services))
 
     async def close(self) -> None:
-        """End background work and streams, which a closed channel leaves open."""
+        """Cancel tasks, and end streams, which closed channels leave open."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -230,7 +231,7 @@ class SpeculatorPool:
                 service.stream.reset()
 
     async def _keep_looking(self) -> None:
-        """Look up names repeatedly. Replicas without an address are unavailable."""
+        """Look up names repeatedly, and describe new replicas."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             for service in await self._replicas.look():
@@ -238,19 +239,19 @@ class SpeculatorPool:
                 self._spawn(self._directory.keep_describing(service, at_once=True))
 
     def _share(self, requests: int) -> TreeShare:
-        """Return each speculator's share of a step of so many requests."""
+        """Return each speculator's share per request."""
         speculators = sum([len(members) for members in self.groups])
         return TreeShare.of(
             self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
         )
 
     def _end_round(self) -> None:
-        """Answers to the round before are late from now on."""
+        """Count further answers to the previous step as late."""
         if self._round is not None:
             self._round.over = True
 
     def _begin_round(self, requests: int, traceparent: str) -> DraftRound:
-        """Begin the round of the next step; the one before is over."""
+        """Start the exchange of the next step; end the previous exchange."""
         self._steps += 1
         self._end_round()
         share = self._share(requests)
@@ -266,7 +267,7 @@ class SpeculatorPool:
             self._lost(service, error)
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
-        """Leave a service out until it is described again."""
+        """Stop calling a service until it has been described again."""
         log.warning("%s", error)
         changed = isinstance(error, ServiceChangedError)
         service.counters.missed += 1

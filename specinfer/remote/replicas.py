@@ -1,4 +1,4 @@
-"""Replicas of speculator services: addresses by name, and their requests."""
+"""Find replicas of speculator services, and divide requests among them."""
 
 import asyncio
 from collections import Counter
@@ -13,10 +13,10 @@ from specinfer.v1 import speculator_pb2_grpc
 
 
 def service_addresses(text: str) -> list[str]:
-    """Return the services, in order.
+    """Split the setting into services: at commas; replicas stay joined by `|`.
 
     Raises:
-        SettingError: if one is no address, or one of several replicas no `host:port`.
+        SettingError: if a service is not an address, or one of several replicas is not `host:port`.
     """
     services = [part.strip() for part in text.split(",") if part.strip()]
     for service in services:
@@ -25,7 +25,7 @@ def service_addresses(text: str) -> list[str]:
 
 
 def replica_addresses(service: str) -> list[str]:
-    """Return the replicas of a service, names not looked up."""
+    """Split a service into its replicas' addresses, without DNS lookups."""
     return [replica.strip() for replica in service.split("|")]
 
 
@@ -41,14 +41,14 @@ def _check(service: str) -> None:
 
 
 class ReplicaShares:
-    """Division of requests among the replicas of one service."""
+    """Divides requests among the replicas of one service."""
 
     def __init__(self) -> None:
         self._place: dict[str, str] = {}
-        """Address of the replica, by request."""
+        """Address of the assigned replica, by request id."""
 
     def divide(self, request_ids: Iterable[str], present: Sequence[str]) -> dict[str, str]:
-        """Assign requests to available replicas, if there are any."""
+        """Return each request's address among `present`; {} if that is empty."""
         if not present:
             return {}
         names = list(request_ids)
@@ -61,18 +61,18 @@ class ReplicaShares:
         return {request_id: self._place[request_id] for request_id in names}
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Drop requests that have ended."""
+        """Remove the assignments of ended requests."""
         for request_id in request_ids:
             self._place.pop(request_id, None)
 
 
 class SpeculatorReplicas:
-    """Every replica ever found, also unavailable ones."""
+    """All replicas ever found, available or not."""
 
     def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
         """Create the table of replicas.
 
-        `services` are as in this module's description. The owner of `open_channel` closes the channels.
+        `services` are parts of `service_addresses`. The owner of `open_channel` closes the channels.
         """
         self._open = open_channel
         self._shares = {service: ReplicaShares() for service in services}
@@ -84,7 +84,7 @@ class SpeculatorReplicas:
         return any(service.startswith("dns:///") for service in self._shares)
 
     async def look(self) -> list[SpeculatorService]:
-        """Look up names; return the new replicas."""
+        """Look up DNS names; return replicas not known before."""
         known = {(replica.service, replica.address) for replica in self.known}
         resolved = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
         new = [
@@ -99,7 +99,7 @@ class SpeculatorReplicas:
     def divide(self, entries: Sequence[StepEntry]) -> dict[str, list[StepEntry]]:
         """Return each replica's requests, by its address.
 
-        A replica of an unavailable service gets all of them, so that each counts its misses.
+        If no replica of a service is available, each gets all requests, to count its misses.
         """
         by_address: dict[str, list[StepEntry]] = {}
         for service, shares in self._shares.items():

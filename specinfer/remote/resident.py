@@ -1,7 +1,7 @@
-"""Resident speculators of the verifier, and grants of several steps.
+"""Order drafts of the verifier's own speculators, and grants of several steps.
 
-The gateway plans once; the verifier drafts with its own speculators, verifies, and repeats the plan within a
-grant (docs/protocol.md). To planner and statistics its speculators are one service like others.
+The gateway plans once; the verifier drafts with its resident speculators, verifies, and repeats the plan
+within a grant (docs/protocol.md). Planner and statistics treat resident speculators as one service.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from specinfer.scheduling.request import Speculation
 from specinfer.v1 import speculator_pb2, verifier_pb2
 
 GRANT_S = 0.016
-"""Maximum seconds of a grant, the interval of deliveries (`gateway.session.persist`)."""
+"""Maximum seconds of a grant, equal to the delivery interval (`gateway.session.persist`)."""
 _MAX_STEPS = 16
 _SHAPES = {
     Speculation.OFF: speculator_pb2.TREE_SHAPE_UNSPECIFIED,
@@ -30,21 +30,21 @@ class HostOrder(NamedTuple):
     """Fields of a step's message to the verifier, except entries and trees."""
 
     grant: verifier_pb2.Grant | None = None
-    """None: one step, of the trees of the message."""
+    """None: the verifier makes one step with the message's trees."""
     plans: Mapping[str, verifier_pb2.TreePlan] = MappingProxyType({})
-    """Trees that the verifier makes, by request."""
+    """Limits of the trees that the verifier drafts, by request id."""
     references: Mapping[str, Sequence[Sequence[int]]] = MappingProxyType({})
-    """References of requests that start over."""
+    """Reference texts [token ids] of requests with base_len 0, by request id."""
 
 
 NO_ORDER = HostOrder()
 
 
 class ResidentDrafts:
-    """The verifier's own speculators, as a service of the pool."""
+    """The verifier's resident speculators, as a service of the pool."""
 
     def __init__(self, service: SpeculatorService) -> None:
-        """Create it with the service that represents them, without a connection."""
+        """Set the service object, which has no connection."""
         self.service = service
 
     def chosen(self, speculators: SpeculatorSet) -> SpeculatorSet:
@@ -54,13 +54,13 @@ class ResidentDrafts:
         return frozenset(s for s in members if not self.service.faults.left_out(s, now))
 
     def references(self, entries: Sequence[StepEntry]) -> Mapping[str, Sequence[Sequence[int]]]:
-        """Return references of starting requests, if these speculators use any."""
+        """Return references of requests with base_len 0; {} if no speculator uses them."""
         if not self.service.reads_references:
             return {}
         return {entry.request_id: entry.state.request.references for entry in entries if not entry.base_len}
 
     def note(self, drafts: verifier_pb2.ResidentDrafts) -> tuple[DraftTime, dict[int, int]]:
-        """Count a step's drafts; return times, and nodes by speculator."""
+        """Count a step's drafts; return their time, and nodes by speculator."""
         service = self.service
         seconds, own_seconds, nodes = drafts.microseconds / 1e6, dict[int, float](), dict[int, int]()
         for number, speculator in zip(service.members, drafts.speculators, strict=False):
@@ -71,7 +71,7 @@ class ResidentDrafts:
                 if not speculator.malformed:
                     service.faults.note_sound(number)
             for _ in range(speculator.failed):
-                service.note_failed(number, "the verifier's log says why")
+                service.note_failed(number, "the reason is in the verifier's log")
             for _ in range(speculator.malformed):
                 service.note_malformed(number, MalformedTreeError("tree", "", "dropped by the verifier"))
         service.last_seconds = seconds
@@ -84,13 +84,13 @@ class ResidentDrafts:
 def grant_of(
     choice: Choice, chosen: SpeculatorSet, entries: Sequence[StepEntry], repeats: bool
 ) -> tuple[verifier_pb2.Grant, dict[str, verifier_pb2.TreePlan]]:
-    """Return a step's grant, and the plan of each tree.
+    """Return a step's grant, and tree plans by request id.
 
-    A request whose prompt is read in this step has no drafts, so that its first token is not delayed.
+    A request whose prompt is read in this step gets no drafts, so that its first token is not delayed.
 
     Args:
-        choice: the planner's.
-        chosen: the verifier's own speculators of that choice.
+        choice: the planner's choice.
+        chosen: the resident speculators of the choice.
         entries: all requests of the step.
         repeats: whether the plan may be repeated without a message.
     """

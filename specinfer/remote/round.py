@@ -1,4 +1,4 @@
-"""A step's exchanges with the speculator services."""
+"""Exchange one step's messages with the speculator services."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,30 +14,30 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 
 _FEATURE_BYTES = 2**23
-"""Maximum bytes of features per message, of 16 MiB."""
+"""Maximum bytes of features in a message of at most 16 MiB."""
 
 
 class Drafts(NamedTuple):
-    """Answers of the speculators that came in time."""
+    """Drafts that arrived in time."""
 
     trees: dict[str, list[tuple[int, TokenTree]]]
-    """(speculator, tree) in pool order, by request."""
+    """Pairs (speculator number, tree), ascending by number, by request id."""
     times: list[DraftTime]
-    """Durations of every service that answered."""
+    """Times of all services that answered."""
 
 
 NO_DRAFTS = Drafts({}, [])
 
 
 class DraftRound:
-    """Collects answers until the next step. Later ones are only counted."""
+    """Collects a step's answers; late answers are only counted."""
 
     def __init__(
         self, step: int, policy: PoolPolicy, target: TargetOutputs, share: TreeShare, traceparent: str = ""
     ) -> None:
-        """Begin a round.
+        """Start the exchange of a step.
 
-        `share` bounds each speculator's trees for each request; services receive the trace context.
+        `share` limits each speculator's tree per request; `traceparent` is sent to services.
         """
         self._step, self._policy, self._target = step, policy, target
         self.share, self._traceparent = share, traceparent
@@ -47,7 +47,7 @@ class DraftRound:
         """True once the next step has begun."""
 
     def drafts(self) -> Drafts:
-        """Return the answers so far: copies, as more may arrive."""
+        """Return copies of the answers so far, as more may arrive."""
         in_order = {name: sorted(trees, key=lambda item: item[0]) for name, trees in self._trees.items()}
         return Drafts(in_order, list(self._times))
 
@@ -59,7 +59,7 @@ class DraftRound:
         """Exchange a message with a service; add its trees and time.
 
         Raises:
-            UnavailableError: if it does not answer, or another process does.
+            UnavailableError: if the service does not answer, or another process answers.
         """
         assert service.stream is not None, "residents are not called"
         started = time.perf_counter()
@@ -83,9 +83,9 @@ class DraftRound:
     def _message(
         self, service: SpeculatorService, asked: Mapping[str, DraftQuery]
     ) -> tuple[speculator_pb2.DraftRequest, dict[str, int]]:
-        """Return the message to a service, and the features it will have.
+        """Return the message to a service, and end positions of its features.
 
-        These are context positions by request, once it took the message.
+        The positions, by request id, are valid once the service has accepted the message.
         """
         max_bytes = _FEATURE_BYTES // len(asked)
         entries = [
@@ -115,12 +115,12 @@ class DraftRound:
         for result in reply.entries:
             until = features_until.get(result.request_id, 0)
             trees = service.accept(open_, result, self._policy.vocab_size, self.share, in_time, until)
-            open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
+            open_.pop(result.request_id, None)  # one answer per request, or its trees would be merged twice
             if in_time:
                 self.add(result.request_id, trees)
-        service.statistics.count("failed", _drafts(open_))  # not answered
+        service.statistics.count("failed", _drafts(open_))  # requests without an answer
 
 
 def _drafts(asked: Mapping[str, DraftQuery]) -> int:
-    """Return how many drafts are requested."""
+    """Return the number of requested drafts."""
     return sum([len(item.speculators) for item in asked.values()])

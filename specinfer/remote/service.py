@@ -1,7 +1,7 @@
-"""A replica of a speculator service: caches, messages, checked answers.
+"""Track a speculator service's replica: its caches, messages and answers.
 
-It runs one speculator or several; the pool numbers them. Knows messages, not connections: those are the
-pool's. Invariant: `cached_len` never exceeds the service's reports.
+A replica runs one or more speculators, which the pool numbers; the pool owns the connections. Invariant:
+`cached_len` never exceeds the service's reports.
 """
 
 import math
@@ -26,11 +26,11 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
 _NEWEST = 0.1
-"""Weight of the latest message in the time that they take."""
+"""Weight of the latest message in the mean `wire_s`."""
 
 
 class DraftQuery(NamedTuple):
-    """One request in a message to a service."""
+    """One request's entry and the speculators asked to draft for it."""
 
     entry: StepEntry
     speculators: SpeculatorSet
@@ -38,7 +38,7 @@ class DraftQuery(NamedTuple):
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Counts of a service's messages by outcome."""
+    """Counts of messages answered in time, and of missed steps."""
 
     answered: int = 0
     missed: int = 0
@@ -49,36 +49,36 @@ class SpeculatorService:
     """A replica of a service and its statistics."""
 
     service: str
-    """Configured name; the address if it has no replicas."""
+    """The service as the operator wrote it, common to all replicas."""
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub | None
-    """None for the verifier's own speculators, whose messages are the verifier's."""
+    """None for the verifier's resident speculators, which have no connection."""
     stream: DraftStream | None
     members: tuple[int, ...] = ()
-    """Numbers of its speculators, in Describe's order; empty before the first contact."""
+    """Numbers of its speculators in Describe's order; empty before the first answer."""
     drawing: SpeculatorSet = frozenset()
-    """Its speculators that may draw."""
+    """Numbers of speculators that may draw."""
     distrusted: SpeculatorSet = frozenset()
-    """Untrusted speculators with draws: they draft for greedy requests only."""
+    """Numbers of untrusted speculators with draws, which only draft for greedy requests."""
     reads_references: bool = False
-    """True if it uses references, by its last description."""
+    """True if any speculator uses references, by the latest description."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
-    """Its description; None while it is unavailable."""
+    """Latest description; None while the replica is unavailable."""
     cached_len: dict[str, int] = field(default_factory=dict)
-    """Cached context tokens, by request."""
+    """Context tokens in the replica's cache, by request id."""
     features_len: dict[str, int] = field(default_factory=dict)
-    """Context positions up to which it got features, by request."""
+    """End position of the received features, by request id."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     refusals: Refusals = field(default_factory=Refusals)
     losses: int = 0
-    """Times that it was lost since it last answered."""
+    """Consecutive losses since the last answer."""
     busy: bool = False
     last_seconds: float = 0.0
-    """Seconds that its last answer took."""
+    """Seconds from the latest message to its answer."""
     wire_s: float = 0.0
-    """Seconds that messages take to it and back, on average."""
+    """Mean seconds of a message and its answer, without computation."""
     learning: common_pb2.LearningState | None = None
-    """State of its learning by its last reply that said it."""
+    """State of learning in the latest reply that contained it."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
@@ -97,7 +97,7 @@ class SpeculatorService:
             if not entry.state.sampling.greedy:
                 wanted -= self.distrusted
                 if not entry.state.drawn_for:
-                    wanted -= self.drawing  # it began before they came: its noise has been shown
+                    wanted -= self.drawing  # request is older: others have seen its seed
             if not entry.drafts or len(entry.state.tokens) > self.longest_context:
                 continue
             if self.has_drafted(entry):
@@ -108,15 +108,15 @@ class SpeculatorService:
         return asked
 
     def has_drafted(self, entry: StepEntry) -> bool:
-        """Return whether it has drafted for this context.
+        """Return whether the replica has drafted for this context.
 
-        The request was deferred then, and its drafts are used again.
+        In that case the verifier deferred the request, and the same drafts are used again.
         """
         cached_len = self.cached_len.get(entry.request_id, 0)
         return self.description is not None and entry.drafts and cached_len == len(entry.state.tokens)
 
     def will_draw(self, asked: Iterable[DraftQuery]) -> bool:
-        """Return whether any of these may cause draws."""
+        """Return whether any of these queries may cause draws."""
         return any(
             entry.state.drawn_for
             and bool(speculators & self.drawing)
@@ -126,18 +126,18 @@ class SpeculatorService:
 
     @property
     def longest_context(self) -> float:
-        """Maximum context tokens."""
+        """Maximum context tokens; infinite if unlimited or unavailable."""
         return (self.description.max_context_len if self.description else 0) or math.inf
 
     def depth_limit(self, entry: StepEntry) -> int:
-        """Return the requested depth, within the service's positions."""
+        """Return the entry's maximum depth, limited by the replica's context length."""
         depth, longest = entry.limits.depth, self.longest_context
         if longest == math.inf:
             return depth
         return min(depth, depth_limit(0, len(entry.state.tokens), int(longest)))
 
     def note_reply(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
-        """Record a reply; return the seconds of its computation."""
+        """Record a reply after `seconds`; return the seconds of its computation."""
         compute_s = min(reply.compute_us / 1e6, seconds)
         wire_s = seconds - compute_s
         self.wire_s = wire_s if not self.wire_s else self.wire_s + _NEWEST * (wire_s - self.wire_s)
@@ -147,27 +147,27 @@ class SpeculatorService:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states it reads."""
+        """Layers whose hidden states the replica reads."""
         return tuple(self.description.feature_layers) if self.description else ()
 
     @property
     def target_top_k(self) -> int:
-        """Number of the target's predictions that it reads per node; 0: none."""
+        """The target's predicted tokens that it reads per node; 0: none."""
         return self.description.target_top_k if self.description else 0
 
     def encode(
         self, asked: DraftQuery, relay: TargetOutputs, feature_bytes: int, scoped: bool = False
     ) -> speculator_pb2.DraftEntry:
-        """Return a request's entry, with at most so many bytes of features.
+        """Encode a request's entry, with at most `feature_bytes` bytes of features.
 
-        `scoped`: only requests of one caller share cached prompts.
+        With `scoped`, only requests of one caller share cached prompts.
         """
         entry, speculators = asked
         tokens, cached_len = entry.state.tokens, self.cached_len.get(entry.request_id, 0)
         if cached_len > len(tokens):
-            cached_len = 0  # never the case unless the service lies; RESYNC puts it right
+            cached_len = 0  # only if the service reported a wrong length: start over
         if cached_len == 0:
-            self.features_len[entry.request_id] = 0  # it starts over, with its features, too
+            self.features_len[entry.request_id] = 0  # features start over with the context
         start, features = relay.features.take(
             entry.request_id,
             self.features_len.get(entry.request_id, 0),
@@ -210,7 +210,7 @@ class SpeculatorService:
     ) -> list[tuple[int, TokenTree]]:
         """Return a result's valid trees by speculator; update the statistics.
 
-        `features_until`: end position of the sent features.
+        `features_until` is the end position of the sent features.
         """
         request_id = result.request_id
         if request_id not in asked or asked[request_id].entry.state.finish is not None:
@@ -240,10 +240,10 @@ class SpeculatorService:
                 continue
             try:
                 if speculator not in speculators or speculator in trees:
-                    raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
+                    raise MalformedTreeError("draft.speculator", draft.speculator, "unrequested or repeated")
                 tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
                 if tree.has_draws and not self._may_draw(speculator, entry):
-                    raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
+                    raise MalformedTreeError("tree.proposals", "drawn", "only points are allowed here")
             except MalformedTreeError as error:
                 wrong.add(speculator)
                 self.note_malformed(speculator, error)
@@ -257,15 +257,15 @@ class SpeculatorService:
         return list(trees.items())
 
     def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
-        """Return the speculator of a draft.
+        """Return the number of a draft's speculator.
 
-        A place that the service does not have is blamed on the first that was called.
+        An index out of range counts against the lowest requested speculator.
         """
         in_range = draft.speculator < len(self.members)
         return self.members[draft.speculator] if in_range else min(asked)
 
     def _may_draw(self, speculator: int, entry: StepEntry) -> bool:
-        """Return whether draws are accepted. Greedy requests ignore q."""
+        """Return whether a draft may contain draws. Greedy requests ignore q."""
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
@@ -282,7 +282,7 @@ class SpeculatorService:
             self.refusals.refuse(request_id, speculator)
 
     def note_malformed(self, speculator: int, error: MalformedTreeError) -> None:
-        """Count a malformed tree; many cause a quarantine."""
+        """Count a malformed tree; `IN_A_ROW` consecutive ones cause a quarantine."""
         self.statistics.count("malformed")
         if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
             self.statistics.quarantines[speculator] += 1
@@ -293,9 +293,9 @@ class SpeculatorService:
         return names.get(speculator, f"number {speculator}")
 
     def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
-        """Return the last answer's time; `read` are its extra context tokens."""
+        """Return the latest answer's times; `read` as in `DraftTime`."""
         reported = zip(self.members, reply.speculator_us, strict=False)
-        # none took longer than the answer
+        # reported seconds are limited by the measured seconds of the answer
         own_s = {s: min(us / 1e6, self.last_seconds) for s, us in reported if us}
         return DraftTime(
             frozenset(self.members),
@@ -305,7 +305,7 @@ class SpeculatorService:
         )
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop what is known of requests."""
+        """Remove all records of requests."""
         for request_id in request_ids:
             self.cached_len.pop(request_id, None)
             self.features_len.pop(request_id, None)
@@ -313,9 +313,9 @@ class SpeculatorService:
         self.refusals.forget(request_ids)
 
     def replaced(self) -> None:
-        """Handle another process at the address.
+        """Reset the records after another process has started at the address.
 
-        Its caches are empty, and former refusals are forgotten.
+        Its caches are empty, and refusals of the previous process do not apply.
         """
         self.cached_len.clear()
         self.features_len.clear()

@@ -1,7 +1,7 @@
-"""The running requests, and those waiting for cache space. Pure.
+"""Admit and preempt requests by cache space. Pure.
 
-Invariant: after `preempt`, the next step of the running requests fits into the cache (or only one runs), and
-of the running requests the earliest of the highest priority is never preempted, so that it finishes.
+Invariant: after `preempt`, the next step of the running requests fits into the cache, or only one request
+runs. The earliest running request of the highest priority is never preempted, so that it finishes.
 """
 
 from specinfer.scheduling.limits import CacheRoom
@@ -35,7 +35,7 @@ class RunningBatch:
 
     @property
     def spare(self) -> int:
-        """Number of further requests that could run, with typical cache use."""
+        """Number of further requests that could run, with average cache use."""
         admitted = [*self.running.values(), *self.queue]
         places = max(0, self._limits.max_batch - len(admitted))
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in admitted)
@@ -43,14 +43,14 @@ class RunningBatch:
         return min(places, free * len(admitted) // used) if admitted else places
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out, running or waiting."""
+        """Remove a running or waiting request."""
         if self.running.pop(state.request.request_id, None) is None:
             self.queue.remove(state)
         else:
             self.queue.leave(state)
 
     def admit(self, now: float) -> None:
-        """Let waiting requests run while there is space."""
+        """Move waiting requests to the running ones while there is space."""
         if not len(self.queue):
             return
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in self.running.values())
@@ -65,7 +65,7 @@ class RunningBatch:
             self.running[state.request.request_id] = state
 
     def preempt(self) -> None:
-        """Send running requests back to waiting until the others fit."""
+        """Move running requests to the queue until the others fit the cache."""
         used = self.cache_tokens
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
             state = self._cheapest_to_preempt(used - self._limits.kv_capacity_tokens)
@@ -89,9 +89,9 @@ class RunningBatch:
     def _cheapest_to_preempt(self, excess: int) -> RequestState:
         """Return the cheapest request whose preemption frees `excess` tokens.
 
-        The cost is the number of tokens to read again. Only requests of the lowest priority, and of these
-        only those of the caller with the most requests, are considered. If none frees enough, the one that
-        frees the most is chosen; of equal ones the latest.
+        The cost is the number of tokens to compute again. Candidates have the lowest priority and the caller
+        with the most running requests. If no candidate frees enough, the candidate that frees the most is
+        chosen; among equals, the latest.
         """
         *younger, _ = sorted(self.running.values(), key=self._age, reverse=True)
         lowest = max(map(self._class, younger))

@@ -1,7 +1,7 @@
-"""Shares of a step's tokens among requests. Pure.
+"""Divide a step's tokens among requests. Pure.
 
-Prompts are read in chunks, which at most double the time of a step in which others decode. A chunk goes to the
-highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
+Prompts are read in chunks, which at most double the time of a step in which others decode. A chunk goes to
+the highest priority first, then in equal shares to callers, within a share to the earliest prompts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +11,11 @@ from specinfer.scheduling.limits import SchedulerLimits, fair_shares
 from specinfer.scheduling.request import RequestState
 
 PromptLimit = Callable[[int, float], int | None]
-"""Maximum prompt tokens by rows of decoding requests and mean context."""
+"""Maps rows of decoding requests and mean context to maximum prompt tokens."""
 
 
 def unlimited(_rows: int, _context: float) -> None:
-    """Return no limit of prompt tokens."""
+    """Return None: no limit of prompt tokens."""
 
 
 def delta_lengths(
@@ -23,13 +23,13 @@ def delta_lengths(
     limits: SchedulerLimits,
     max_prompt_tokens: Callable[[float], int | None],
 ) -> list[int]:
-    """Return the number of tokens that each request sends; 0: it waits.
+    """Return the number of tokens to send per request; 0: it waits.
 
-    A request that lacks one token always sends it. The others share the chunk, which is not empty if a step may have a
-    token for every request.
+    A request with one pending token always sends it. The others share the chunk, which is not empty if
+    `max_step_tokens` allows a token for every request.
 
     Args:
-        max_prompt_tokens: limit by the mean context of the prompt tokens, so that reading does not stall the others.
+        max_prompt_tokens: maps the mean context of the prompt tokens to their maximum number; None: no limit.
     """
     lengths = [min(state.pending, 1) for state in states]
     prompts = [index for index, state in enumerate(states) if state.pending > 1]
@@ -51,9 +51,9 @@ def delta_lengths(
 
 
 def _context(state: RequestState, length: int) -> float:
-    """Return the mean context of a prompt's next tokens.
+    """Return the mean context of a prompt's next `length` tokens.
 
-    How much of a new prompt is cached is unknown: all may be.
+    The cached part of a new prompt is unknown: all other tokens are assumed to be cached.
     """
     return (state.verifier_len or state.pending - length) + length / 2
 

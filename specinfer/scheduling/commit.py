@@ -1,4 +1,4 @@
-"""Effect of the verifier's answer on a request. Pure."""
+"""Apply the verifier's answers to requests. Pure."""
 
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
 from specinfer.scheduling.request import RequestState
@@ -9,11 +9,11 @@ from specinfer.tree import TokenTree
 MAX_DEFERRED_S = 30.0
 """Maximum seconds for which the verifier may defer a request.
 
-Its cache is full, it compiles constraints (up to two seconds each), or it cannot read a layer. Seconds,
-because some steps are short.
+It defers a request when its cache is full, while it compiles constraints (up to two seconds each), or when
+it cannot read a layer.
 """
 _MAX_OF_STEP_S = 5.0
-"""Maximum seconds counted per step, if a process was stopped."""
+"""Maximum deferred seconds counted per step, in case a process was suspended."""
 
 
 def apply_verdict(

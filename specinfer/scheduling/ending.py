@@ -1,4 +1,4 @@
-"""Ends of requests: the last message to clients, stored in Redis."""
+"""Describe a request's end: the last message to clients, stored in Redis."""
 
 import json
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.statuses import FinishReason
 
 _NEVER_S = -1.0
-"""Value of the hint when to retry that means never."""
+"""Value of `retry_after_s` that means: do not retry this request id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Reason of a request's end, and its figures."""
+    """Reason and statistics of a request's end."""
 
     finish: FinishReason
     error: str = ""
     retryable: bool = True
-    """True if the same request may succeed later, after an error."""
+    """True if the same request may succeed when sent again."""
     invalid: bool = False
-    """True if it ended with an error of its caller's."""
+    """True if the caller's input caused the error."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Tokens of the prompt that were found in the verifier's cache."""
@@ -37,13 +37,13 @@ class Ending:
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
     speculators: dict[str, list[int]] = field(default_factory=dict)
-    """Drafted nodes, accepted nodes and won steps by the speculator's name."""
+    """[drafted nodes, accepted nodes, won steps] by the speculator's name."""
     lossy: bool = False
     """True if its text need not follow the target's distribution."""
 
     @classmethod
     def of(cls, state: RequestState, names: Sequence[str]) -> "Ending":
-        """Return a finished request's ending; `names` are the speculators' by number."""
+        """Return a finished request's ending; `names` are the speculators' names by number."""
         assert state.finish is not None
         end, stats = state.finished_at or state.queued_at, state.stats
         return cls(
@@ -68,22 +68,22 @@ class Ending:
 
     @property
     def failure(self) -> SpecInferError | None:
-        """Error for the request's clients; None if it ended with an answer."""
+        """Error to raise for the request's clients; None if it succeeded."""
         if self.finish is not FinishReason.ERROR:
             return None
-        # it has ended: a repetition needs another id, so a client must not come back for this one
+        # the id is used up: a client must not retry it, only send the request again under another id
         if self.invalid:
             return ConstraintError(self.error)
         final = UnavailableError(self.error, retry_after_s=_NEVER_S)
         return final if self.retryable else SpecInferError(self.error)
 
     def to_json(self) -> str:
-        """Return the JSON that Redis keeps."""
+        """Return the JSON to store in Redis."""
         return json.dumps({**asdict(self), "finish": self.finish.name.lower()})
 
     @classmethod
     def from_json(cls, text: str) -> "Ending":
-        """Parse the output of `to_json`, of this version or later."""
+        """Parse the output of `to_json`; ignore fields of later versions."""
         values: dict[str, Any] = json.loads(text)
         values = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})

@@ -1,4 +1,4 @@
-"""A request's entry in a step, its verdict and its progress. Pure."""
+"""Plan a step's entries; define entries, verdicts and progress. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +22,13 @@ class StepEntry:
     """True if the delta ends the committed tokens: a tree may follow."""
     limits: TreeLimits
     reach: int
-    """Greatest depth of any node, from any speculator."""
+    """Maximum depth of the tree's nodes, from any speculator."""
     forced: int = 0
     """Maximum further nodes for tokens forced by the constraint."""
     read_limit: int = 0
     """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Those in the verifier's memory do not count.
+    Tokens found in the verifier's memory do not count.
     """
 
     @property
@@ -42,22 +42,22 @@ class StepEntry:
 
     @property
     def drafts(self) -> bool:
-        """True if speculators should draft for it."""
+        """True if speculators should draft for the request."""
         return self.final and not self.limits.empty
 
     @property
     def context_len(self) -> int:
-        """Tokens of the request when the step began."""
+        """Context tokens of the request when the step began."""
         return self.base_len + len(self.delta)
 
     def without_tree(self) -> "StepEntry":
-        """Return the same part of a step, without drafts."""
+        """Return the same entry without drafts."""
         return replace(self, limits=TreeLimits(0, 0), reach=0, forced=0)
 
     def following(self) -> "StepEntry":
-        """Return the next step's entry, after this one's tokens are committed.
+        """Return the next step's entry, after this step's tokens are committed.
 
-        The bonus token is read, and the tree reaches no further than before.
+        The delta is the bonus token, and the tree reaches no context position beyond this entry's.
         """
         state = self.state
         reach = depth_limit(0, len(state.tokens), self.context_len + self.reach)
@@ -67,31 +67,31 @@ class StepEntry:
 
 
 class LatestDrafts:
-    """Drafts of one group of drafters by request.
+    """Latest drafts of one group of drafters, by request.
 
-    A deferred request has the same context in its next step. The group has read all of it, so there is nothing to send;
-    and drafting again could select by token.
+    A request that the verifier deferred has the same context in its next step and must use the same drafts:
+    drafting again could select by token, which would bias the output.
     """
 
     def __init__(self) -> None:
         self._drafts: dict[str, tuple[int, Sequence[tuple[int, TokenTree]]]] = {}
 
     def note(self, entry: StepEntry, drafts: Sequence[tuple[int, TokenTree]]) -> None:
-        """Store an entry's drafts. Its request may have more tokens by now."""
+        """Store an entry's drafts, for the context of the entry."""
         self._drafts[entry.request_id] = entry.context_len, drafts
 
     def of(self, entry: StepEntry) -> Sequence[tuple[int, TokenTree]]:
-        """Return the drafts for exactly this context, if any."""
+        """Return the drafts for exactly this entry's context, or ()."""
         length, drafts = self._drafts.get(entry.request_id, (0, ()))
         return drafts if length == entry.context_len else ()
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop what is known of requests."""
+        """Remove the drafts of requests."""
         for request_id in request_ids:
             self._drafts.pop(request_id, None)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all drafts."""
         self._drafts.clear()
 
 
@@ -106,9 +106,9 @@ class VerdictEntry:
     logprobs: tuple[LogprobRow, ...] = ()
     cached_len: int = 0
     features_start: int = 0
-    """Context position of the first of the features."""
+    """Context position of the first token with features."""
     features: bytes = b""
-    """Features of the target at context tokens, on their way to speculators."""
+    """The target's hidden states at context tokens, for speculators."""
     top_k: tuple[int, ...] = ()
     """[nodes * k] the target's most probable tokens, for speculators."""
     finished: bool = False
@@ -117,7 +117,7 @@ class VerdictEntry:
     """Tokens of the delta that were found in the verifier's cache."""
 
     def tokens(self, tree: TokenTree) -> list[int]:
-        """Return the tokens that it adds after verification of `tree`."""
+        """Return the accepted tokens of `tree` and the bonus token."""
         if not self.accepted:
             return [self.bonus]
         return [*tree.token_ids[list(self.accepted)].tolist(), self.bonus]
@@ -125,9 +125,9 @@ class VerdictEntry:
 
 @dataclass(slots=True)
 class Progress:
-    """New tokens of one request, and its end if this is it.
+    """New tokens of one request, and whether they end the request.
 
-    Complete by itself: the request may have moved on by the time it is stored.
+    Progress is stored later, when `state` may already have further tokens.
     """
 
     state: RequestState
@@ -136,21 +136,21 @@ class Progress:
     start: int
     """Number of generated tokens before these."""
     final: bool
-    """True if the request ends with them."""
+    """True if the request ends with these tokens."""
 
     since_s: float | None = None
-    """Seconds since the previous tokens; None for this gateway's first."""
+    """Seconds since the request's previous tokens; None for this gateway's first."""
     counts: SpeculationCounts | None = None
-    """Counts of the tree that was verified for it."""
+    """Counts of the verified tree."""
     published: bool = False
-    """True if it is stored and shown."""
+    """True if Redis has stored the tokens and clients may read them."""
 
     @property
     def request_id(self) -> str:
         return self.state.request.request_id
 
     def cut(self, keep: int) -> None:
-        """Keep only the first tokens, also in the request."""
+        """Keep only the first `keep` tokens, also in the request's state."""
         drop = len(self.tokens) - keep
         if drop:
             del self.state.tokens[-drop:]
@@ -171,7 +171,7 @@ def unite(progress: Iterable[Progress]) -> list[Progress]:
 
 
 def _follows(before: Progress, item: Progress) -> bool:
-    """Return whether an item continues another, in the same state."""
+    """Return whether an item directly continues another of the same request."""
     return before.state is item.state and before.start + len(before.tokens) == item.start
 
 
@@ -210,7 +210,7 @@ def plan_entries(
 
 
 def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[StepEntry]:
-    """Give requests with constraints the nodes that step and cache have left."""
+    """Give entries with constraints the remaining nodes for forced tokens."""
     for index, entry in enumerate(entries):
         request = entry.state.request
         if request.constraint is not None and entry.final and entry.reach:
@@ -221,13 +221,13 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
 
 
 def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[RequestState, Exception]]:
-    """Return requests that fail alone, with the internal faults."""
+    """Return the requests that cannot be planned even alone, with the exceptions."""
     failures = list[tuple[RequestState, Exception]]()
     for state in states:
         try:
             room.to_admit(state.request, len(state.tokens))
             plan_entries([state], room, None, FREE)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the others continue
+        except Exception as error:  # noqa: BLE001  # any fault ends only this request
             failures.append((state, error))
     return failures
 
@@ -240,10 +240,10 @@ def _wanted_nodes(state: RequestState, room: CacheRoom, max_nodes: int | None) -
 def _entry(
     state: RequestState, length: int, final: bool, nodes: int, room: CacheRoom, worth: TreeWorth
 ) -> StepEntry:
-    """Return an entry that has the verifier compute up to `length` tokens.
+    """Return an entry that makes the verifier compute up to `length` tokens.
 
-    Until a token is computed, the entries of a prompt that needs several have all the rest of it: what is in the
-    verifier's cache need not be computed.
+    A prompt that needs several steps is sent with all pending tokens until the verifier has computed one,
+    because the verifier may find some in its cache.
     """
     base, reach = state.verifier_len, room.depth_limit(state)
     read_limit = 0 if final or (base and not state.all_found) else length

@@ -1,7 +1,7 @@
-"""Limits of concurrent requests, tokens, tree nodes and cache. Pure arithmetic.
+"""Compute limits of requests, tokens, tree nodes and cache space. Pure.
 
-A node budget bounds messages, drafts and the cache space that the scheduler reserves; the planner chooses
-within it.
+A node budget bounds messages, drafts and the cache space that the scheduler reserves. The planner chooses
+nodes within the budget.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class SchedulerLimits:
     """Nodes of a chain in sequence speculation."""
     max_step_tokens: int = 2048
     max_context_len: int = 8192
-    """Positions of a request, prompt included."""
+    """Maximum tokens of a request, prompt included."""
     kv_capacity_tokens: int = 32768
     kv_block_tokens: int = 16
     kv_window_tokens: int = 0
@@ -44,9 +44,9 @@ class NodeBudget:
     room: int | None = None
     """Maximum tokens of a step, roots included; None for no limit."""
     pass_seconds: tuple[float, ...] = ()
-    """Seconds of passes over 1, 2, ... tokens; empty: not known.
+    """Seconds of passes over 1, 2, ... tokens; empty: not measured.
 
-    They limit the prompt tokens of a step.
+    These seconds limit the prompt tokens of a step.
     """
     context_s: float = 0.0
     """Seconds that a token of context adds to each row."""
@@ -58,9 +58,9 @@ class NodeBudget:
 
 
 def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
-    """Divide nodes among requests: equal shares, leftovers passed on.
+    """Return nodes per request: fair shares of `budget.per_step`.
 
-    The sum never exceeds `budget.per_step`, a share neither the wanted number nor `budget.per_request`.
+    No share exceeds the wanted number or `budget.per_request`.
     """
     return fair_shares(budget.per_step, [min(nodes, budget.per_request) for nodes in wanted])
 
@@ -68,15 +68,15 @@ def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
 def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
     """Return equal shares of a total, with leftovers redistributed (max-min fairness).
 
-    What cannot be divided goes to the first: the shares of a total below their number are ones and zeros.
+    An indivisible rest goes to the first requests, one each.
     """
     shares = [0] * len(wanted)
     left = total
-    # the most modest first, so that what they leave goes to the others
+    # smallest requests first, so that their leftovers go to the others
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     for done, index in enumerate(order):
         fair = left // (len(order) - done)
-        if wanted[index] > fair:  # as do all that follow
+        if wanted[index] > fair:  # so do all later ones in `order`
             for place, further in enumerate(sorted(order[done:])):
                 shares[further] = fair + (place < left % (len(order) - done))
             break
@@ -93,9 +93,9 @@ class CacheRoom:
     budget: NodeBudget
 
     def max_nodes(self, request: GenerationRequest, tokens: int) -> int:
-        """Return the maximum nodes of a tree, root excluded.
+        """Return the maximum nodes of a tree after `tokens` tokens, root excluded.
 
-        It follows `tokens` tokens. A tree uses free cache: a request that fits without trees fits with them.
+        Trees use only free cache: a request that fits without trees also fits with trees.
         """
         if request.speculation is Speculation.OFF:
             return 0
@@ -106,10 +106,10 @@ class CacheRoom:
         return limit
 
     def depth_limit(self, state: RequestState) -> int:
-        """Return the greatest depth of a tree of the request.
+        """Return the maximum depth of the request's tree.
 
-        Its nodes need positions, and a drafted token is only of use if it and the bonus token may still be
-        generated.
+        Nodes need free context positions, and a drafted token is useful only if the request may still
+        generate the token and a bonus token.
         """
         positions = depth_limit(state.verifier_len, state.pending, self.limits.max_context_len)
         return min(positions, max(0, state.remaining - 1))
@@ -121,7 +121,7 @@ class CacheRoom:
     def to_admit(self, request: GenerationRequest, tokens: int) -> int:
         """Return the free cache tokens needed to admit a request.
 
-        That is a block more than its next step needs, so that it is not preempted at once.
+        This is one block more than the next step needs, so that the request is not preempted at once.
         """
         return self.at(request, tokens) + self.limits.kv_block_tokens
 
@@ -136,18 +136,18 @@ class CacheRoom:
         return self.limits.kv_capacity_tokens // self.limits.kv_block_tokens * self.limits.kv_block_tokens
 
     def _cached(self, tokens: int) -> int:
-        """Return how many of so many tokens of a request are cached."""
+        """Return how many of a request's `tokens` tokens the verifier keeps cached."""
         block, window = self.limits.kv_block_tokens, self.limits.kv_window_tokens
-        if window:  # beyond its window it may store a block and the current chunk
+        if window:  # the verifier may store a block and the current chunk in addition
             return min(tokens, window + block + self.limits.prefill_chunk)
         return tokens
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Return whether positions and cache suffice for the request's maximum length."""
+        """Return whether context and cache suffice for the request's maximum length."""
         return self.bound_met(request) is None
 
     def bound_met(self, request: GenerationRequest) -> str | None:
-        """Return the bound exceeded by the request's maximum length, if any."""
+        """Name the limit that the request's maximum length exceeds, if any."""
         longest, capacity = len(request.prompt) + request.max_new_tokens, self.limits.kv_capacity_tokens
         if longest > self.limits.max_context_len:
             return f"the context of {self.limits.max_context_len}"

@@ -1,10 +1,10 @@
-"""Order of admission: priority, then the caller with the fewest running requests.
+"""Order waiting requests by priority, then by their callers' running requests. Pure.
 
-Promise: whenever a request is admitted, no caller with a waiting request of the same priority has fewer
-running requests than the admitted one's caller had. (Running requests of all priorities count.) Among callers
-with equally many, the one admitted least recently comes first; among its requests, the one that arrived
-first. So, within one priority, callers without running requests get the next free slots, one each, however
-many requests others have waiting. Pure.
+Invariant: when a request is admitted, no caller with a waiting request of the same priority has fewer running
+requests than the admitted request's caller. Running requests of all priorities count. Among callers with
+equally many running requests, the caller admitted least recently is next, with its earliest request. So,
+within one priority, callers without running requests get the next free places, one each, even if other
+callers have many waiting requests.
 """
 
 import heapq
@@ -15,17 +15,17 @@ from typing import Generic, TypeAlias, TypeVar
 from specinfer.scheduling.request import RequestState
 
 Rank: TypeAlias = tuple[float, ...]
-"""Sort key: the smallest is first, then the earliest placed."""
+"""Sort key: the smallest is first; of equals, the earliest placed."""
 Member = TypeVar("Member")
 _SLACK = 32
-"""Outdated entries that may lie in the heap before it is rebuilt."""
+"""Outdated heap entries, beyond the number of members, before a rebuild."""
 
 
 class Ranking(Generic[Member]):
     """A heap with members that can be moved and removed.
 
-    Changes leave outdated entries in the heap; they are skipped when they come first, and there are never
-    more of them than members and `_SLACK`.
+    Moves and removals leave outdated entries in the heap. Outdated entries are skipped at the top, and never
+    number more than the members plus `_SLACK`.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Ranking(Generic[Member]):
         self._clean()
 
     def remove(self, member: Member) -> None:
-        """Take a member out, if present."""
+        """Remove a member, if present."""
         if self._placed.pop(member, None) is not None:
             self._clean()
 
@@ -67,12 +67,12 @@ class Ranking(Generic[Member]):
 MIN_HINT_S = 0.1
 MAX_HINT_S = 60.0
 _FIRST_HINT_S = 1.0
-"""Seconds per finish before any request has finished."""
+"""Assumed seconds between finishes before any request has finished."""
 _REMEMBERED = 32
 
 
 class FinishRate:
-    """Counts the latest finishes since there was last nothing to do."""
+    """Counts the latest finished requests since the scheduler was last idle."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -90,7 +90,7 @@ class FinishRate:
         self._finishes.append(now)
 
     def hint(self, now: float) -> float:
-        """Return the seconds between finishes, each of which frees a place."""
+        """Return the mean seconds between finishes, as a hint when to retry."""
         passed = now - self._since
         interval = passed / len(self._finishes) if self._finishes else max(_FIRST_HINT_S, passed)
         return min(max(interval, MIN_HINT_S), MAX_HINT_S)
@@ -100,7 +100,7 @@ QUEUE_SHARE = 4
 """Maximum ratio of a named caller's waiting requests to free places.
 
 This is a dynamic threshold (Choudhury and Hahne 1998): one caller alone can take four fifths of the queue,
-several share it evenly, and some places are always left for others.
+several callers share the queue evenly, and some places always remain for other callers.
 """
 
 
@@ -115,9 +115,9 @@ class WaitingQueue:
         """Ids of each caller's waiting requests, by priority and arrival."""
         self._running: Counter[str] = Counter()
         self._admitted: dict[str, int] = {}
-        """Number of each caller's latest admission, also without requests.
+        """Number of each caller's latest admission.
 
-        A returning caller must not count as new. As large as the number of API keys.
+        Callers without requests are kept, so that a returning caller does not count as new.
         """
         self._admissions = 0
 
@@ -133,7 +133,7 @@ class WaitingQueue:
         return self._running[caller]
 
     def full_for(self, caller: str, places: int) -> str:
-        """Return why the caller's next request may not wait, or ""."""
+        """Return the reason to refuse the caller's next request, or ""."""
         free, of_caller = places - len(self), len(self._by_caller.get(caller, ()))
         if free <= 0:
             return f"queue full: {len(self)} requests are waiting"
@@ -156,7 +156,7 @@ class WaitingQueue:
         return None if caller is None else self._head(caller)
 
     def last(self, count: int) -> list[str]:
-        """Return the last ids in order of admission."""
+        """Return the ids of the `count` waiting requests to be admitted last."""
         ranked = sorted(self, key=lambda state: (-state.request.priority, *state.place), reverse=True)
         return [state.request.request_id for state in ranked[:count]]
 
@@ -177,7 +177,7 @@ class WaitingQueue:
         self._rank(caller)
 
     def remove(self, state: RequestState) -> None:
-        """Take a waiting request out."""
+        """Remove a waiting request."""
         request_id, caller = state.request.request_id, state.request.caller
         del self._states[request_id]
         self._by_caller[caller].remove(request_id)

@@ -1,11 +1,11 @@
-"""The prompt tokens of a step in which requests decode. Pure.
+"""Limit the prompt tokens of a step in which requests decode. Pure.
 
-A step takes at most twice as long with them:
+The prompt tokens (`read`) at most double the seconds of the step:
 
     seconds = curve(rows + read) + context_s * context * read
 
-`curve` are the seconds of passes after a short context, and `context_s` are those that a token of context adds to a
-row. Both are measured at start (`specinfer.verification.pass_costs`): a slower machine changes all of it alike.
+`curve` are the seconds of passes after a short context, `context_s` the seconds that a token of context adds
+to a row. Both are measured at start (`specinfer.verification.pass_costs`).
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ _SLOWER = 2.0
 
 
 class ReadingPace:
-    """The prompt tokens that a step may read in addition."""
+    """Limits the prompt tokens that a decoding step reads in addition."""
 
     def __init__(self, pass_seconds: Sequence[float] = (), context_s: float = 0.0) -> None:
-        """Take the rising seconds of passes by their tokens.
+        """Set the seconds of passes over 1, 2, ... tokens, in rising order.
 
-        Without any there is no limit.
+        If `pass_seconds` is empty, prompt tokens are not limited.
 
         Args:
             context_s: seconds that a token of context adds to each row of a pass.
@@ -31,9 +31,13 @@ class ReadingPace:
         self._read = np.arange(1, len(pass_seconds) + 1)
 
     def max_tokens(self, rows: int, context: float) -> int | None:
-        """Return the maximum prompt tokens after `context` tokens, if limited.
+        """Return the maximum prompt tokens of a step; None: no limit.
 
-        They are at least one, and double the seconds of a step at most.
+        The maximum is at least one.
+
+        Args:
+            rows: rows of decoding requests in the step.
+            context: mean context length of the prompt tokens.
         """
         if not rows or not len(self._seconds):
             return None

@@ -1,7 +1,4 @@
-"""A request: parameters (`GenerationRequest`), state (`RequestState`), speculation.
-
-Pure data; knows no clock, no network and no model.
-"""
+"""Define a request's parameters (`GenerationRequest`) and state (`RequestState`). Pure."""
 
 import math
 from collections.abc import Sequence
@@ -49,15 +46,15 @@ class GenerationRequest:
     top_logprobs: int = 0
     """Number of most probable tokens to report per generated token."""
     caller: str = ""
-    """Name of the caller's API key; empty without keys. Callers share fairly."""
+    """Name of the caller's API key; empty without keys."""
     deadline_s: float | None = None
     """Seconds from arrival to the end of generation; None for no limit."""
     constraint: Constraint | None = None
     """Constraint on the text."""
     no_training: bool = False
-    """True if no speculator may keep the text to learn from it."""
+    """True if speculators must not learn from the text."""
     references: tuple[tuple[int, ...], ...] = ()
-    """Texts for drafts by copying; empty if no speculator uses them."""
+    """Token ids of texts from which drafters may copy."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -81,7 +78,7 @@ class GenerationRequest:
             raise InvalidInputError("top_logprobs", self.top_logprobs, "only with logprobs")
 
     def check_against(self, vocab_size: int, max_context_len: int) -> None:
-        """Check what depends on the target model.
+        """Check the fields against the target model.
 
         Raises:
             InvalidInputError: naming the field and its value.
@@ -93,7 +90,7 @@ class GenerationRequest:
                     raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")
         self.sampling.check_tokens(vocab_size)
         if self.top_logprobs > vocab_size:
-            raise InvalidInputError("top_logprobs", self.top_logprobs, f"of a vocabulary of {vocab_size}")
+            raise InvalidInputError("top_logprobs", self.top_logprobs, f"over the vocabulary of {vocab_size}")
         total = len(self.prompt) + self.max_new_tokens
         if total > max_context_len:
             raise self.too_long(f"over the context of {max_context_len}")
@@ -104,7 +101,7 @@ class GenerationRequest:
         return InvalidInputError("prompt + max_new_tokens", lengths, reason)
 
     def drawn_for(self, draws: bool) -> bool:
-        """Return whether speculators may sample drafts for it."""
+        """Return whether speculators may sample drafts for this request."""
         return draws and not self.sampling.greedy and self.speculation is not Speculation.OFF
 
 
@@ -118,18 +115,18 @@ class RequestState:
     arrival: int
     """Order of submission at this gateway."""
     sampling: Sampling
-    """Sampling of the target. Its seed is separate if drafts are sampled."""
+    """The target's sampling, with its own seed if drafts are sampled."""
     tokens: list[int]
-    """The committed sequence, prompt included. The only authoritative copy."""
+    """Committed token ids, prompt included. The only authoritative copy."""
     drawn_for: bool = False
-    """True if speculators may sample drafts for it.
+    """True if speculators may sample drafts for the request.
 
-    Then none of them may know the noise of the target's choices.
+    Speculators then must not know the target's random numbers.
     """
     verifier_len: int = 0
     """Number of committed tokens in the verifier's cache."""
     all_found: bool = False
-    """True if the verifier found all it has in its cache."""
+    """True if the verifier found all `verifier_len` tokens in its cache."""
     cached_tokens: int = 0
     """Tokens of the prompt that the verifier found in its cache."""
     admitted_at: float | None = None
@@ -139,19 +136,19 @@ class RequestState:
     finish: FinishReason | None = None
     error: str = ""
     retryable: bool = True
-    """True if the same request may succeed later, after an error."""
+    """True if the same request may succeed when sent again."""
     invalid: bool = False
-    """True if it ended with an error of its caller's."""
+    """True if the caller's input caused the error."""
     deferred_at: float | None = None
-    """Time at which the last step deferred it; None if not deferred."""
+    """Time of the last step if it deferred the request; else None."""
     deferred_s: float = 0.0
-    """Seconds for which it has done so in every step."""
+    """Seconds for which all steps have deferred the request."""
     cancelled: bool = False
     preemptions: int = 0
-    """Number of times that it had to give its cache to others."""
+    """Number of times that the request lost its cache to other requests."""
     stats: SpeculationCounts = field(default_factory=SpeculationCounts)
     matcher: TokenMatcher | None = None
-    """Matcher of its constraint; None without one, and until it is compiled."""
+    """Matcher of the constraint; None without constraint or until it is compiled."""
     matched: int = 0
     """Number of generated tokens that the matcher has read."""
 
@@ -187,7 +184,7 @@ class RequestState:
 
     @property
     def place(self) -> tuple[float, int]:
-        """Its place in the order of arrival, kept at other gateways."""
+        """Sort key for the order of arrival, valid across gateways."""
         return self.queued_at, self.arrival
 
     @property
@@ -196,13 +193,13 @@ class RequestState:
 
     @property
     def own_end(self) -> FinishReason | None:
-        """Reason for which its tokens end it; None if they do not."""
+        """Reason if the request's tokens end it; else None."""
         if self.new_tokens and self.tokens[-1] in self.request.stop_token_ids:
             return FinishReason.STOP_TOKEN
         return FinishReason.LENGTH if self.remaining <= 0 else None
 
     def match(self) -> TokenMatcher | None:
-        """Return its matcher, which has read all generated tokens.
+        """Let the matcher read the new generated tokens, and return the matcher.
 
         Raises:
             ConstraintError: if the constraint is too complex.
@@ -229,6 +226,6 @@ class RequestState:
         retryable: bool = True,
         invalid: bool = False,
     ) -> None:
-        """Record the reason and the time of its end."""
+        """Record the reason and the time of the request's end."""
         self.finish, self.finished_at = reason, now
         self.error, self.retryable, self.invalid = error, retryable, invalid

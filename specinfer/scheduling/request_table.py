@@ -1,4 +1,4 @@
-"""Unfinished requests: by id, by deadline, and the cancelled ones. Pure."""
+"""Look up unfinished requests by id, deadline and cancellation. Pure."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from specinfer.scheduling.request import RequestState
 
 
 class RequestTable:
-    """Every request that waits or runs."""
+    """All waiting and running requests."""
 
     def __init__(self) -> None:
         self._states: dict[str, RequestState] = {}
@@ -28,7 +28,7 @@ class RequestTable:
         """Check that no request has this id.
 
         Raises:
-            AlreadyExistsError: if one has.
+            AlreadyExistsError: if a request has this id.
         """
         if request_id in self._states:
             raise AlreadyExistsError(f"request_id = {request_id!r}: already running")
@@ -37,14 +37,14 @@ class RequestTable:
         """Return the request of this id.
 
         Raises:
-            NotFoundError: if there is none.
+            NotFoundError: if no request has this id.
         """
         if request_id not in self._states:
             raise NotFoundError(f"request_id = {request_id!r}: not running")
         return self._states[request_id]
 
     def has(self, state: RequestState) -> bool:
-        """Return whether this very request is in the table."""
+        """Return whether the table has this object, not only its id."""
         return self._states.get(state.request.request_id) is state
 
     def add(self, state: RequestState) -> None:
@@ -62,7 +62,7 @@ class RequestTable:
         """Mark a request as cancelled.
 
         Raises:
-            NotFoundError: if it is not in the table.
+            NotFoundError: if no request has this id.
         """
         state = self.get(request_id)
         if not state.cancelled:

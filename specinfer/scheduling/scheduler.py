@@ -1,16 +1,15 @@
-"""Chooses the requests of each step. A pure state machine, without clock.
+"""Choose the requests of each step. Pure.
 
     submit -> waiting --plan--> running --commit--> running | finished
                  |   <-preempt--   |
                  +- cancel, time --+--> finished (at the next reap)
                  +----- drop ------+--> another gateway's
 
-Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones while
-there is space (in the order of `specinfer.scheduling.queue`), and gives prompts at most one chunk of prefill
-per step. Space is counted in cache blocks of present use, not of the worst case; when the running ones
-outgrow the cache, one of the lowest priority waits again and is computed again later. Invariant: what a step
-needs fits into the verifier's cache, and of the running requests the earliest of the highest priority is
-never preempted, so that it finishes.
+Iteration-level ("continuous") batching: every plan contains all running requests, admits waiting ones while
+there is space (in the order of `specinfer.scheduling.queue`), and reads at most one chunk of prompt tokens.
+Space is counted in cache blocks of present use, not of the worst case. When the running requests outgrow the
+cache, one of the lowest priority is preempted: it waits, and its context is computed again later. Invariant:
+each step fits into the verifier's cache, and the request that `RunningBatch` never preempts finishes.
 """
 
 import logging
@@ -85,10 +84,10 @@ class Scheduler:
         If its generated tokens end it, it is not queued, and the returned state has its `finish` set.
 
         Args:
-            draws: whether any speculator draws for requests that are sampled.
-            generated: tokens that are committed already.
-            drawn_for: what was decided when it began; None decides it now, by `draws`.
-            arrived_ago_s: seconds since it arrived: its place in the queue and its deadline count from then.
+            draws: whether any speculator samples its drafts for sampled requests.
+            generated: already committed tokens after the prompt.
+            drawn_for: the request's value at its first gateway; None derives the value from `draws`.
+            arrived_ago_s: seconds since arrival, from which its queue order and deadline are computed.
 
         Raises:
             AlreadyExistsError: if a request of this id is waiting or running.
@@ -106,11 +105,11 @@ class Scheduler:
         stopped = self._stops is not None and self._stops.begin(request, generated)
         self._add(state, now)
         if stopped:
-            self.finish(state, FinishReason.STOP_STRING, now)  # only its end was not written
+            self.finish(state, FinishReason.STOP_STRING, now)  # its first gateway ended before it stored this
         return state
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Return whether the verifier's positions and cache suffice for a request."""
+        """Return whether context and cache suffice for a request's maximum length."""
         return self._room.could_hold(request)
 
     def has_room(self, request: GenerationRequest, generated: int = 0) -> bool:
@@ -128,7 +127,7 @@ class Scheduler:
     def drop(self, request_id: str) -> RequestState:
         """Remove an unfinished request: another gateway continues it.
 
-        Later answers of the verifier for it are ignored; it still has to be released there.
+        Later answers of the verifier for the request are ignored; the caller must release it at the verifier.
 
         Raises:
             NotFoundError: if it is neither waiting nor running.
@@ -154,8 +153,8 @@ class Scheduler:
     def admit(self, now: float) -> tuple[int, dict[str, int]]:
         """Admit waiting requests while there is space.
 
-        Returns the number of running requests, and those of them that want drafts, with the tokens of their
-        contexts.
+        Return the number of running requests, and the context tokens by request id of those that want
+        drafts.
         """
         self._batch.admit(now)
         running = self._batch.running.items()
@@ -170,7 +169,7 @@ class Scheduler:
 
         Args:
             max_nodes: maximum nodes of a request's tree or chain in this step; None: the budget's.
-            worth: minimum gain of nodes and levels of trees in this step.
+            worth: thresholds for nodes and levels of this step's trees.
         """
         self._batch.admit(now)
         self._batch.preempt()
@@ -178,7 +177,7 @@ class Scheduler:
         return plan_entries(states, self._room, max_nodes, worth, limit)
 
     def unplannable(self) -> list[tuple[RequestState, Exception]]:
-        """Return requests that no step could be planned with, and the reasons."""
+        """Return the requests that cannot be planned even alone, with the exceptions."""
         return unplannable(self._table.states.values(), self._room)
 
     def take_preempted(self) -> list[str]:
@@ -196,7 +195,7 @@ class Scheduler:
         verdicts: Mapping[str, VerdictEntry],
         now: float,
     ) -> list[Progress]:
-        """Apply the verifier's verdicts; return the progress of each request that moved."""
+        """Apply the verifier's verdicts; return the progress of each advanced request."""
         progress: list[Progress] = []
         for entry in entries:
             verdict = verdicts.get(entry.request_id)
@@ -217,7 +216,7 @@ class Scheduler:
         try:
             return apply_verdict(entry, tree, verdict, now)
         except Exception as error:
-            log.exception("the verdict of request %s cannot be applied", entry.request_id)
+            log.exception("request %s failed: its verdict cannot be applied", entry.request_id)
             reason = FaultError("internal error", error).for_logs
             entry.state.end(FinishReason.ERROR, now, reason, retryable=False)
             return Progress(entry.state, [], [], entry.state.new_tokens, True)
@@ -244,9 +243,9 @@ class Scheduler:
     def fail(
         self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
     ) -> list[Progress]:
-        """End requests with an error; `retryable` if a repetition may succeed.
+        """End requests with an error; `retryable`: sending them again may succeed.
 
-        Requests that are gone (finished, dropped) stay unchanged.
+        Finished and dropped requests stay unchanged.
         """
         failed = [state for state in states if self._table.has(state)]
         for state in failed:

@@ -1,4 +1,4 @@
-"""Counts of speculation, of trees up to servers, added with `+=`. Pure."""
+"""Count drafted and accepted nodes; `+=` adds counts. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from specinfer.tree import NOBODY, TokenTree
 @dataclass(slots=True)
 class SpeculatorCounts:
     drafts: int = 0
-    """Verified trees with its nodes."""
+    """Verified trees with nodes of this speculator."""
     proposed: int = 0
-    """Nodes of its drafts, roots excluded."""
+    """Nodes of this speculator's drafts, roots excluded."""
     drafted: int = 0
-    """Verified nodes that it proposed."""
+    """Verified nodes that this speculator proposed."""
     duplicate: int = 0
-    """Verified nodes that another speculator proposed, too."""
+    """Verified nodes that this and another speculator proposed."""
     accepted: int = 0
     wins: int = 0
-    """Trees with its proposals on the whole accepted path."""
+    """Trees whose whole accepted path this speculator proposed."""
 
     def __iadd__(self, other: "SpeculatorCounts") -> "SpeculatorCounts":
         self.drafts += other.drafts
@@ -33,14 +33,14 @@ class SpeculatorCounts:
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Counts of verified trees, of which plain decoding has roots only."""
+    """Counts of verified trees; a plainly decoded request has a root-only tree."""
 
     steps: int = 0
     """Verified trees."""
     trees: int = 0
     """Verified trees with nodes below their roots."""
     drafted: int = 0
-    """Nodes, roots excluded."""
+    """Verified nodes, roots excluded."""
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
     """[i]: verified trees of which i nodes were accepted."""
@@ -72,7 +72,7 @@ class SpeculationCounts:
 
     @property
     def depths(self) -> list[int]:
-        """[i]: trees with nodes below their roots, of which i were accepted."""
+        """[i]: trees with nodes below their roots and i accepted nodes."""
         if not self.trees:
             return []
         return [self.histogram[0] - (self.steps - self.trees), *self.histogram[1:]]
@@ -84,7 +84,7 @@ class SpeculationCounts:
 
 
 def count_tree(tree: TokenTree, accepted: Sequence[int]) -> SpeculationCounts:
-    """Count one verified tree, of which these nodes were accepted."""
+    """Count one verified tree with these accepted nodes."""
     counts = SpeculationCounts(1, int(len(tree) > 1), len(tree) - 1, len(accepted))
     counts.histogram = [0] * len(accepted) + [1]
     nodes: defaultdict[int, set[int]] = defaultdict(set)
@@ -104,7 +104,7 @@ def count_tree(tree: TokenTree, accepted: Sequence[int]) -> SpeculationCounts:
 
 
 def count_all(trees: Sequence[SpeculationCounts], proposed: Mapping[int, int]) -> SpeculationCounts:
-    """Count a step's trees, and the nodes proposed by speculators."""
+    """Sum a step's counts of trees and of proposed nodes by speculator."""
     counts = SpeculationCounts()
     for tree in trees:
         counts += tree
@@ -114,7 +114,7 @@ def count_all(trees: Sequence[SpeculationCounts], proposed: Mapping[int, int]) -
 
 
 def _proposed_twice(sets: Sequence[set[int]]) -> set[int]:
-    """Return the members of more than one set."""
+    """Return the nodes that are in more than one set."""
     if len(sets) < 2:
         return set()
     twice, seen = set[int](), set(sets[0])

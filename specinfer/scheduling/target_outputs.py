@@ -1,7 +1,7 @@
-"""The target's hidden states and predictions, for drafters. Pure.
+"""Keep the target's hidden states and predictions for drafters. Pure.
 
-A step returns what any drafter wants and lacks; it is kept until each drafter got it. Where no drafter reads any,
-none is requested.
+A step returns the outputs that any drafter still lacks; they are kept until every drafter has received them.
+Features are the target's hidden states after chosen layers.
 
     context positions   0 .......... start ........ stop
     of a drafter        sent         | kept here    | requested with the next step
@@ -21,14 +21,14 @@ from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree
 
 MAX_KEPT_BYTES = 2**24
-"""Maximum cached bytes of a request.
+"""Maximum bytes of a request's features that are kept.
 
-A service that reads none for long must request them again.
+Nothing is requested while a service leaves more unread.
 """
 
 
 class Returned(Protocol):
-    """Relevant fields of a verifier's answer for one request."""
+    """Fields of a verifier's answer for one request that are checked here."""
 
     held_len: int
     features: bytes
@@ -43,19 +43,19 @@ class Reader(Protocol):
     """A group of drafters that may read outputs of the target."""
 
     features_len: dict[str, int]
-    """Context positions up to which it has received hidden states, by request."""
+    """End position of the hidden states it has received, by request id."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states it reads, ascending."""
+        """Layers whose hidden states the group reads, ascending."""
 
     @property
     def target_top_k(self) -> int:
-        """Predictions that it reads at each node; 0: none."""
+        """Predicted tokens that the group reads per node; 0: none."""
 
 
 class WantedFeatures(NamedTuple):
-    """Features that a step is to return."""
+    """Features to request from a step."""
 
     layers: tuple[int, ...] = ()
     since: Mapping[str, int] = MappingProxyType({})
@@ -63,32 +63,32 @@ class WantedFeatures(NamedTuple):
     token_bytes: int = 0
 
     def contradiction(self, request_id: str, answer: Returned) -> str:
-        """Return the contradiction between an answer's features and the wanted ones, or ""."""
+        """Return the fault of an answer's features, or ""."""
         if not answer.features:
             return ""
         if request_id not in self.since:
-            return "the verifier returned features that were not asked for"
+            return "the verifier returned features that were not requested"
         tokens, rest = divmod(len(answer.features), self.token_bytes)
         if rest or not self.since[request_id] <= answer.features_start <= answer.held_len - tokens:
             return (
                 f"the verifier returned {len(answer.features)} bytes of features from position "
-                f"{answer.features_start} on, asked for from {self.since[request_id]}, "
-                f"{self.token_bytes} a token"
+                f"{answer.features_start}, but {self.token_bytes} bytes per token were requested "
+                f"from position {self.since[request_id]}"
             )
         return ""
 
 
 class FeatureRelay:
-    """Hidden states kept of all requests of one target."""
+    """Keeps hidden states of one target's requests."""
 
     def __init__(self, hidden: int) -> None:
         """Start empty; `hidden` is the size of the target's hidden states."""
         self.hidden = hidden
         self.layers: tuple[int, ...] = ()
-        """Layers that any service wants."""
+        """Layers that any service reads, ascending."""
         self._kept: dict[str, States] = {}
         self._floor: dict[str, int] = {}
-        """Context positions before which the verifier has none."""
+        """First context position with features at the verifier, by request id."""
 
     def want(self, layers: Sequence[Sequence[int]]) -> None:
         wanted = tuple(sorted({layer for layers_of_reader in layers for layer in layers_of_reader}))
@@ -97,10 +97,10 @@ class FeatureRelay:
             self._kept.clear()
 
     def wanted_from(self, request_id: str, sent: Sequence[int]) -> int | None:
-        """Return the first position of requested features; None for no request.
+        """Return the first position of features to request; None to request none.
 
         Args:
-            sent: end position of its features, per service that wants them.
+            sent: end position of the features sent to each service that reads features.
         """
         if not self.layers or not sent:
             return None
@@ -114,7 +114,7 @@ class FeatureRelay:
         return kept.stop
 
     def arrived(self, request_id: str, asked: int, start: int, data: bytes) -> None:
-        """Store features that begin at `start`; `asked` is the requested position."""
+        """Store features from position `start`; `asked` is the requested position."""
         states = np.frombuffer(data, np.int16).reshape(-1, len(self.layers), self.hidden)
         if start > asked:
             self._floor[request_id] = start
@@ -129,15 +129,15 @@ class FeatureRelay:
         return 2 * self.hidden * len(layers)
 
     def until(self, start: int, data: bytes, layers: Sequence[int]) -> int:
-        """Return the end position of features after this data."""
+        """Return the end position of features `data` that begin at `start`."""
         return start + (len(data) // self.bytes_of(layers) if layers else 0)
 
     def take(
         self, request_id: str, position: int, layers: Sequence[int], max_bytes: int
     ) -> tuple[int, bytes]:
-        """Return the features after `position`, at most `max_bytes` bytes.
+        """Return the first position and data of features from `position`.
 
-        Returns their first position, and the data.
+        The data has at most `max_bytes` bytes, but at least one token's features if there are any.
         """
         kept = self._kept.get(request_id)
         if kept is None or not layers or position >= kept.stop:
@@ -170,15 +170,15 @@ class Predicted:
 
 
 class TopKRelay:
-    """Latest predictions of all requests of one target."""
+    """Keeps the latest predictions of one target's requests."""
 
     def __init__(self) -> None:
         self.k = 0
-        """Maximum predictions wanted by any service."""
+        """Maximum predicted tokens per node that any service reads."""
         self._latest: dict[str, Predicted] = {}
 
     def want(self, widths: Sequence[int]) -> None:
-        """Set the numbers of tokens per node that services want."""
+        """Set the predicted tokens per node that each service reads."""
         wanted = max(widths, default=0)
         if wanted != self.k:
             self.k = wanted
@@ -199,17 +199,17 @@ class TopKRelay:
 
 
 class WantedOutputs(NamedTuple):
-    """Outputs of the target that a step is to return."""
+    """Outputs of the target to request from a step."""
 
     features: WantedFeatures = WantedFeatures()
     top_k: Mapping[str, int] = MappingProxyType({})
     """Wanted tokens per node by request; requests without an entry want none."""
 
     def contradiction(self, request_id: str, nodes: int, answer: Returned) -> str:
-        """Return an answer's contradiction to the wanted outputs, or ""."""
+        """Return the fault of an answer's features or predictions, or ""."""
         ids, wanted = len(answer.top_k_token_ids), nodes * self.top_k.get(request_id, 0)
         if ids and ids != wanted:
-            return f"the verifier returned {ids} token ids of predictions instead of {wanted}"
+            return f"the verifier returned {ids} predicted token ids instead of {wanted}"
         return self.features.contradiction(request_id, answer)
 
 
@@ -217,7 +217,7 @@ NOTHING_WANTED = WantedOutputs()
 
 
 class TargetOutputs:
-    """Outputs kept of all requests of one target."""
+    """Keeps hidden states and predictions of one target's requests."""
 
     def __init__(self, hidden: int) -> None:
         """Start empty; `hidden` is the size of the target's hidden states."""
@@ -232,7 +232,7 @@ class TargetOutputs:
         """Return the target's outputs to request for these readers.
 
         Args:
-            reads: whether the reader in a place drafts for the request of an id.
+            reads: maps (index of a reader, request id) to whether the reader drafts for the request.
         """
         wanting = [entry for entry in entries if entry.state.request.speculation is not Speculation.OFF]
         self.top_k.want([reader.target_top_k for reader in readers])

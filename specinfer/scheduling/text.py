@@ -1,6 +1,6 @@
-"""The growing text of requests, and the stop strings.
+"""Turn generated tokens into text, and find stop strings.
 
-Incomplete characters and possible prefixes of stop strings are delayed.
+Incomplete characters and possible beginnings of stop strings are delayed.
 """
 
 from collections.abc import Sequence, Set
@@ -13,18 +13,18 @@ from specinfer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Result of a push."""
+    """Result of `TextStream.push`."""
 
     text: str
     used: int
-    """Number of counted tokens; less than pushed after a stop string."""
+    """Number of pushed tokens, up to the end of a stop string."""
     stopped: bool
 
 
 class TextStream:
     """The growing text of a request, without any stop string.
 
-    A stop string that is a special token, which is no part of the text, ends it too.
+    A stop string may be a special token: it ends the text although special tokens are not part of the text.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class TextStream:
         prompt: Sequence[int] | None = None,
         ends: Set[int] = frozenset(),
     ) -> None:
-        """Start after the tokens of a prompt; None: an unknown text.
+        """Start after the tokens of a prompt; None: the prompt is unknown.
 
-        `ends` are tokens that end a request: they are no part of the text, special or not.
+        `ends` are token ids that end a request; they are never part of the text.
         """
         self._ends = ends
         self._detokenizer = Detokenizer(tokenizer, prompt)
@@ -44,12 +44,12 @@ class TextStream:
         self._stop_tokens = {tokenizer.special_token(stop) for stop in self._stops} - {None}
         self._longest = max(map(len, self._stops), default=0)
         self._pending = ""
-        """Possible beginning of a stop string, and nothing else between two calls."""
+        """Delayed text: a possible beginning of a stop string."""
         self._over = False
         """True once a stop string has ended the text."""
 
     def skip(self, token_ids: Sequence[int]) -> bool:
-        """Read tokens without output; return whether there is a stop string."""
+        """Read tokens without returning text; return whether a stop string ended it."""
         self._pending += self._detokenizer.push(self._readable(token_ids))
         self._over = (
             self._over or self._find_stop(0) is not None or not self._stop_tokens.isdisjoint(token_ids)
@@ -87,7 +87,7 @@ class TextStream:
         return [token for token in token_ids if token not in self._ends] if self._ends else token_ids
 
     def _add(self, text: str) -> int | None:
-        """Add to the delayed text; return the first stop string's start."""
+        """Add to the delayed text; return a stop string's start, if any."""
         searched = max(0, len(self._pending) - self._longest + 1)
         self._pending += text
         return self._find_stop(searched)
@@ -102,7 +102,7 @@ class TextStream:
         return self._take(past) if past > self._longest + 256 else ""
 
     def _possible_stop(self) -> int:
-        """Return the length of a possible stop string at the end."""
+        """Return the length of the longest stop string prefix at the end."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(self._pending)), longest, -1):
@@ -117,7 +117,7 @@ class TextStream:
 
 
 class StopStrings:
-    """The searched texts of requests with stop strings."""
+    """Searches the texts of requests for stop strings."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -133,11 +133,11 @@ class StopStrings:
         return text.skip(generated)
 
     def find(self, request_id: str, tokens: Sequence[int], last: bool) -> int | None:
-        """Return the number of newest tokens before a stop string, if any."""
+        """Return the number of new tokens through a stop string, if any."""
         text = self._texts.get(request_id)
         piece = text.push(tokens, last) if text is not None else None
         return piece.used if piece is not None and piece.stopped else None
 
     def forget(self, request_id: str) -> None:
-        """Forget an ended or released request."""
+        """Stop searching the text of a request."""
         self._texts.pop(request_id, None)

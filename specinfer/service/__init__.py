@@ -1,1 +1,1 @@
-"""Plumbing that every service has: settings, server, channel, engine thread, metrics, logs."""
+"""Settings, server, channels, threads, metrics and logs of every service."""

@@ -1,8 +1,7 @@
-"""The file of API keys: a JSON object per line, with hashes.
+"""Read and write the file of API keys, in JSON lines.
 
-It has the SHA-256 of a key, never the key. A key is 256 random bits, so it cannot be guessed, and a plain
-SHA-256 is enough: slow hashes with salt are for passwords, which people choose. Any user that can write the
-file can make keys.
+The file contains the SHA-256 of each key, never the key. A key is 256 random bits and cannot be guessed, so
+a plain SHA-256 is enough; slow, salted hashes are for passwords. A user that can write it can make keys.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from specinfer.errors import InvalidInputError, NotFoundError, SettingError
 
 KEY_PREFIX = "specinfer_"
-"""Prefix of every key, for programs that search for leaked secrets."""
+"""Prefix of every key, so that scanners for leaked secrets find keys."""
 SETTING = "api_keys"
 NEW_FILE_MODE = 0o600
 ID_CHARACTERS = 8
@@ -31,18 +30,18 @@ class ApiKey(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(pattern="^[A-Za-z0-9_.@-]{1,64}$")
-    """Name of its owner. Several keys may share it, for replacements."""
+    """Name of the caller. Several keys may share it, for replacements."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     max_concurrent: int = Field(0, ge=0)
     """Maximum unfinished requests; 0 for no limit."""
     tokens_per_minute: int = Field(0, ge=0)
     """Maximum tokens generated in a minute; 0 for no limit."""
     max_priority: int = Field(MAX_PRIORITY, ge=-(2**31), le=MAX_PRIORITY)
-    """Highest priority that it may request."""
+    """Highest priority that requests with this key may have."""
     no_training: bool = False
-    """True if speculators must not learn from its requests."""
+    """True if speculators must not learn from requests with this key."""
     expires: AwareDatetime | None = None
-    """Time when it ends, with time zone; None for never."""
+    """Time of expiry, with time zone; None for never."""
 
     @property
     def digest(self) -> bytes:
@@ -51,11 +50,11 @@ class ApiKey(BaseModel):
 
     @property
     def key_id(self) -> str:
-        """The first characters of its hash, unique among equal names."""
+        """First `ID_CHARACTERS` of the hash, which distinguish keys of equal names."""
         return self.sha256[:ID_CHARACTERS]
 
     def has_expired(self, now: datetime) -> bool:
-        """Return whether its time is over."""
+        """Return whether the key has expired at `now`."""
         return self.expires is not None and now >= self.expires
 
 
@@ -82,7 +81,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     """Return all keys of a file; empty lines are left out.
 
     Raises:
-        SettingError: naming the file, and line and field that are wrong.
+        SettingError: naming the file, and the wrong line and field.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -91,12 +90,12 @@ def read_keys(path: Path) -> list[ApiKey]:
         raise SettingError(SETTING, str(path), reason) from error
     keys = [_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if len({key.sha256 for key in keys}) < len(keys):
-        raise SettingError(SETTING, str(path), "the same key is in it twice")
+        raise SettingError(SETTING, str(path), "two lines have the same sha256")
     return keys
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace a key file atomically. A new file is private.
+    """Replace a key file atomically. A new file has mode 0600.
 
     Raises:
         SettingError: if it cannot be written.
@@ -115,15 +114,15 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def limits_of(key: ApiKey) -> dict[str, Any]:
-    """Return a key's limits, without its expiry, for another key."""
+    """Return a key's limits as arguments of `make_key`, without the expiry."""
     return key.model_dump(include={"max_concurrent", "tokens_per_minute", "max_priority", "no_training"})
 
 
 def revoke(keys: Sequence[ApiKey], name: str, key_id: str | None = None) -> list[ApiKey]:
-    """Return the keys without those of a name, or without one.
+    """Return the keys except those of `name`, or except its key `key_id`.
 
     Raises:
-        NotFoundError: if there is no such key.
+        NotFoundError: if no key matches.
     """
     left = [key for key in keys if key.name != name or (key_id is not None and key.key_id != key_id)]
     if len(left) == len(keys):
@@ -139,13 +138,13 @@ def _read_line(path: Path, number: int, line: str) -> ApiKey:
     try:
         return ApiKey.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]  # the input may be a key that was written by mistake
+        first = error.errors(include_input=False)[0]  # the input may contain a key by mistake
         field = ".".join(map(str, first["loc"]))
         raise SettingError(SETTING, str(path), f"line {number}: {field}: {first['msg']}") from error
 
 
 def _keep_access(path: Path, new: Path) -> None:
-    """Copy the mode, and if needed the owner, of the old file."""
+    """Copy the old file's mode, and its owner if that differs."""
     if not path.exists():
         return
     old = path.stat()

@@ -1,4 +1,4 @@
-"""Addresses of services, and channels to them."""
+"""Check addresses of services, and open channels."""
 
 import asyncio
 import logging
@@ -14,15 +14,15 @@ from specinfer.service.tls import ClientTls, channel_credentials
 log = logging.getLogger(__name__)
 
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
-"""Schemes of gRPC's names, before a host and a port."""
+"""Schemes of gRPC targets that precede `host:port`."""
 
 
 def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str, int]:
     """Split `host:port`, and remove the brackets of an IPv6 host.
 
     Raises:
-        SettingError: if it is no such address. gRPC would call port 443 instead of one that is missing,
-            and the port modulo 65,536 if it is too large.
+        SettingError: if `address` is not `host:port`. Without this check, gRPC uses 443 for a missing port,
+            and the port modulo 65,536 for a port that is too large.
     """
     host, _, port = address.rpartition(":")
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -36,7 +36,7 @@ def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
     """Check a channel's target: `host:port`, `dns:///host:port`, `unix:path`, `in-process:NAME`.
 
     Raises:
-        SettingError: if it is none.
+        SettingError: if `address` is not a target.
     """
     if address.startswith(("unix:", SCHEME)) and address not in ("unix:", SCHEME):
         return address
@@ -49,14 +49,14 @@ def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
 
 
 def split_targets(setting: str, text: str) -> list[str]:
-    """Return targets of gRPC from a list with commas between them.
+    """Split and check a comma-separated list of gRPC targets.
 
     Raises:
-        SettingError: if one is empty or none.
+        SettingError: if a part is empty or not a target.
     """
     targets = [part.strip() for part in text.split(",")]
     if not all(targets):
-        raise SettingError(setting, text, "must be host:port, several with commas between them")
+        raise SettingError(setting, text, "must be host:port, or several separated by commas")
     return [check_target(setting, target) for target in targets]
 
 
@@ -66,10 +66,9 @@ DEFAULT_MAX_MESSAGE = 64 * 1024 * 1024
 def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[str, int]]:
     """Return the options that servers and channels share.
 
-    Channels ping when nothing was said for 30 seconds, so that a dead peer is noticed. A server by default
-    counts pings without data as strikes and ends the connection with ENHANCE_YOUR_CALM after three: ours
-    allow them. A name is looked up again when its connection is lost, at most once a second (gRPC's default
-    is 30 seconds), so that replicas that came in the meantime are found.
+    Channels ping after 30 idle seconds, so that a dead peer is noticed. By default, servers end a connection
+    with ENHANCE_YOUR_CALM after three pings without data; these servers allow them. When a connection is
+    lost, its name is looked up again, at most once a second (default: 30 seconds), to find new replicas.
     """
     return [
         *direct(),
@@ -87,10 +86,10 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
 
 
 def direct() -> list[tuple[str, int]]:
-    """Return the option of channels that leaves out a proxy.
+    """Return the channel option that ignores `http_proxy`.
 
-    gRPC would go through the one in `http_proxy`, which is for the way out, also to services of the same machine. Who
-    wants one between ours names it in `grpc_proxy`.
+    By default, gRPC uses the proxy of `http_proxy` even for services on the same machine. The variable
+    `grpc_proxy` sets a proxy between services.
     """
     return [("grpc.enable_http_proxy", int("grpc_proxy" in os.environ))]
 
@@ -98,10 +97,10 @@ def direct() -> list[tuple[str, int]]:
 def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
     """Return a channel, which connects on first use and reconnects by itself.
 
-    It is plaintext unless `tls` names files. One to `in-process:NAME` calls that service of this process directly.
+    The channel is plaintext unless `tls` names files. `in-process:NAME` calls a service of this process.
 
     Raises:
-        SettingError: if a file of `tls` is missing, cannot be read or does not fit.
+        SettingError: if a file of `tls` is missing, cannot be read or is invalid.
     """
     if address.startswith(SCHEME):
         return cast(grpc.aio.Channel, InProcessChannel(address))
@@ -114,9 +113,9 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
 
 
 async def resolve(entries: list[str]) -> list[str]:
-    """Return the present addresses of a list of `host:port` and `dns:///name:port`.
+    """Return the addresses of a list of `host:port` and `dns:///name:port`.
 
-    A name that cannot be resolved stands for none; its services come back when it can.
+    A name that cannot be resolved now has no addresses, and is logged.
     """
     addresses: list[str] = []
     for entry in entries:
@@ -127,7 +126,7 @@ async def resolve(entries: list[str]) -> list[str]:
         try:
             rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
         except OSError as error:
-            log.warning("%s cannot be resolved: %s", entry, error)
+            log.warning("%s cannot be resolved, its services are not used: %s", entry, error)
             continue
         addresses += [_join(str(place[0]), int(place[1])) for *_, place in rows]
     return list(dict.fromkeys(addresses))

@@ -1,4 +1,4 @@
-"""The entry point of a service: settings, signals, exit status."""
+"""Run a service: settings, signals, exit status."""
 
 import asyncio
 import gc
@@ -21,9 +21,9 @@ async def start_and_wait_for_signal(start: Callable[[], Awaitable[object]]) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await start()
-    gc.freeze()  # what was loaded so far stays: looking at it again and again would only take time
+    gc.freeze()  # objects loaded so far stay alive, so the collector need not scan them
     await stopped.wait()
-    log.info("draining")
+    log.info("signal received: draining, then ending")
 
 
 Settings = TypeVar("Settings", bound=ProcessSettings)

@@ -1,7 +1,7 @@
-"""Guards around a server's methods: faults, keyless calls, late messages.
+"""Guard a server against faults, too many keyless calls and late messages.
 
-By itself, gRPC writes the whole exception of a fault into its log and into the status that the caller gets
-and may log. Here it is INTERNAL with the error's type, without quotes.
+By default, gRPC writes the whole exception of a fault to the log and to the caller's status. Here the status
+is INTERNAL with the exception's type, without values of the request.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from specinfer.wire.status import abort
 log = logging.getLogger(__name__)
 
 OURS = "/specinfer."
-"""Prefix of our methods. Health and reflection are not guarded."""
+"""Prefix of methods of SpecInfer's services. Health and reflection lack the prefix."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Method: TypeAlias = Callable[[Any, Any], Any]
 Places: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Takes a place for a call, or raises."""
+"""Returns a context that counts a call; entering may raise."""
 MESSAGE_S = 20.0
-"""Timeout in seconds for a stream's message after its headers."""
+"""Maximum seconds between a call's headers and its message."""
 KEYLESS_STREAMS, _KEYLESS_PART = 64, 8
-"""Maximum keyless calls per method of health and reflection; their maximum share."""
+"""Maximum open calls per health or reflection method; divisor of `max_calls`."""
 KEYLESS_S = 3600.0
-"""Maximum seconds of such a stream. Clients may reconnect."""
+"""Maximum seconds of a call of health or reflection. Clients may reconnect."""
 
 
 class KeylessInterceptor(grpc.aio.ServerInterceptor):
-    """Limits the calls of health and reflection."""
+    """Limits open calls of health and reflection, which need no API key."""
 
     def __init__(self, max_calls: int | None = None) -> None:
         part = KEYLESS_STREAMS if max_calls is None else max(1, max_calls // _KEYLESS_PART)
@@ -47,9 +47,9 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Return the method's handler; of health and reflection one that is counted.
+        """Return the method's handler; calls of health and reflection are limited.
 
-        Messages of all methods without a stream must come in time.
+        The message of a unary call must arrive within `MESSAGE_S`.
         """
         handler, name = await continuation(handler_call_details), handler_call_details.method
         if handler is None or (name.startswith(OURS) and handler.unary_unary is None):
@@ -61,7 +61,7 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
     @contextmanager
     def _place(self, name: str) -> Iterator[None]:
         if self._open[name] >= self._max_streams:
-            raise ExhaustedError(f"{name}: {self._max_streams} calls are open")
+            raise ExhaustedError(f"{name}: {self._max_streams} calls are open, no more are allowed")
         self._open[name] += 1
         try:
             yield
@@ -70,18 +70,18 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
 
 
 def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, max_s: float | None = None) -> Handler:
-    """Return the handler of a method whose calls take a place first.
+    """Return a handler whose calls enter `place` before their message is read.
 
-    The place is taken when headers have come, and given back if no message comes in time. gRPC's handlers of
-    one message begin with that message, however long it takes, so this one reads it itself.
+    gRPC starts a unary handler only when its message has arrived, however late. This handler reads the
+    message itself, so that a call without a message leaves its place after `MESSAGE_S`.
 
     Args:
-        handler: of a method with one message, or with a stream of replies.
-        place: raises a `SpecInferError` if there is none.
-        max_s: seconds that a call may take; None: any.
+        handler: any handler except of a method with a request stream and one reply.
+        place: raises a `SpecInferError` if too many calls are open.
+        max_s: maximum seconds of a call; None: no limit.
     """
     method: Method | None = handler.unary_unary or handler.unary_stream or handler.stream_stream
-    assert method is not None, "not one that takes a stream and has one reply"
+    assert method is not None, "stream_unary methods are not supported"
     takes_stream, replies_once = handler.stream_stream is not None, handler.unary_unary is not None
 
     async def call(messages: AsyncIterator[Any], context: Context) -> None:
@@ -101,7 +101,7 @@ def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, max_s: flo
         except SpecInferError as error:
             await abort(context, error)
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the time of this call is over")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the call took over {max_s} s")
 
     return grpc.stream_stream_rpc_method_handler(
         call, handler.request_deserializer, handler.response_serializer
@@ -113,11 +113,11 @@ async def _first(messages: AsyncIterator[Any]) -> Any:
         async with asyncio.timeout(MESSAGE_S):
             return await anext(aiter(messages))
     except (TimeoutError, StopAsyncIteration):
-        raise InvalidInputError("message", None, "none came") from None
+        raise InvalidInputError("message", None, f"must arrive within {MESSAGE_S:.0f} s") from None
 
 
 class FaultInterceptor(grpc.aio.ServerInterceptor):
-    """Ends calls in which an exception was not foreseen."""
+    """Ends calls with unexpected exceptions as INTERNAL, and logs them."""
 
     async def intercept_service(
         self,
@@ -148,7 +148,7 @@ def _guarded(name: str, method: Method) -> Method:
             return await method(request, context)
         except grpc.aio.AbortError:
             raise
-        except Exception as error:  # noqa: BLE001  a bug of ours may raise anything
+        except Exception as error:  # noqa: BLE001  a bug may raise anything
             await _end(name, context, error)
 
     return call
@@ -157,12 +157,12 @@ def _guarded(name: str, method: Method) -> Method:
 def _guarded_stream(name: str, method: Method) -> Method:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async with aclosing(method(request, context)) as replies:  # ends it with us, not some time later
+            async with aclosing(method(request, context)) as replies:  # close it when this call ends
                 async for reply in replies:
                     yield reply
         except grpc.aio.AbortError:
             raise
-        except Exception as error:  # noqa: BLE001  a bug of ours may raise anything
+        except Exception as error:  # noqa: BLE001  a bug may raise anything
             await _end(name, context, error)
 
     return call

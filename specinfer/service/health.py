@@ -1,6 +1,6 @@
-"""`python -m specinfer.service.health ADDRESS`: checks a service, for containers.
+"""Check a service, for containers: `python -m specinfer.service.health ADDRESS`.
 
-It only loads gRPC, as it is started every few seconds next to busy services.
+The program imports little more than gRPC, as it is started every few seconds next to busy services.
 """
 
 import argparse
@@ -20,15 +20,15 @@ from specinfer.service.tls import ClientTls, channel_credentials
 
 PROGRAM = "python -m specinfer.service.health"
 FLAGS_VARIABLE = "SPECINFER_HEALTH_FLAGS"
-"""Variable with further flags, like those of TLS, for images."""
+"""Environment variable with further flags, such as TLS flags in images."""
 
 
 def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
     """Return if the service at this address is serving.
 
     Raises:
-        SettingError: if it is no address, or a file of `tls` is missing, cannot be read or does not fit.
-        UnavailableError: if it is not serving, or does not answer in time.
+        SettingError: if the address is invalid, or a file of `tls` is missing, cannot be read or is invalid.
+        UnavailableError: if the service is not serving, or does not answer in time.
     """
     with _open(check_target("address", address), tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -42,7 +42,7 @@ def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
 
 
 def _reason(error: grpc.RpcError) -> str:
-    call: Any = error  # the stubs do not know that errors of calls are calls, too
+    call: Any = error  # gRPC's type stubs lack the methods of call errors
     return f"{call.code().name}: {call.details()}"
 
 
@@ -58,24 +58,24 @@ def _open(address: str, tls: ClientTls) -> grpc.Channel:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Ask a service whether it can work.",
-        epilog=f"Exit code 0: it can; 1: it cannot; 2: a bad setting. Flags in ${FLAGS_VARIABLE} are added.",
+        description="Check whether a service is serving.",
+        epilog=f"Exit code 0: serving; 1: not serving; 2: bad setting. Flags in ${FLAGS_VARIABLE} are added.",
     )
     parser.add_argument("address", help="host:port of the service")
-    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="how long it may take")
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM of its authorities: switches on TLS")
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="timeout of the call")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM of server authorities; enables TLS")
     parser.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="PEM of our certificate, if it wants one"
+        "--tls-cert", type=Path, metavar="FILE", help="PEM of the client certificate, if required"
     )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM of that certificate's private key")
     parser.add_argument(
-        "--tls-name", default="", metavar="NAME", help="name in its certificate, not the host's"
+        "--tls-name", default="", metavar="NAME", help="name in the server's certificate; default: the host"
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check and exit; failures print the reason on one line."""
+    """Check the given service; on failure, print one line and exit."""
     added = shlex.split(os.environ.get(FLAGS_VARIABLE, ""))
     asked = _parser().parse_args([*(sys.argv[1:] if argv is None else argv), *added])
     try:

@@ -1,11 +1,11 @@
-"""In-process channels that call a servicer directly, without gRPC.
+"""Call a servicer of the same process directly, without sockets.
 
     server = InProcessServer("verifier")
     add_VerifierServicer_to_server(servicer, server)
     stub = VerifierStub(open_channel("in-process:verifier"))
 
-Stubs, servicers and what they raise are those of gRPC; messages are handed over as they are, so nobody may change one
-that was sent. A call runs as a task of the caller's event loop; a client that cancels it cancels the servicer's method.
+Stubs, servicers and errors are those of gRPC. Messages are passed by reference, so a sent message must not be
+changed. A call runs as a task of the caller's event loop; cancelling the call cancels the servicer's method.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ import grpc
 
 log = logging.getLogger(__name__)
 SCHEME = "in-process:"
-"""Scheme of addresses of such services."""
+"""Scheme of the addresses of in-process services."""
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 _ENDED = object()
 _servers: dict[str, "InProcessServer"] = {}
 
 
 class InProcessServer:
-    """The methods of servicers, under a name, until `close`."""
+    """Registers the methods of servicers under a name, until `close`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,27 +33,27 @@ class InProcessServer:
         _servers[name] = self
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Add a service's methods: generated functions `add_..._to_server` call this."""
+        """Add a service's methods; called by generated `add_..._to_server`."""
         self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Ignore what generated functions add a second time, in an older form."""
+        """Do nothing: generated code also adds its methods in this older form."""
 
     def method(self, path: str) -> Any:
-        """Return the handler of a method; None if there is none."""
+        """Return the handler of a method; None if unknown."""
         return self._methods.get(path)
 
     def close(self) -> None:
-        """Answer no new call."""
+        """Refuse new calls."""
         self._methods.clear()
         _servers.pop(self.name, None)
 
 
 class InProcessChannel:
-    """The part of `grpc.aio.Channel` that our stubs use."""
+    """The part of `grpc.aio.Channel` that stubs use."""
 
     def __init__(self, address: str) -> None:
-        """Open a channel to `in-process:NAME`; the server need not be there yet."""
+        """Open a channel to `in-process:NAME`; the server may be created later."""
         self._name = address.removeprefix(SCHEME)
         self._calls: set[_StreamCall] = set()
 
@@ -62,7 +62,7 @@ class InProcessChannel:
 
         async def call(
             request: Any,
-            timeout: float | None = None,  # noqa: ASYNC109  as gRPC has it
+            timeout: float | None = None,  # noqa: ASYNC109  as in gRPC
             metadata: Metadata = (),
         ) -> Any:
             context = _CallContext(metadata)
@@ -124,12 +124,12 @@ class _AbortedError(Exception):
 
 
 class _CallContext:
-    """The part of `grpc.aio.ServicerContext` that our servicers use."""
+    """The part of `grpc.aio.ServicerContext` that servicers use."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = tuple(metadata)
         self.replies: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
-        """The unread reply: a method waits for slow readers."""
+        """Queue of one unread reply, so that methods wait for slow readers."""
 
     def invocation_metadata(self) -> Metadata:
         return self._metadata
@@ -142,7 +142,7 @@ class _CallContext:
 
 
 class _StreamCall:
-    """The part of `grpc.aio.StreamStreamCall` that our clients use."""
+    """The part of `grpc.aio.StreamStreamCall` that clients use."""
 
     def __init__(self, begin: Any, context: _CallContext) -> None:
         self._context = context
@@ -151,7 +151,7 @@ class _StreamCall:
         self.task.add_done_callback(self._end)
 
     async def requests(self) -> AsyncIterator[Any]:
-        """Yield what the client writes."""
+        """Yield the client's messages."""
         while (request := await self._requests.get()) is not _ENDED:
             yield request
 
@@ -159,14 +159,14 @@ class _StreamCall:
         self._requests.put_nowait(request)
 
     async def done_writing(self) -> None:
-        """Send no more."""
+        """End the stream of requests."""
         self._requests.put_nowait(_ENDED)
 
     async def read(self) -> Any:
         """Return the next reply, or `grpc.aio.EOF` at the end.
 
         Raises:
-            AioRpcError: if the method has ended otherwise.
+            AioRpcError: if the method has failed.
             CancelledError: if the call was cancelled.
         """
         replies = self._context.replies
@@ -176,7 +176,7 @@ class _StreamCall:
         return grpc.aio.EOF
 
     def cancel(self) -> bool:
-        """End the call; return whether it ran."""
+        """Cancel the call; return whether it was still running."""
         return self.task.cancel()
 
     async def _run(self, begin: Any) -> None:
@@ -188,14 +188,14 @@ class _StreamCall:
             await replies
 
     def _end(self, task: "asyncio.Task[None]") -> None:
-        """Mark the end for the reader, after the last reply unless cancelled."""
+        """Queue the end for the reader; if cancelled, drop an unread reply."""
         replies = self._context.replies
         if task.cancelled():
             while not replies.empty():
                 replies.get_nowait()
         else:
-            task.exception()  # it is read, or nobody wants it
-        if not replies.full():  # else the reader does not wait, and sees the end after the last reply
+            task.exception()  # mark as retrieved, or asyncio logs it
+        if not replies.full():  # if full, `read` sees the ended task after the last reply
             replies.put_nowait(_ENDED)
 
 
@@ -208,7 +208,7 @@ async def _guarded(work: Any) -> Any:
     except (grpc.aio.AioRpcError, asyncio.CancelledError):
         raise
     except Exception as error:
-        log.exception("a method failed")
+        log.exception("an in-process method failed; its call ends with UNKNOWN")
         raise _failed(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}") from error
 
 

@@ -1,13 +1,13 @@
-"""Log lines to standard error, text or JSON, without requests' content.
+"""Write log lines to standard error, without content of requests.
 
     text   2026-11-20 10:15:02,123 INFO    gateway gateway.app: gateway 5f0c
     json   {"time": "2026-11-20T10:15:02.123Z", "level": "INFO", "service": "gateway",
             "logger": "gateway.app", "message": "gateway 5f0c"}   (on one line)
 
-JSON lines have `request_id` if they are about one request, `trace_id` if that is traced, and `exception`.
+JSON lines have `request_id` if they are about one request, `trace_id` if it is traced, and `exception`.
 
-Exceptions of other people's code may quote what they worked on, so by default only their type and traceback
-are written. Our own errors have a description without the value, `for_logs`.
+Exceptions of libraries may quote requests, so by default only their type and traceback are written.
+SpecInfer's own errors have a description without the value, `for_logs`.
 """
 
 import json
@@ -31,29 +31,29 @@ ExceptionInfo: TypeAlias = (
 
 
 class DiscreetFormatter(logging.Formatter):
-    """Writes exceptions without what they quote."""
+    """Writes exceptions without their messages, which may quote requests."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with the permitted parts of its exception."""
-        record.exc_text = None  # another handler may have written it out
+        """Return the line, with type and traceback of its exception."""
+        record.exc_text = None  # another handler may have stored the full text
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Keep only the first line of asyncio's messages.
 
-        The others show tasks, with their exceptions.
+        The other lines show tasks with their exceptions.
         """
         if record.name == "asyncio":
             record.message = record.message.partition("\n")[0]
         return super().formatMessage(record)
 
     def formatException(self, ei: ExceptionInfo) -> str:
-        """Return places and types, from the first cause on."""
+        """Return traceback and type of each exception, first cause first."""
         return "\n\n".join(map(_describe, _causes(ei[1], set()))) if ei[1] is not None else ""
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line, with another formatter's messages."""
+    """Writes one JSON object per line, with messages of another formatter."""
 
     def __init__(self, service: str, inner: logging.Formatter) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def make_formatter(service: str, log_format: str = "text", quote_requests: bool = False) -> logging.Formatter:
-    """Return the formatter of a service's lines; parameters are those of `set_up_logs`."""
+    """Return the formatter of a service's lines; parameters as in `set_up_logs`."""
     kind = logging.Formatter if quote_requests else DiscreetFormatter
     if log_format == "json":
         return JsonFormatter(service, kind("%(message)s"))
@@ -87,9 +87,9 @@ def set_up_logs(service: str, level: str, quote_requests: bool = False, log_form
     """Configure the root logger of a service process.
 
     Args:
-        service: its name in the lines.
+        service: the service's name in the lines.
         level: minimum level.
-        quote_requests: True if exceptions are written unchanged, with possible quotes of requests.
+        quote_requests: whether to write exceptions' messages, which may quote requests.
         log_format: "text" or "json".
     """
     handler = logging.StreamHandler()
@@ -99,23 +99,23 @@ def set_up_logs(service: str, level: str, quote_requests: bool = False, log_form
 
 
 class _WithoutHandlers(logging.Logger):
-    """Logger of a library that would write lines of its own."""
+    """Logger for libraries; ignores the handlers that they add."""
 
     def addHandler(self, hdlr: logging.Handler) -> None:
-        """Leave out a handler: lines go to ours."""
+        """Ignore the handler, as the root logger's handler writes the lines."""
 
     @property
     def propagate(self) -> bool:
-        """True, whatever the library sets."""
+        """Always True."""
         return True
 
     @propagate.setter
     def propagate(self, value: bool) -> None:
-        """Leave out a value."""
+        """Ignore the library's value."""
 
 
 def _take_foreign_lines() -> None:
-    """Log warnings, thread faults and libraries' lines instead of standard error."""
+    """Log warnings, uncaught exceptions and libraries' lines."""
     logging.captureWarnings(True)
     sys.excepthook = _log_fault
     threading.excepthook = lambda fault: _log_fault(fault.exc_type, fault.exc_value, fault.exc_traceback)
@@ -130,11 +130,11 @@ def _take_foreign_lines() -> None:
 
 def _log_fault(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
-        log.critical("unexpected fault", exc_info=(kind, error, trace))
+        log.critical("uncaught exception", exc_info=(kind, error, trace))
 
 
 def _utc(seconds: float) -> str:
-    """Return ISO 8601, to the millisecond."""
+    """Return a Unix time as ISO 8601 in UTC, to the millisecond."""
     whole, thousandths = divmod(int(seconds * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03d}Z"
 
@@ -158,4 +158,4 @@ def _describe(error: BaseException) -> str:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(error, SpecInferError):
         return f"Traceback (most recent call last):\n{places}{name}: {error.for_logs}"
-    return f"Traceback (most recent call last):\n{places}{name} (--log-requests shows what it says)"
+    return f"Traceback (most recent call last):\n{places}{name} (--log-requests shows its message)"

@@ -1,4 +1,4 @@
-"""Prometheus metrics that services share: build and model information, histograms of steps."""
+"""Define Prometheus metrics of all services: build, model, step counters and histograms."""
 
 import errno
 import logging
@@ -28,7 +28,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def service_registry() -> CollectorRegistry:
-    """Return a registry with this process' metrics (`process_*`)."""
+    """Return a registry with the process metrics (`process_*`)."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
@@ -51,9 +51,9 @@ def declare_model_info(registry: CollectorRegistry) -> Gauge:
 
 
 class Observing:
-    """Counts for metrics. A fault only costs a log line.
+    """Calls functions that update metrics; a fault in one is only logged.
 
-    Counters that depend on earlier counts belong to one thread: call it on the engine's.
+    Call it on the engine's thread if a counter depends on earlier counts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,14 +67,14 @@ class Observing:
             now = self._clock()
             if self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S:
                 self._logged_at = now
-                log.exception("something could not be counted; metrics are wrong from now on")
+                log.exception("a metric could not be updated; metrics are incomplete from now on")
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
     """Serve a registry's `/metrics` from a thread; port 0 disables it.
 
     Raises:
-        SettingError: if the port is taken, or the host is no address of this machine.
+        SettingError: if the port is in use, or the host is not an address of this machine.
     """
     if not port:
         return
@@ -85,7 +85,7 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
             reason = "in use by another program; choose another port, or 0 for no metrics"
             raise SettingError("metrics_port", port, reason) from error
         if error.errno == errno.EACCES:
-            raise SettingError("metrics_port", port, "this user may not listen there") from error
+            raise SettingError("metrics_port", port, "needs privileges; choose a port above 1023") from error
         raise SettingError("metrics_host", host, error.strerror or "no such address") from error
 
 
@@ -93,14 +93,14 @@ TO_MINUTES_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
-"""Buckets in seconds for requests' waits, from milliseconds to minutes."""
+"""Bucket bounds in seconds for waits of requests."""
 TO_SECONDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
-"""Bounds in seconds for parts of a step."""
+"""Bucket bounds in seconds for parts of a step."""
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Bounds for numbers of requests, nodes and tokens."""
+"""Bucket bounds for numbers of requests, nodes and tokens."""
 
 
 class StepCounter(Collector):
@@ -130,18 +130,18 @@ class StepCounter(Collector):
 
 
 class _Cell:
-    """Observations under one value of the label."""
+    """Observations with one value of the label."""
 
     __slots__ = ("counts", "total")
 
     def __init__(self, buckets: int) -> None:
         self.counts = [0] * (buckets + 1)
-        """Observations in each bucket alone; the last one has no upper end."""
+        """Observations per bucket, not cumulated; the last bucket is +Inf."""
         self.total = 0.0
 
 
 class StepHistogram(Collector):
-    """A histogram without labels, or with one."""
+    """A histogram with at most one label."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class StepHistogram(Collector):
     ) -> None:
         """Create a histogram.
 
-        `values` of the label are there from the start, with nothing observed; others when observed.
+        Label values in `values` are exported from the start; other values when first observed.
         """
         self._name, self._documentation, self._label = name, documentation, label
         self._bounds = list(buckets)
@@ -162,7 +162,7 @@ class StepHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, label: str = "", times: int = 1) -> None:
-        """Count a value so many times."""
+        """Count a value `times` times."""
         cell = self._cells.get(label)
         if cell is None:
             cell = self._cells[label] = _Cell(len(self._bounds))
@@ -194,5 +194,5 @@ class StepHistogram(Collector):
 
 
 def _written(bound: float) -> str:
-    """Return a bound as Prometheus' own clients write it."""
+    """Return a bound in the format of Prometheus clients."""
     return str(float(bound))

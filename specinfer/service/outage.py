@@ -1,6 +1,6 @@
-"""Repeated failures: log lines, and the pause before a retry.
+"""Log repeated failures, and compute the pause before a retry.
 
-The first failure is logged, and then a line every five seconds.
+The first failure is logged, then at most one every five seconds.
 """
 
 import logging
@@ -12,21 +12,21 @@ log = logging.getLogger(__name__)
 
 
 def backoff(first_s: float, failures: int, longest_s: float) -> float:
-    """Return the pause after failures, doubled for each, up to a limit."""
+    """Return the pause in seconds: `first_s`, doubled per failure, up to `longest_s`."""
     return min(longest_s, first_s * 2.0 ** min(failures, 64))
 
 
 @dataclass(slots=True)
 class Outage:
-    """The time in which a service does not answer."""
+    """Tracks for how long a service has not answered."""
 
     name: str = "the verifier"
     since: float | None = None
-    """Time of the first failure; None while it answers."""
+    """Time of the first failure in seconds; None while the service answers."""
     _pace: LogPace | None = None
 
     def failed(self, error: Exception, now: float) -> float:
-        """Record a failure; return the seconds of the outage."""
+        """Record a failure; return the seconds since the first."""
         if self.since is None or self._pace is None:
             self.since, self._pace = now, LogPace()
         away = now - self.since
@@ -35,7 +35,7 @@ class Outage:
         return away
 
     def over(self, now: float) -> None:
-        """Note that it answered."""
+        """Record that the service has answered."""
         if self.since is not None:
             log.warning("%s answers again after %.1f s", self.name, now - self.since)
             self.since = None

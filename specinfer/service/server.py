@@ -1,4 +1,4 @@
-"""Runs a gRPC server with health and reflection, and drains it."""
+"""Run a gRPC server with health and reflection, until drained."""
 
 import logging
 import os
@@ -16,21 +16,21 @@ from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""Maximum gRPC message of a service. Trees, features and prompts are split."""
+"""Maximum bytes of a service's message. Senders split larger contents."""
 _OPTIONS = [
-    ("grpc.so_reuseport", 0),  # an address that another process serves is an error, not a share
-    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a message is unpacked before its size is known
+    ("grpc.so_reuseport", 0),  # fail if another process listens on the address
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none, as sizes are checked only after unpacking
 ]
 log = logging.getLogger(__name__)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
-"""Variable with an identifier, by which starters recognise their service."""
+"""Environment variable with an id, by which a launcher recognises its service."""
 LIVENESS = "liveness"
-"""Health name of the liveness check.
+"""Health service name for liveness checks.
 
-It ignores Redis and the verifiers: restarting the gateway would not repair them.
+It ignores Redis and the verifiers, as restarting the gateway would not repair them.
 """
 
 
@@ -40,7 +40,7 @@ def instance_service(instance: str) -> str:
 
 
 class ServiceServer:
-    """A server of one of our services. `start`, then `wait`, then `stop`."""
+    """A gRPC server with health, reflection and limits. `start`, later `stop`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ServiceServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_calls: int | None = None,
     ) -> None:
-        """Make a server; `max_calls` bounds concurrent calls, None does not."""
+        """Create a server; `max_calls` limits concurrent calls; None: no limit."""
         self._settings = settings
         self._names = list(service_names)
         self._serving = True
@@ -67,7 +67,7 @@ class ServiceServer:
         """Bind, start serving and return the port.
 
         Raises:
-            SettingError: if the address cannot be bound, or if a file of TLS does not fit.
+            SettingError: if the address cannot be bound, or a TLS file is invalid.
         """
         port = self._bind()
         await self.grpc.start()
@@ -81,7 +81,7 @@ class ServiceServer:
 
     @property
     def _how(self) -> str:
-        """Protection of the port, for the log."""
+        """TLS mode of the port, for the log."""
         tls = self._settings.tls
         return (", mutual TLS" if tls.client_ca else ", TLS") if tls.wanted else ""
 
@@ -97,7 +97,7 @@ class ServiceServer:
             raise SettingError("listen", listen, reason) from error
 
     async def set_serving(self, serving: bool) -> None:
-        """Set whether this service can work at present; `LIVENESS` does not follow."""
+        """Set the health status of all names except `LIVENESS`."""
         if serving != self._serving:
             self._serving = serving
             for name in ["", *self._names]:

@@ -1,7 +1,7 @@
-"""Settings of a service, from flags and environment variables.
+"""Read a service's settings from flags and environment variables.
 
-Names of flags (--kebab-case) and variables derive from fields. An unknown flag, an unknown variable with the
-service's prefix or a bad value is an error that names key and value, on one line, with exit code 2.
+Flags (--kebab-case) and variables are named after fields. An unknown flag, an unknown variable with the
+service's prefix or an invalid value is a one-line error that names flag and value, with exit code 2.
 """
 
 import os
@@ -22,14 +22,14 @@ from specinfer.service.tls import ServerTls
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
 _HELP_FLAGS = frozenset({"-h", "--help"})
 _UNRECOGNIZED = "unrecognized arguments: "
-"""Beginning of argparse's message."""
+"""Start of argparse's message about unknown flags."""
 
 
 class ProcessSettings(BaseSettings):
-    """Settings of every process that serves, whatever it speaks."""
+    """Settings of every serving process, with gRPC or HTTP."""
 
     group: ClassVar[str] = "Process"
-    """Title of the settings of a class in `--help`."""
+    """Heading of the class's settings in `--help`."""
 
     model_config = SettingsConfigDict(
         cli_kebab_case=True,
@@ -46,19 +46,19 @@ class ProcessSettings(BaseSettings):
     log_format: str = Field(
         "text",
         pattern="^(text|json)$",
-        description="How log lines are written: text, or one JSON object each.",
+        description="Format of log lines: text, or one JSON object per line.",
     )
     log_requests: bool = Field(
-        False, description="Write exceptions whole, with what they may quote of prompts and answers."
+        False, description="Log exceptions with their messages, which may quote prompts and answers."
     )
-    drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
+    drain_seconds: float = Field(5.0, ge=0, description="Seconds for running calls to finish on SIGTERM.")
     tls_certificate: str = Field(
-        "", description="PEM file of the server's certificate; with it the port is TLS, without plaintext."
+        "", description="PEM file of the server's certificate; enables TLS on the port."
     )
-    tls_key: str = Field("", description="PEM file of that certificate's private key, without password.")
+    tls_key: str = Field("", description="PEM file of the certificate's private key, without password.")
     tls_client_ca: str = Field(
         "",
-        description="PEM file of the authorities of clients; with it clients need a certificate (mutual TLS).",
+        description="PEM file of the clients' authorities; clients then need a certificate (mutual TLS).",
     )
 
     @property
@@ -67,20 +67,20 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, argv: Sequence[str]) -> Self:
-        """Read flags, then the environment, then defaults. `--help` prints help and exits.
+        """Read settings: flags override the environment. `--help` prints help and exits.
 
         Raises:
-            SettingError: naming key and value.
+            SettingError: naming field and value.
         """
         if _HELP_FLAGS & set(argv):
-            from specinfer.settings_help import print_help  # draws with rich, which takes long to import
+            from specinfer.settings_help import print_help  # imports rich, which is slow
 
             print_help(program, cls)
             sys.exit()
         prefix = cls.model_config.get("env_prefix", "")
         for name in os.environ:
             if prefix and name.startswith(prefix) and name[len(prefix) :].lower() not in cls.model_fields:
-                raise SettingError(name, os.environ[name], "unknown setting")
+                raise SettingError(name, os.environ[name], "unknown setting; see --help")
         try:
             settings = cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
         except ValidationError as error:
@@ -108,7 +108,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def as_given(cls, error: SettingError, argv: Sequence[str]) -> SettingError:
-        """Return a field's error with its variable or flag."""
+        """Return a field's error, naming the flag or variable that was given."""
         if error.field not in cls.model_fields:
             return error
         flag = f"--{error.field.replace('_', '-')}"
@@ -117,7 +117,7 @@ class ProcessSettings(BaseSettings):
         return error.renamed(variable if variable in os.environ and flag not in flags else flag)
 
     def check(self) -> None:
-        """Check values beyond their types, before a model is loaded.
+        """Check settings that pydantic cannot check alone.
 
         Raises:
             SettingError: for an invalid field.
@@ -131,25 +131,23 @@ class ServiceSettings(ProcessSettings):
 
     group: ClassVar[str] = "Metrics and traces"
 
-    metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
-    )
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0: none.")
     metrics_host: str = Field(
-        "127.0.0.1", description="Address of the Prometheus endpoint; 0.0.0.0 lets other machines read it."
+        "127.0.0.1", description="Address of the Prometheus endpoint; 0.0.0.0: all interfaces."
     )
     otlp_endpoint: str = Field(
         "",
-        description="Address of an OpenTelemetry collector (OTLP over gRPC, for example "
-        "http://127.0.0.1:4317) that gets traces; empty for no traces. Needs the extra `tracing`.",
+        description="OpenTelemetry collector for traces (OTLP over gRPC), for example "
+        "http://127.0.0.1:4317; empty: no traces. Needs the extra `tracing`.",
     )
 
 
 def as_path(text: str) -> Path | None:
-    """Return a setting that names a file; None if it is empty."""
+    """Return the path of a file setting; None if empty."""
     return Path(text) if text else None
 
 
 def exit_with(error: SettingError, program: str) -> None:
-    """Print a bad setting, and exit with 2."""
+    """Print the error of a setting, and exit with 2."""
     print(f"{program}: error: {error}", file=sys.stderr)
     sys.exit(2)

@@ -1,7 +1,7 @@
-"""Long-lived bidirectional streams for requests and replies, with byte counts.
+"""Exchange requests and replies on long-lived streams, and count bytes.
 
-A stream opens when first used and again after any failure. A round trip on an open stream costs half of a unary call
-(docs/performance.md#streams).
+A stream opens on first use and reopens after a failure. A round trip on an open stream costs half of a unary
+call (docs/performance.md#streams).
 """
 
 import asyncio
@@ -19,14 +19,14 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
 class WireMeter:
-    """Counts what is exchanged with one kind of peer."""
+    """Counts bytes exchanged with one kind of peer."""
 
     def __init__(self, sent: Counter, received: Counter) -> None:
         self._sent, self._received = sent, received
 
     def serializer(self, serialize: Codec) -> Callable[[Any], Any]:
-        """Return the same serializer, counted."""
-        assert serialize is not None, "our stubs and servicers serialize"
+        """Return a serializer that also counts bytes."""
+        assert serialize is not None, "generated stubs and servicers have a serializer"
         count = self._sent.inc
 
         def counted(message: Any) -> Any:
@@ -37,8 +37,8 @@ class WireMeter:
         return counted
 
     def deserializer(self, parse: Codec) -> Callable[[Any], Any]:
-        """Return the same parser, counted."""
-        assert parse is not None, "our stubs and servicers parse"
+        """Return a deserializer that also counts bytes."""
+        assert parse is not None, "generated stubs and servicers have a deserializer"
         count = self._received.inc
 
         def counted(data: Any) -> Any:
@@ -49,21 +49,21 @@ class WireMeter:
 
 
 class MeteredChannel:
-    """A channel for a generated stub, with counted bytes. It cannot close."""
+    """A channel for generated stubs that counts bytes; it has no `close`."""
 
     def __init__(self, channel: grpc.aio.Channel, meter: WireMeter) -> None:
         self._channel, self._meter = channel, meter
 
     def unary_unary(self, method: str, **codecs: Any) -> Any:
-        """Return `grpc.aio.Channel.unary_unary` with counted codecs."""
+        """Return `grpc.aio.Channel.unary_unary` with counting codecs."""
         return self._channel.unary_unary(method, **self._counted(**codecs))
 
     def unary_stream(self, method: str, **codecs: Any) -> Any:
-        """Return `grpc.aio.Channel.unary_stream` with counted codecs."""
+        """Return `grpc.aio.Channel.unary_stream` with counting codecs."""
         return self._channel.unary_stream(method, **self._counted(**codecs))
 
     def stream_stream(self, method: str, **codecs: Any) -> Any:
-        """Return `grpc.aio.Channel.stream_stream` with counted codecs."""
+        """Return `grpc.aio.Channel.stream_stream` with counting codecs."""
         return self._channel.stream_stream(method, **self._counted(**codecs))
 
     def _counted(
@@ -77,7 +77,7 @@ class MeteredChannel:
 
 
 Channel: TypeAlias = grpc.aio.Channel | MeteredChannel
-"""Channels of which stubs are made."""
+"""Channels on which stubs can be created."""
 
 
 class MeterInterceptor(grpc.aio.ServerInterceptor):
@@ -91,7 +91,7 @@ class MeterInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Return the method's handler, with counted codecs."""
+        """Return the method's handler, with counting codecs."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OURS):
             return handler
@@ -126,10 +126,10 @@ class MessageStream(Generic[Request, Reply]):
 
         Args:
             request: the message to send.
-            patience_s: time that it may take; None for any.
+            patience_s: timeout in seconds; None: no timeout.
 
         Raises:
-            UnavailableError: if the stream broke or took too long; the next call opens a new one.
+            UnavailableError: if the stream failed or timed out; the next exchange opens a new stream.
         """
         call = self._call
         if call is None:
@@ -142,7 +142,7 @@ class MessageStream(Generic[Request, Reply]):
             self.reset()
             raise UnavailableError(f"{self._name}: no answer within {patience_s} s") from error
         except asyncio.CancelledError:
-            self.reset()  # the reply is still to come: the next exchange must not take it for its own
+            self.reset()  # or the next exchange would receive this reply
             raise
         except grpc.aio.AioRpcError as error:
             self.reset()
@@ -156,7 +156,7 @@ class MessageStream(Generic[Request, Reply]):
         return cast(Reply, reply)
 
     def reset(self) -> None:
-        """Drop the stream; the next exchange opens a new one."""
+        """Cancel the stream; the next exchange opens a new one."""
         if self._call is not None:
             self._call.cancel()
             self._call = None

@@ -1,4 +1,4 @@
-"""Threads of their own for an engine and for an event loop."""
+"""Run an engine or an event loop on its own thread."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ class EngineThread:
         self.name = name
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._waiting: set[object] = set()
-        """One for each call that has not begun."""
+        """One entry per call that has not begun."""
 
     @property
     def waiting(self) -> bool:
@@ -41,7 +41,7 @@ class EngineThread:
             self._waiting.discard(place)
 
     def stop(self) -> None:
-        """Wait for the running call and ends the thread."""
+        """Cancel waiting calls, wait for the running call, and end the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -49,10 +49,10 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines for other threads."""
+    """Runs coroutines of other threads on an event loop."""
 
     def __init__(self, name: str, stopped: str = "the event loop has ended") -> None:
-        """Start the loop; `stopped` is the error of calls after `stop`."""
+        """Start the loop; `stopped` is the error's message for calls after `stop`."""
         self._message = stopped
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
@@ -63,10 +63,10 @@ class LoopThread:
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Wait for a coroutine and return its result.
 
-        An interruption of the waiting, as by Ctrl-C, ends the coroutine.
+        An exception while waiting, as by Ctrl-C, cancels the coroutine.
 
         Raises:
-            UnavailableError: if the loop has ended, or ends meanwhile.
+            UnavailableError: if the loop has ended, or ends before the result.
         """
         with self._lock:
             if self.stopped:
@@ -80,11 +80,11 @@ class LoopThread:
                 raise UnavailableError(self._message) from error
             raise
         except BaseException:
-            future.cancel()  # nothing if it has ended by itself
+            future.cancel()  # no effect if it has ended
             raise
 
     def stop(self) -> None:
-        """End the loop and the thread; what still runs there is cancelled."""
+        """Cancel all coroutines, and end the loop and the thread."""
         with self._lock:
             if self.stopped:
                 return

@@ -1,6 +1,6 @@
-"""TLS on every hop: files, checks, and credentials of gRPC and Redis.
+"""Check TLS files, and make credentials for gRPC and Redis.
 
-All files are PEM. Without any file a connection is plaintext. This is the only place that makes credentials.
+All files are PEM. Without any file a connection is plaintext.
 """
 
 import logging
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 FileStamp: TypeAlias = tuple[int, int, int] | None
-"""Inode, time of change in ns, bytes; None without a file."""
+"""Inode, modification time in ns, size in bytes; None without a file."""
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """Return a value that differs after a file was written or replaced."""
+    """Return a value that changes when a file is written or replaced."""
     try:
         status = path.stat()
     except OSError:
@@ -31,18 +31,18 @@ def stamp_of(path: Path) -> FileStamp:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """A client's TLS files. Any of them enables TLS."""
+    """A client's TLS settings. Any setting enables TLS."""
 
     ca: Path | None = None
-    """Authorities that may have signed the server's certificate."""
+    """Trusted authorities of server certificates."""
     certificate: Path | None = None
     """The client's own certificate, for servers that require one."""
     key: Path | None = None
-    """Private key of that certificate."""
+    """Private key of the certificate."""
     server_name: str = ""
-    """Expected name in the server's certificate; empty: the address' host."""
+    """Expected name in the server's certificate; empty: the address's host."""
     prefix: str = "tls"
-    """Prefix of the settings' names, for errors: `tls` for `tls_ca`."""
+    """Prefix of the settings' names in errors, as `tls` in `tls_ca`."""
 
     @property
     def wanted(self) -> bool:
@@ -50,29 +50,29 @@ class ClientTls:
         return bool(self.ca or self.certificate or self.key or self.server_name)
 
     def check(self) -> None:
-        """Check that the files are there and fit together.
+        """Check that the files exist, are valid and match.
 
         Raises:
-            SettingError: naming the setting that is missing, cannot be read or does not fit.
+            SettingError: naming the setting whose file is missing, unreadable or invalid.
         """
         if not self.wanted:
             return
         if self.ca is None:
-            raise SettingError(f"{self.prefix}_ca", None, "needed: it says which servers are trusted")
+            raise SettingError(f"{self.prefix}_ca", None, "required with other TLS settings")
         _check_authorities(f"{self.prefix}_ca", self.ca)
         _check_pair(self.prefix, self.certificate, self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """A server's TLS files. A certificate enables TLS."""
+    """A server's TLS settings. A certificate enables TLS."""
 
     certificate: Path | None = None
-    """The server's certificate, and those between it and its authority."""
+    """The server's certificate, with intermediate certificates."""
     key: Path | None = None
-    """Private key of that certificate."""
+    """Private key of the certificate."""
     client_ca: Path | None = None
-    """Authorities of clients: others, and clients without certificate, are refused."""
+    """Authorities of client certificates; other clients are refused."""
 
     @property
     def wanted(self) -> bool:
@@ -81,19 +81,19 @@ class ServerTls:
 
     @property
     def files(self) -> list[Path]:
-        """Every file that is named."""
+        """All given files."""
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
 
     def check(self) -> None:
-        """Check that the files are there and fit together.
+        """Check that the files exist, are valid and match.
 
         Raises:
-            SettingError: naming the setting that is missing, cannot be read or does not fit.
+            SettingError: naming the setting whose file is missing, unreadable or invalid.
         """
         if not self.wanted:
             return
         if self.certificate is None:
-            raise SettingError("tls_certificate", None, "needed where tls_key or tls_client_ca is given")
+            raise SettingError("tls_certificate", None, "required with tls_key or tls_client_ca")
         _check_pair("tls", self.certificate, self.key)
         if self.client_ca is not None:
             _check_authorities("tls_client_ca", self.client_ca)
@@ -103,7 +103,7 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     """Return the credentials of a client, read once.
 
     Raises:
-        SettingError: if a file is missing, cannot be read or does not fit.
+        SettingError: if a file is missing, unreadable or invalid.
     """
     tls.check()
     files = {"ca": tls.ca, "key": tls.key, "certificate": tls.certificate}
@@ -112,16 +112,16 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Return a server's credentials. Changed files are read again when connecting.
+    """Return a server's credentials. Changed files are read at new connections.
 
     Raises:
-        SettingError: if a file is missing, cannot be read or does not fit.
+        SettingError: if a file is missing, unreadable or invalid.
     """
     tls.check()
     certificates = ServerCertificates(tls)
     return grpc.dynamic_ssl_server_credentials(
         certificates.configuration,
-        certificates.refresh,  # type: ignore[arg-type]  # the stubs do not know that it may return None
+        certificates.refresh,  # type: ignore[arg-type]  # the type stubs do not allow None
         require_client_authentication=tls.client_ca is not None,
     )
 
@@ -132,13 +132,13 @@ def redis_tls(
     """Return TLS arguments for `Redis.from_url(url)`.
 
     Raises:
-        SettingError: if a file is missing, cannot be read or does not fit, or if the URL is not `rediss://`.
+        SettingError: if a file is missing, unreadable or invalid, or if the URL is not `rediss://`.
     """
     files = {"ssl_ca_certs": ca, "ssl_certfile": certificate, "ssl_keyfile": key}
     named = {name: str(path) for name, path in files.items() if path is not None}
     if not url.startswith("rediss://"):
         if named:
-            raise SettingError("redis_url", url.partition("//")[0] + "//...", "TLS needs rediss://")
+            raise SettingError("redis_url", url.partition("//")[0] + "//...", "TLS files need rediss://")
         return {}
     if named:
         ClientTls(ca, certificate, key, prefix="redis_tls").check()
@@ -146,15 +146,15 @@ def redis_tls(
 
 
 class ServerCertificates:
-    """The files of a server, as gRPC requests them at every connection."""
+    """A server's TLS files; gRPC calls `refresh` for every connection."""
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls, self._seen = tls, [stamp_of(path) for path in tls.files]
         self.configuration = _configuration(tls)
-        """Files that were last read and fitted together."""
+        """Latest valid files."""
 
     def refresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return changed files; None, which keeps the old ones, otherwise."""
+        """Return changed valid files; else None, to keep the old ones."""
         now = [stamp_of(path) for path in self._tls.files]
         if now == self._seen:
             return None
@@ -163,9 +163,9 @@ class ServerCertificates:
             self._tls.check()
             self.configuration = _configuration(self._tls)
         except SettingError as error:
-            log.error("new certificates are not used: %s", error)
+            log.error("the old TLS files stay in use, the changed ones are not used: %s", error)
             return None
-        log.info("new certificates are used")
+        log.info("the changed TLS files are used for new connections")
         return self.configuration
 
 
@@ -183,13 +183,13 @@ def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None
         return
     if certificate is None or key is None:
         missing = "certificate" if certificate is None else "key"
-        raise SettingError(f"{prefix}_{missing}", None, "certificate and key go together")
+        raise SettingError(f"{prefix}_{missing}", None, "certificate and key must be given together")
     _read(f"{prefix}_certificate", certificate)
     _read(f"{prefix}_key", key)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
-        reason = f"no PEM key without password that belongs to {certificate}"
+        reason = f"must be a PEM key without password that belongs to {certificate}"
         raise SettingError(f"{prefix}_key", str(key), reason) from error
 
 
@@ -203,7 +203,7 @@ def _check_authorities(setting: str, path: Path) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except (ssl.SSLError, ValueError) as error:
-        raise SettingError(setting, str(path), "no PEM certificates") from error
+        raise SettingError(setting, str(path), "must contain PEM certificates") from error
 
 
 def _read(setting: str, path: Path) -> bytes:

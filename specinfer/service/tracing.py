@@ -1,7 +1,7 @@
-"""OpenTelemetry traces of services with an endpoint, loaded only for them.
+"""Send OpenTelemetry traces, if `otlp_endpoint` is set.
 
-Spans carry ids, counts and times, never text or tokens. The caller's `traceparent` (W3C Trace Context,
-https://www.w3.org/TR/trace-context/) selects traces, else the ratio of the settings.
+Spans contain ids, counts and times, never text or tokens. A call is traced if its `traceparent` (W3C Trace
+Context, https://www.w3.org/TR/trace-context/) is sampled; calls without are sampled by a ratio.
 """
 
 import threading
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from specinfer.service.settings import ServiceSettings
 
 HEADER = "traceparent"
-"""Name of the trace context in the metadata of a call."""
+"""Name of the trace context in a call's metadata."""
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 _NO_ATTRIBUTES: Attributes = {}
 _CLOSE_S = 2.0
-"""Maximum wait for an unavailable collector when a service ends."""
+"""Maximum seconds to wait for the collector when a service ends."""
 
 
 class Tracer:
-    """Makes spans. `time.monotonic` and `time.perf_counter` count as one clock."""
+    """Makes spans. Times are seconds of `time.monotonic` or `time.perf_counter`."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider, self._tracer = provider, provider.get_tracer("specinfer")
@@ -43,7 +43,7 @@ class Tracer:
         links: "Sequence[Span]" = (),
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> "Span | None":
-        """Return a span below the trace context's; None if not wanted."""
+        """Start a span, child of the trace context; None if not sampled."""
         from opentelemetry.trace import Link
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -60,7 +60,7 @@ class Tracer:
     def add(
         self, name: str, parent: "Span", start: float, end: float, attributes: Attributes = _NO_ATTRIBUTES
     ) -> None:
-        """Add a span below another one, of which the end is known."""
+        """Add a finished child span of `parent`."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._tracer.start_span(
@@ -69,7 +69,7 @@ class Tracer:
         span.end(self._ns(end))
 
     def end(self, span: "Span", at: float, attributes: Attributes = _NO_ATTRIBUTES, error: str = "") -> None:
-        """End a span, well or with an error."""
+        """End a span; `error` sets the error status."""
         from opentelemetry.trace import Status, StatusCode
 
         span.set_attributes(dict(attributes))
@@ -88,13 +88,13 @@ class Tracer:
 
 
 def traceparent_of(span: "Span") -> str:
-    """Return the trace context of a span, as W3C writes it."""
+    """Return the trace context of a span in W3C's format."""
     context = span.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def trace_id_of(span: "Span") -> str:
-    """Return the id of a span's trace, as tools show it."""
+    """Return the id of a span's trace, in hex."""
     return f"{span.get_span_context().trace_id:032x}"
 
 
@@ -102,12 +102,12 @@ def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -
     """Return the tracer of a service; None without an endpoint.
 
     Args:
-        service: its name.
-        settings: of tracing.
-        ratio: part of the calls that is traced of those without a trace context.
+        service: name of the service.
+        settings: settings with `otlp_endpoint`.
+        ratio: share of calls without a trace context that are traced.
 
     Raises:
-        SettingError: if the packages are missing, or the endpoint is no address.
+        SettingError: if the packages are missing, or the endpoint is invalid.
     """
     endpoint = settings.otlp_endpoint
     if not endpoint:
@@ -131,7 +131,7 @@ def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -
 def service_step(
     tracer: Tracer | None, name: str, traceparent: str, requests: int
 ) -> AbstractContextManager[None]:
-    """Return the span of a service's step, if it is traced."""
+    """Return a context that records a step's span, if traced."""
     if tracer is None or not traceparent:
         return nullcontext()
     return _service_step(tracer, name, traceparent, requests)

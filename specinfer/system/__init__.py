@@ -1,1 +1,1 @@
-"""The machine: processors, directories, processes, log lines, progress."""
+"""Operating system: processors, directories, processes, log lines, progress."""

@@ -1,6 +1,6 @@
-"""Work in a separate process, whose memory is free after its end.
+"""Run a module in a separate process, whose end frees its memory.
 
-The module that runs there ends with `sys.exit(finish(work))`, where `work` returns its output.
+The module's last line is `sys.exit(finish(work))`, where `work` returns the output.
 """
 
 import gc
@@ -13,19 +13,19 @@ from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.system.parent_process import ending_with_us
 
 _REFUSED, _NOT_STORED = 3, 4
-"""Exit codes of our errors and of file system errors."""
+"""Exit codes for SpecInferError and for OSError."""
 
 
 @contextmanager
 def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
-    """Start a module; the yielded function waits for its output.
+    """Start a module; yield a function that waits for its output.
 
-    It is killed if it has not ended with the block.
+    Leaving the context kills the process if it still runs. The errors are raised by the function.
 
     Raises:
-        IncompatibleError: if it refused its input.
-        OSError: if it could not read or write a file.
-        UnavailableError: if it failed otherwise.
+        IncompatibleError: if the module ended with a SpecInferError.
+        OSError: if the module could not read or write a file.
+        UnavailableError: if the process failed otherwise.
     """
     command = ending_with_us([sys.executable, "-m", module, *arguments])
     pipe = subprocess.PIPE
@@ -51,7 +51,7 @@ def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
 
 def finish(work: Callable[[], str]) -> int:
     """Run a module's work; print output or error; return the exit code."""
-    gc.disable()  # the process ends soon
+    gc.disable()  # the process ends soon and frees all memory
     try:
         print(work())
     except SpecInferError as error:

@@ -1,7 +1,7 @@
-"""Appends records to a file: one line each, whole or absent.
+"""Append records to a file, one line each, atomically.
 
-Records survive the process, not the machine. A failed write is cut off before the next one, so nothing is
-written after a part of a record; partial records of a killed process are cut off when the file is opened.
+Records survive a crash of the process, not of the machine. A partial record, after a failed write or a killed
+process, is removed before the next write or when the file is opened.
 """
 
 import os
@@ -13,22 +13,22 @@ class AppendFile:
     """A file of records without line breaks."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make a file; cut off a partial last record.
+        """Open or create a file; remove a partial last record.
 
         Raises:
-            OSError: if it cannot be opened.
+            OSError: if the file cannot be opened.
         """
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self.size = _end_of_records(path)
-            """Bytes of whole records."""
+            """Bytes of complete records."""
             os.ftruncate(self._file, self.size)
         except OSError:
             os.close(self._file)
             raise
         self._torn = False
-        """True while there may be bytes after the last whole record."""
+        """True while a partial record may follow the last complete one."""
         self._refused = 0
         """Bytes of the last record if its write failed, else 0."""
 
@@ -36,7 +36,7 @@ class AppendFile:
         """Append a record.
 
         Raises:
-            OSError: if it cannot be written; the file then has what it had before.
+            OSError: if the record cannot be written; the file is then unchanged.
         """
         data = record + b"\n"
         assert b"\n" not in record
@@ -50,23 +50,23 @@ class AppendFile:
         self._refused = 0
 
     def check(self) -> None:
-        """Check that a failed record would succeed now; free without failures.
+        """Check, after a failed append, that the record would fit now.
 
         Raises:
-            OSError: if not.
+            OSError: if the record would fail again.
         """
         if self._refused:
             self._cut_torn_end()
-            self._write(b"\n" * self._refused)  # empty records, if this process ends before they are cut off
+            self._write(b"\n" * self._refused)  # if the process ends here, only empty records remain
             self._torn = True
             self._cut_torn_end()
             self._refused = 0
 
     def replace(self, records: Iterable[bytes]) -> None:
-        """Put these records in the place of the file's.
+        """Replace all records of the file.
 
         Raises:
-            OSError: if they cannot be written; the file then has what it had before.
+            OSError: if the records cannot be written; the file is then unchanged.
         """
         fresh = self._path.with_name(f"{self._path.name}.new")
         fresh.unlink(missing_ok=True)
@@ -105,10 +105,10 @@ class AppendFile:
 
 
 def read_records(path: Path) -> tuple[list[bytes], bytes]:
-    """Return the records of a file, and a partial last one.
+    """Return a file's complete records, and a partial last one.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
     """
     *records, torn = path.read_bytes().split(b"\n")
     return records, torn

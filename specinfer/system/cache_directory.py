@@ -1,4 +1,4 @@
-"""Directory of fetched or built files: pulled models and compiled kernels."""
+"""Locate the directory of pulled models and compiled kernels."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from specinfer.errors import SettingError
 
 CACHE_HELP = (
-    "Pulled models and compiled kernels lie in $SPECINFER_CACHE; if that is not set, in specinfer/ below "
-    "$XDG_CACHE_HOME, or below ~/.cache."
+    "Pulled models and compiled kernels are in $SPECINFER_CACHE; if unset, in specinfer/ in "
+    "$XDG_CACHE_HOME or in ~/.cache."
 )
 
 
@@ -18,8 +18,7 @@ def cache_directory() -> Path:
     is ignored, as the XDG specification requires.
 
     Raises:
-        SettingError: if none of them is known: a user without $HOME and without an entry in the system's
-            list.
+        SettingError: if neither variable is set and the user has no home directory.
     """
     explicit, base = os.environ.get("SPECINFER_CACHE", ""), Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
@@ -27,5 +26,5 @@ def cache_directory() -> Path:
             return Path(explicit).expanduser()
         return (base if base.is_absolute() else Path.home() / ".cache") / "specinfer"
     except RuntimeError as error:
-        reason = "this user has no home directory; set it to a directory for models and kernels"
+        reason = "this user has no home directory; set the variable to a directory for models and kernels"
         raise SettingError("SPECINFER_CACHE", explicit, reason) from error

@@ -1,7 +1,6 @@
-"""Log lines: their request and trace, and rate limits.
+"""Attach request and trace ids to log lines, and limit their rate.
 
-Request and trace are set where a call or a step begins; a line about another request names it by `about`.
-Repeated events are logged the first time, then every five seconds.
+A call or a step sets the context variables; a line about another request passes `extra=about(...)`.
 """
 
 from collections.abc import Iterator
@@ -14,13 +13,13 @@ TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
 
 
 def about(request_id: str, trace_id: str = "") -> dict[str, str]:
-    """Return `extra` of a log line, with its request and trace."""
+    """Return the `extra` argument of a log call about a request."""
     return {"request_id": request_id, "trace_id": trace_id}
 
 
 @contextmanager
 def in_trace(trace_id: str) -> Iterator[None]:
-    """Attach a trace to the lines that are written inside."""
+    """Attach a trace id to log lines written in this context."""
     token = TRACE_ID.set(trace_id)
     try:
         yield
@@ -33,12 +32,12 @@ LOG_EVERY_S = 5.0
 
 @dataclass(slots=True)
 class LogPace:
-    """Lets the first line through, then one every `LOG_EVERY_S` seconds."""
+    """Limits repeated log lines to one every `LOG_EVERY_S` seconds."""
 
     _last: float | None = None
 
     def due(self, now: float) -> bool:
-        """Return whether a line may be written at this time."""
+        """Return whether to log now (in seconds); if so, count a line."""
         if self._last is not None and now - self._last < LOG_EVERY_S:
             return False
         self._last = now

@@ -1,4 +1,4 @@
-"""This machine: processor with instruction sets, and free memory."""
+"""Describe this machine: processor, instruction sets, available memory."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-_VECTORS = (  # usable by the kernels, best first
+_VECTORS = (  # instruction sets of the kernels, best first
     ("avx512_bf16", "AVX-512 and bfloat16"),
     ("avx512bw", "AVX-512"),
     ("avx2", "AVX2"),
@@ -14,9 +14,9 @@ _VECTORS = (  # usable by the kernels, best first
 
 
 def processor_name() -> str:
-    """Return for example "AMD EPYC (family 25, model 1) with AVX2".
+    """Return, for example, "AMD EPYC (family 25, model 1) with AVX2".
 
-    Virtual machines hide the exact EPYC.
+    Family and model identify the processor where virtual machines hide its full name.
     """
     name = _field("model name") or platform.processor() or platform.machine()
     family, model = _field("cpu family"), _field("model")
@@ -28,12 +28,12 @@ def processor_name() -> str:
 
 @cache
 def processor_flags() -> frozenset[str]:
-    """Return its instruction sets; empty where they cannot be read."""
+    """Return the processor's flags in /proc/cpuinfo; empty if unreadable."""
     return frozenset(_field("flags").split())
 
 
 def _field(name: str) -> str:
-    """Return the system's description of its first processor, or nothing."""
+    """Return a field of the first processor in /proc/cpuinfo, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -46,7 +46,7 @@ _UNLIMITED = 2**62
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return bytes; `root` is where proc and sys are mounted."""
+    """Return the available bytes; `root` contains proc and sys."""
     return min(_of_machine(root), _of_cgroup(root / "sys/fs/cgroup"))
 
 
@@ -58,7 +58,7 @@ def _of_machine(root: Path) -> int:
 
 
 def _of_cgroup(folder: Path) -> int:
-    """Return a container's free memory. Cached files count as free."""
+    """Return a cgroup's free bytes. Inactive cached files count as free."""
     limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
     if not limit.isdigit() or not used.isdigit():  # no limit, or cgroup v1
         return _UNLIMITED

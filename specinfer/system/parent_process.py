@@ -1,8 +1,8 @@
-"""Ends a process together with its parent, for any reason (Linux).
+"""End a process when its parent ends for any reason (Linux).
 
-As a program it runs another one so: `python -m specinfer.system.parent_process PARENT COMMAND...`. The kernel keeps
-the signal through the change of programs. So nothing of ours runs between fork and exec in a parent that may
-have threads: with those of gRPC the child can be aborted there.
+`python -m specinfer.system.parent_process PARENT COMMAND...` sets the signal, then executes the command; the
+kernel keeps the setting. So no Python code runs between fork and exec, where gRPC's threads could abort the
+child.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def ending_with_us(command: Sequence[str]) -> list[str]:
 
 def _main(parent: str, *command: str) -> None:
     end_with_parent()
-    if os.getppid() == int(parent):  # else it ended before its signal was set up
+    if os.getppid() == int(parent):  # else the parent ended before the signal was set
         os.execvp(command[0], command)
 
 

@@ -1,6 +1,6 @@
-"""Logs progress of slow work with one logger: `packing weights: 40 %`.
+"""Log the progress of slow work, as `packing weights: 40 %`.
 
-Services write them to their logs; the command line shows them while it waits.
+Services write these lines to their logs; the command line shows them while it waits.
 """
 
 import logging
@@ -12,21 +12,21 @@ from typing import Protocol
 LOGGER = "specinfer.progress"
 log = logging.getLogger(LOGGER)
 _EVERY_S = 2.0
-"""Seconds between two lines about the same work."""
+"""Minimum seconds between two lines about the same work."""
 _LONG_S = 1.0
-"""Seconds of work from which its end is reported."""
+"""Minimum seconds of work whose duration is logged."""
 
 
 class Report(Protocol):
-    """Receives the amount of finished work and that of all."""
+    """Receives the amounts of finished and total work, in any unit."""
 
     def __call__(self, done: int, total: int) -> None:
-        """Log the share, unless a line was logged just before."""
+        """Log the percentage, at most every `_EVERY_S` seconds."""
 
 
 @contextmanager
 def progress(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
-    """Log the start and progress of work, and its duration if long."""
+    """Log the start and progress of work, and a long duration."""
     started = last = clock()
     log.info("%s", what)
 

@@ -1,9 +1,9 @@
-"""Number of threads for a model, and priorities of background work.
+"""Choose the number of a model's threads; lower background threads' priority.
 
 The number follows affinity and the quotas of cgroups. A quota limits processor time, not processors: with
-more threads than seconds of it per second, threads wait for each other while the kernel pauses the whole
-process. Passes and the event loop have priority over background work: Linux has priorities of threads;
-elsewhere all have the same.
+more threads than processor seconds per second, threads wait for each other while the kernel pauses the whole
+process. On Linux, passes and the event loop have priority over background threads; elsewhere all threads
+have equal priority.
 """
 
 import os
@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from specinfer.errors import SettingError
 
-THREADS_HELP = "0: as many as affinity and the quota of its cgroups leave to the process"
+THREADS_HELP = "0: as many as affinity and cgroup quotas allow"
 
 
 class _Mount(NamedTuple):
     """A mounted hierarchy of cgroups."""
 
     root: PurePosixPath
-    """Group that the mount point shows."""
+    """Group at the mount point."""
     point: Path
     unified: bool
     """True for cgroup v2."""
@@ -34,7 +34,7 @@ def thread_count(threads: int) -> int:
     """Return the number of threads; 0 means all usable processors.
 
     Raises:
-        SettingError: if there are fewer than 0 or more than the machine has processors.
+        SettingError: if `threads` is below 0 or above the machine's processors.
     """
     limit = os.cpu_count() or 1
     if not 0 <= threads <= limit:
@@ -47,7 +47,7 @@ def thread_count(threads: int) -> int:
 
 
 def default_threads() -> int:
-    """Return `usable_processors`, or less where OMP_NUM_THREADS is lower."""
+    """Return the minimum of `usable_processors` and OMP_NUM_THREADS."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     usable = usable_processors()
     return min(int(given), usable) if given.isdecimal() and int(given) else usable
@@ -57,8 +57,8 @@ def usable_processors(root: Path = Path("/"), affinity: int | None = None) -> in
     """Return the minimum of CPU affinity and cgroup quotas, at least 1.
 
     Args:
-        root: directory that has `proc` and `sys`.
-        affinity: number of processors that this process may run on; None asks the system.
+        root: directory that contains `proc` and `sys`.
+        affinity: number of processors on which this process may run; None: read from the system.
     """
     quotas = [int(quota) for quota in _quotas(root)]
     return max(1, min([affinity or _affinity(), *quotas]))
@@ -77,7 +77,7 @@ def _quotas(root: Path) -> Iterator[float]:
         if group is None:
             continue
         inside = group.relative_to(mount.root) if group.is_relative_to(mount.root) else PurePosixPath()
-        if ".." in inside.parts:  # a group outside the namespace
+        if ".." in inside.parts:  # the group is outside the cgroup namespace
             inside = PurePosixPath()
         for part in (inside, *inside.parents):
             quota = _quota(mount.point / part, mount.unified)
@@ -107,7 +107,7 @@ def _own_group(root: Path, unified: bool) -> PurePosixPath | None:
 
 
 def _quota(group: Path, unified: bool) -> float | None:
-    """Return a group's processors; None without a limit."""
+    """Return a group's quota in processors; None without a limit."""
     if unified:
         words = _read(group / "cpu.max").split()
     else:
@@ -121,21 +121,21 @@ def _quota(group: Path, unified: bool) -> float | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except OSError:  # not there, or not for us
+    except OSError:  # missing, or not readable
         return ""
 
 
 LATER, LAST = 10, 19
-"""Niceness of awaited work, and of expensive work."""
+"""Niceness of background work that is awaited, and of other expensive work."""
 
 
 def give_way(niceness: int) -> None:
-    """Lower the priority of this thread, where the system lets it."""
+    """Lower the priority of this thread; no effect where not permitted."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def background_threads(threads: int, name: str, niceness: int = LATER) -> ThreadPoolExecutor:
-    """Return a pool of threads of low priority."""
+    """Return a pool of threads with low priority."""
     return ThreadPoolExecutor(threads, name, give_way, (niceness,))

@@ -75,15 +75,15 @@ class GenerationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates text; ends with one message that carries `summary`. A request id that is known already, with the same
-        content, is attached to from its first token; with other content it is refused (ALREADY_EXISTS).
+        """Generates text. The last message contains `summary`. If the request id exists with the same content, the stream of the
+        existing request is returned from its first token; with other content the call is refused (ALREADY_EXISTS).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Goes on with the stream of a request, on any gateway, whoever runs it. NOT_FOUND if no gateway knows it.
+        """Returns the rest of a request's stream. Any gateway can be called, whichever runs the request. NOT_FOUND if unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,29 +97,29 @@ class GenerationServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The state of the system: models, speculators, queue.
+        """Returns the state of the system: models, speculators, queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Tells the steps of requests as they happen, for people who look at what speculation does: only those of the caller's own
-        requests, on the gateway that runs them, once their tokens are stored. Steps that come too fast are left out and counted.
+        """Sends live steps of the caller's own requests, for display. Only the gateway that runs a request sends its steps, once
+        their tokens are stored. Steps that finish faster than they can be sent are dropped and counted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Returns the tokens of a prompt, as Generate would read it.
+        """Returns the token ids of a prompt, as Generate would read it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Returns the text of tokens, special ones by their names.
+        """Returns the text of token ids; special tokens appear by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,15 +50,15 @@ class LearningServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Replay(self, request, context):
-        """Returns the kept texts that are newer than a number, oldest first; never those by which offers are judged.
+        """Returns kept texts newer than a number, oldest first, except texts reserved for judging offers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Offer(self, request_iterator, context):
-        """Offers a checkpoint, in parts. The service compares it with its own weights on texts that Replay never returned, and
-        drafts with it from then on if it is better for all callers together and worse for none of them.
+        """Offers a checkpoint, in parts. The service compares the checkpoint with its own weights on texts that Replay never
+        returns, and uses it if it is better for all callers together and worse for no single caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

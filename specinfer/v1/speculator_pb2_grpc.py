@@ -56,21 +56,21 @@ class SpeculatorServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Draft(self, request_iterator, context):
-        """One message each way per gateway iteration, for the whole batch.
+        """Drafts for the whole batch: one message each way per step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What its speculators are, what it can do and what it needs.
+        """Returns the service's speculators, their limits and their inputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Forget requests; unknown ids are ignored.
+        """Removes requests from the caches; unknown ids are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

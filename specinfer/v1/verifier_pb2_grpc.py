@@ -56,21 +56,21 @@ class VerifierServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Verify(self, request_iterator, context):
-        """One message each way per gateway iteration, for the whole batch.
+        """Verifies the whole batch: one message each way per step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What this verifier serves and its limits.
+        """Returns the model and its limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Forget requests; unknown ids are ignored.
+        """Removes requests from the cache; unknown ids are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

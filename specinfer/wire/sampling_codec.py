@@ -1,4 +1,4 @@
-"""Codec of sampling and constraints, with the defaults of unset fields."""
+"""Encode and decode sampling parameters and constraints."""
 
 import json
 from functools import lru_cache
@@ -12,9 +12,11 @@ from specinfer.v1 import common_pb2
 def encode_sampling(
     sampling: Sampling, with_seed: bool = True, with_adjustments: bool = True
 ) -> common_pb2.SamplingParams:
-    """Return the message of sampling parameters, every field set.
+    """Return the message of sampling parameters.
 
-    The seed is set only if it may be known; fields that change logits only where they are read.
+    Args:
+        with_seed: False if the receiver must not know the target's random numbers.
+        with_adjustments: False if the receiver ignores biases and penalties.
     """
     message = common_pb2.SamplingParams(
         temperature=sampling.temperature,
@@ -70,10 +72,10 @@ def encode_constraint(constraint: Constraint) -> common_pb2.Constraint:
 
 
 def decode_constraint(message: common_pb2.Constraint) -> Constraint | None:
-    """Return the constraint of a message; None if it names none.
+    """Return the constraint of a message; None if no kind is set.
 
     Raises:
-        InvalidInputError: if it is empty or too large.
+        InvalidInputError: if the constraint is empty or too large.
     """
     kind = message.WhichOneof("kind")
     if kind is None:

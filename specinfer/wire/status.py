@@ -1,4 +1,4 @@
-"""The one place that maps our errors to gRPC status codes."""
+"""Map errors to gRPC status codes."""
 
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from specinfer.errors import (
 )
 
 RETRY_HINT_KEY = "grpc-retry-pushback-ms"
-"""Trailing metadata of retryable errors: milliseconds to wait, for retry policies."""
+"""Trailing metadata of retryable errors: milliseconds before a retry; negative: none."""
 
 _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -36,7 +36,7 @@ _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
 
 
 def status_of(error: SpecInferError) -> grpc.StatusCode:
-    """Return the code of the most specific class, INTERNAL by default."""
+    """Return the code of the error's nearest class with a code."""
     for cls in type(error).__mro__:
         if cls in _CODES:
             return _CODES[cls]

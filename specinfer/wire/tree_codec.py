@@ -1,6 +1,6 @@
-"""Converts token trees and requested limits to and from messages.
+"""Encode and decode token trees and their limits.
 
-Decoding checks only what numpy needs; call `TokenTree.validate` on trees from outside.
+Decoding only checks that numbers fit their types; call `TokenTree.validate` on received trees.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeLimits
 from specinfer.v1 import speculator_pb2, tree_pb2, verifier_pb2
 
 _NODE, _CANDIDATE, _SUPPORT = 5 + 10 + 4, 5 + 5, 5 + 4
-"""Bytes of a node, a candidate, and a token of q."""
+"""Maximum encoded bytes of a node, a candidate, a token of q."""
 _PROPOSAL, _TREE = 40, 64
-"""Further bytes of a proposal, and of a tree."""
+"""Maximum encoded bytes of a proposal's and a tree's other fields."""
 _ROOT_PARENTS, _ROOT_SCORES = np.array([-1], np.int32), np.ones(1, np.float32)
 _ROOT_PARENTS.flags.writeable = _ROOT_SCORES.flags.writeable = False  # shared by all trees of plain decoding
 
@@ -36,10 +36,9 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
 
 
 def max_bytes(tree: TokenTree) -> int:
-    """Return the maximum bytes that a tree can add to a message.
+    """Return the maximum bytes that a tree adds to a message.
 
-    It may be alone or merged with others. Numbers take five bytes at most; candidates occur in a proposal and
-    in the order.
+    A number takes at most five bytes; a candidate occurs in a proposal and in the order.
     """
     candidates = sum([len(proposal.children) for proposal in tree.proposals])
     support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
@@ -53,7 +52,7 @@ def max_bytes(tree: TokenTree) -> int:
 
 
 def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> TokenTree:
-    """Decode a tree; `speculator` replaces those of its proposals if given.
+    """Decode a tree; `speculator`, if given, replaces the number in all proposals.
 
     Raises:
         MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.
@@ -77,7 +76,7 @@ def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> T
 
 
 def _is_bare_root(message: tree_pb2.TokenTree) -> bool:
-    """Return whether the message of one token is what `TokenTree.root_only` makes."""
+    """Return whether the message of one token equals `TokenTree.root_only`."""
     bare = not message.proposals and not message.order
     return bare and message.parents[:] == [-1] and message.scores[:] in ([], [1.0])
 
@@ -95,7 +94,7 @@ def _decode_proposal(message: tree_pb2.Proposal, speculator: int | None) -> Prop
 
 
 def decode_limits(message: speculator_pb2.DraftEntry | verifier_pb2.TreePlan) -> TreeLimits:
-    """Decode a tree's limits. The depth never exceeds the nodes."""
+    """Decode a tree's limits; the depth is at most the nodes."""
     width = 1 if message.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     depth = min(message.max_depth, message.node_budget)
     worth = message.min_path_probability, message.tokens_per_second

@@ -32,7 +32,7 @@ def test_a_bad_line_is_named(tmp_path: Path, row: object) -> None:
 def test_a_missing_and_an_empty_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"absent\.jsonl"):
         read_prompts(tmp_path / "absent.jsonl")
-    with pytest.raises(InvalidInputError, match="no prompts"):
+    with pytest.raises(InvalidInputError, match="must have a line"):
         read_prompts(_write(tmp_path / "empty.jsonl"))
 
 

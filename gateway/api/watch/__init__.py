@@ -1,1 +1,1 @@
-"""`Generation.Watch`: sends steps to watching clients. Without any it is nearly free."""
+"""`Generation.Watch`: send live steps to watching clients."""

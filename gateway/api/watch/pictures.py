@@ -1,4 +1,4 @@
-"""Pictures of steps for watches: `WatchReply` messages of finished steps."""
+"""Encode finished steps as `WatchReply` messages."""
 
 import asyncio
 import time
@@ -16,11 +16,11 @@ from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.v1 import generation_pb2, tree_pb2
 
 _MAX_KEPT = 100_000
-"""Maximum number of cached token texts, about one vocabulary."""
+"""Maximum cached token texts, about one vocabulary."""
 
 
 class TokenTexts:
-    """Cache of the texts of single tokens: decoding costs more."""
+    """Caches the texts of single tokens, as decoding is slow."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -41,9 +41,9 @@ class RequestText:
         self._read = 0
 
     def push(self, item: Progress) -> Sequence[str]:
-        """Yield the text that each of some new tokens completes."""
+        """Return the text that each new token completes."""
         prompt = len(item.state.request.prompt)
-        self._detokenizer.push(item.state.tokens[prompt + self._read : prompt + item.start])  # was not sent
+        self._detokenizer.push(item.state.tokens[prompt + self._read : prompt + item.start])  # dropped steps
         self._read = item.start + len(item.tokens)
         texts = [self._detokenizer.push([token]) for token in item.tokens]
         if item.final and texts:
@@ -52,9 +52,9 @@ class RequestText:
 
 
 def reply_of(seen: Seen, dropped: int, texts: TokenTexts, text: RequestText) -> generation_pb2.WatchReply:
-    """Return the message of an event; `text` is that of the request."""
+    """Return the message of an event; `text` is the request's text."""
     item, finish = seen.item, seen.item.state.finish if seen.item.final else None
-    step = None if item.counts is None else seen.step  # one that failed has nothing to show
+    step = None if item.counts is None else seen.step  # a failed entry has no verified tree
     return generation_pb2.WatchReply(
         request_id=item.request_id,
         step=None if step is None else _step(item, step, seen.names, texts, text),
@@ -92,7 +92,7 @@ def _nodes(
 ) -> Iterator[generation_pb2.WatchedNode]:
     """Yield the nodes of a tree.
 
-    `asked` are the numbers of the speculators, in the order in which they are named.
+    `asked` are the speculators' numbers; proposals refer to their index in this list.
     """
     proposals = _proposals(
         tree, {number: index for index, number in enumerate(asked)}, _own_chances(tree, drafts)
@@ -115,7 +115,7 @@ def _nodes(
 def _proposals(
     tree: TokenTree, index: Mapping[int, int], own_chances: Mapping[tuple[int, int], float]
 ) -> dict[int, list[generation_pb2.WatchedProposal]]:
-    """Return the proposers of each node."""
+    """Return the proposals of each node."""
     proposals: dict[int, list[generation_pb2.WatchedProposal]] = {}
     for proposal in tree.proposals:
         if proposal.speculator == NOBODY:
@@ -134,7 +134,7 @@ def _proposals(
 def _chance(
     proposal: Proposal, node: int, tree: TokenTree, own_chances: Mapping[tuple[int, int], float]
 ) -> float:
-    """Return the probability that the speculator gives its candidate."""
+    """Return the probability of a candidate by its speculator."""
     if proposal.kind is ProposalKind.POINT:
         return own_chances.get((proposal.speculator, node), 0.0)
     drawn = proposal.q_probabilities[proposal.q_token_ids == tree.token_ids[node]]
@@ -142,10 +142,7 @@ def _chance(
 
 
 def _own_chances(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
-    """Map speculator and node of the merged tree to the draft's score.
-
-    This is the score before the gateway corrected it.
-    """
+    """Map (speculator, node of the merged tree) to the draft's uncorrected score."""
     parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
     place_of = {(parents[node], tokens[node]): node for node in range(1, len(tree))}
     chances: dict[tuple[int, int], float] = {}
@@ -155,24 +152,24 @@ def _own_chances(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> di
         for node in range(1, len(draft)):
             parent = places[above[node]]
             place = None if parent is None else place_of.get((parent, theirs[node]))
-            places.append(place)  # None: it was cut, and so is what comes below it
+            places.append(place)  # None: the node was cut, and so are all nodes below
             if place is not None:
                 chances[speculator, place] = scores[node]
     return chances
 
 
 class WatchReplies:
-    """Streams of replies for the watches of one gateway."""
+    """Makes the streams of replies for one gateway's watches."""
 
     def __init__(self, watches: Watches, tokenizer: Tokenizer) -> None:
         self._watches, self._tokenizer = watches, tokenizer
         self._pace, self._texts = Pace(), TokenTexts(tokenizer)
 
     async def of(self, request_id: str, caller: Caller) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-        """Yield the steps of one request, or of all of a caller.
+        """Yield the steps of one request, or of a caller's requests.
 
         Raises:
-            InvalidInputError, ExhaustedError: as for `Watches.open`.
+            InvalidInputError, ExhaustedError: as in `Watches.open`.
             UnavailableError: when this gateway ends.
         """
         texts: dict[str, RequestText] = {}

@@ -1,7 +1,7 @@
-"""Watches of requests, and the events that each has not received yet.
+"""Keep the watches of a gateway, and the unsent events of each.
 
 A step is sent only to watches of its request or of all its caller's requests, and only once its tokens are
-stored. Where steps come faster than they are sent, the oldest are dropped and counted.
+stored. If steps finish faster than they are sent, the oldest unsent steps are dropped and counted.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
 
 PER_SECOND = 200
-"""Maximum replies per second of all watches.
+"""Maximum replies per second to all watches together.
 
-A reply about a tree of 30 nodes takes 0.5 ms, so they use a tenth of the event loop's time.
+A reply with a tree of 30 nodes takes 0.5 ms, so this is a tenth of the event loop's time.
 """
 AT_ONCE = 20
-"""Replies that may follow a pause at once."""
+"""Maximum replies without delay after a pause."""
 
 
 class Pace:
-    """Gives out turns, one after another."""
+    """Limits replies to `PER_SECOND`."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def turn(self, now: float) -> float:
-        """Take a turn; return how many seconds from now it is."""
+        """Reserve the next reply; return the seconds to wait before sending."""
         self._next = max(self._next, now - AT_ONCE / PER_SECOND) + 1 / PER_SECOND
         return max(0.0, self._next - now)
 
@@ -39,11 +39,11 @@ class Pace:
 MAX_WATCHES = 64
 """Maximum watches of a gateway. An API key may have half."""
 MAX_UNREAD = 64
-"""Steps that may wait for one watch."""
+"""Maximum unsent events of a watch."""
 
 
 class Seen(NamedTuple):
-    """An event of a request."""
+    """An event of a request: a step's outcome or an end."""
 
     item: Progress
     step: FinishedStep | None
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """Events that one call has not received yet."""
+    """A `Watch` call and its unsent events."""
 
     def __init__(self, request_id: str) -> None:
         """Create a watch; an empty `request_id` means all requests of the caller."""
@@ -66,8 +66,8 @@ class Watch:
     def put(self, seen: Seen) -> None:
         """Add an event.
 
-        Where too much waits the oldest step is dropped, but not the end of a request as long as there is
-        anything else.
+        If `MAX_UNREAD` events wait, the oldest step is dropped; an end is dropped only if all events are
+        ends.
         """
         if len(self._unread) >= MAX_UNREAD:
             steps = (place for place, old in enumerate(self._unread) if not old.item.final)
@@ -77,30 +77,30 @@ class Watch:
         self._changed.set()
 
     def close(self) -> None:
-        """End the call once the remaining events are sent."""
+        """End the call after the remaining events."""
         self._closed = True
         self._changed.set()
 
     async def wait(self) -> None:
-        """Wait until there is something to take.
+        """Wait for an event.
 
         Raises:
-            UnavailableError: after `close`, if all was sent.
+            UnavailableError: after `close`, if no event is left.
         """
         while not self._unread:
             if self._closed:
-                raise UnavailableError("this gateway ends; watch at another one")
+                raise UnavailableError("this gateway ends; watch at another gateway")
             self._changed.clear()
             await self._changed.wait()
 
     def take(self) -> tuple[Seen, int]:
-        """Return the next event, and the number of steps dropped before."""
+        """Return the next event, and the number of events dropped before."""
         dropped, self._dropped = self._dropped, 0
         return self._unread.popleft(), dropped
 
 
 class Watches:
-    """Watches of one gateway: false while there are none."""
+    """All watches of one gateway; false if there are none."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[Watch]] = {}
@@ -114,15 +114,14 @@ class Watches:
 
     @contextmanager
     def open(self, caller: Caller, request_id: str) -> Iterator[Watch]:
-        """Watch one request, or all of a caller, until the context ends.
+        """Watch one request, or all of a caller's, until the context ends.
 
         Raises:
-            InvalidInputError: for all requests if there are no keys: then only the secret id protects a
-                request.
+            InvalidInputError: for an empty id without API keys, when only its secret id protects a request.
             ExhaustedError: if there are too many watches.
         """
         if not request_id and not caller.name:
-            raise InvalidInputError("request_id", request_id, "needed where there are no API keys")
+            raise InvalidInputError("request_id", request_id, "required without API keys")
         self._check_room(caller)
         watch, key = Watch(request_id), (caller.name, request_id)
         self._open.setdefault(key, []).append(watch)
@@ -142,7 +141,7 @@ class Watches:
                     watch.put(Seen(item, step, names))
 
     def close(self) -> None:
-        """End all of them soon."""
+        """End all watches after their remaining events."""
         for watches in self._open.values():
             for watch in watches:
                 watch.close()
@@ -152,6 +151,6 @@ class Watches:
         open_count = sum(len(watches) for (name, _), watches in self._open.items() if name == caller.name)
         if total >= MAX_WATCHES or (caller.name and open_count >= MAX_WATCHES // 2):
             raise ExhaustedError(
-                f"{total} calls watch this gateway, {open_count} of them with this key: at most {MAX_WATCHES} may, and "
-                f"{MAX_WATCHES // 2} of a key; end one, or try again later"
+                f"{total} watches are open, {open_count} of this key: at most {MAX_WATCHES} are allowed, and "
+                f"{MAX_WATCHES // 2} per key; end one, or retry later"
             )

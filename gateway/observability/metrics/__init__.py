@@ -1,6 +1,6 @@
 """Prometheus metrics of the gateway: requests, steps and parts of the system.
 
-docs/settings.md lists them; the dashboards explain their bad values.
+docs/settings.md lists the metrics; the dashboards describe their bad values.
 """
 
 from prometheus_client import CollectorRegistry

@@ -14,7 +14,7 @@ _CODES = (
     *("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
     *("NOT_FOUND", "ALREADY_EXISTS", "INTERNAL"),
 )
-"""Status codes of refusals, all created at start with rate 0."""
+"""Status codes of refusals, exported with 0 from the start."""
 
 
 class RequestCounters:

@@ -74,7 +74,7 @@ class SpeculationMetrics:
         self.scores = ScoreMetrics(registry)
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        """Count a step; `names` are those of the speculators by number."""
+        """Count a step; `names` are the speculators' names by number."""
         counts = step.counts
         for number, did in counts.speculators.items():
             self._count_speculator(names[number], did)
@@ -97,7 +97,7 @@ class SpeculationMetrics:
             self._quarantines.add(count, name)
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Begin counts of the speculators that were reached at 0."""
+        """Export counts of 0 for available speculators."""
         for named in names:
             self.scores.announce(named)
             self._count_speculator(named, SpeculatorCounts())
@@ -116,7 +116,7 @@ class SpeculationMetrics:
 
 
 class ScoreMetrics:
-    """Gauges of how well speculators and their scores foretell acceptance."""
+    """Gauges of speculators' acceptance and of their scores' reliability."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._collapsed = Gauge(
@@ -139,15 +139,15 @@ class ScoreMetrics:
         )
 
     def announce(self, named: Named) -> None:
-        """Create the gauge of a collapse with 0, unless it exists."""
+        """Create a speculator's collapse gauge with 0, unless it exists."""
         self._collapsed.labels(*named)
 
     def collapse(self, named: Named, collapsed: bool) -> None:
-        """Show whether a speculator's drafts are accepted no more."""
+        """Set whether a speculator's acceptance has collapsed."""
         self._collapsed.labels(*named).set(collapsed)
 
     def show(self, named: Named, said: Reliability, corrected: Reliability) -> None:
-        """Show how well a speculator's scores foretell acceptance, once enough were counted."""
+        """Set the reliability of a speculator's scores, if enough were counted."""
         for kind, scores in (("said", said), ("corrected", corrected)):
             if (error := scores.calibration_error) is not None:
                 self._errors.labels(*named, kind).set(error)

@@ -14,7 +14,7 @@ PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """The caches of all verifiers of a gateway, added up."""
+    """Summed use of the caches of a gateway's verifiers."""
 
     used_tokens: int
     """Tokens reserved for running requests, including their trees."""
@@ -23,13 +23,13 @@ class CacheUse:
 
     @property
     def part(self) -> float:
-        """Return the part in use, from 0 to 1."""
+        """Share in use, from 0 to 1."""
         return min(1.0, self.used_tokens / self.capacity_tokens) if self.capacity_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SystemView:
-    """The system as a gateway sees it at a moment."""
+    """State of the system, as a gateway knows it."""
 
     running: int
     waiting: int
@@ -45,14 +45,14 @@ class SystemView:
     """True if a speculator service answers any session, by address."""
     cache: CacheUse
     models: Iterable[tuple[str, str, str, str, str]]
-    """Model, dtype, weights, executor and device of every verifier that is driven."""
+    """Model, dtype, weights, executor and device of each driven verifier."""
 
 
 class SystemMetrics:
-    """Shows a `SystemView`, and counts events."""
+    """Exports a `SystemView`, and counts events."""
 
     def __init__(self, registry: CollectorRegistry, vllm_model: str = "") -> None:
-        """Declare the metrics; `vllm_model` also shows the load under vLLM's names."""
+        """Declare the metrics; `vllm_model` also exports the load under vLLM's names."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
@@ -92,11 +92,11 @@ class SystemMetrics:
         }
 
     def meter(self, peer: Peer) -> WireMeter:
-        """Count the bytes exchanged with one kind of peer."""
+        """Return the byte counter for a kind of peer."""
         return self._meters[peer]
 
     def show(self, view: SystemView) -> None:
-        """Show the present state; what is no longer known goes."""
+        """Set all gauges; remove those of parts that are no longer known."""
         self._running.set(view.running)
         self._waiting.set(view.waiting)
         self._redis.set(view.redis_ready)
@@ -111,10 +111,10 @@ class SystemMetrics:
 
 
 class VllmMetrics:
-    """The load under vLLM's names. The gateway is one engine."""
+    """Exports the load under vLLM's names. The gateway is one engine."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
-        """Declare them; `model` is the name by which clients call it."""
+        """Declare the metrics; `model` is the served model's name."""
         self._labels = {"model_name": model, "engine": "0"}
 
         def gauge(name: str, documentation: str, *labels: str) -> Gauge:
@@ -133,7 +133,7 @@ class VllmMetrics:
         )
 
     def show(self, running: int, waiting: int, cache: CacheUse) -> None:
-        """Show the present load. Without a verifier, no cache is described."""
+        """Set the load. Without a verifier, `cache_config_info` is absent."""
         self._running.labels(**self._labels).set(running)
         self._waiting.labels(**self._labels).set(waiting)
         self._usage.labels(**self._labels).set(cache.part)
@@ -144,7 +144,7 @@ class VllmMetrics:
 
 
 def _show(gauge: Gauge, values: Mapping[tuple[str, ...], bool]) -> None:
-    """Set the children that there are, and remove others."""
+    """Set a gauge's children, and remove all others."""
     shown = {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
     for labels in shown - values.keys():
         gauge.remove(*labels)

@@ -1,5 +1,6 @@
--- Ends requests without an owner whose deadline is over, or that have had none for too long, some hundreds at a time.
--- ARGV: prefix, seconds, the end to write, the end at a deadline, seconds that finished requests stay. Returns how many.
+-- Ends unowned requests after their deadline, or after too many seconds without an owner; at most 512 of each per call.
+-- ARGV: prefix, maximum seconds without an owner, end to write, end at a deadline, seconds that finished requests stay.
+-- Returns the number of ended requests.
 local prefix, patience, late, retention = ARGV[1], tonumber(ARGV[2]), ARGV[4], tonumber(ARGV[5])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000

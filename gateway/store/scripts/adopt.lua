@@ -1,9 +1,8 @@
--- Takes requests that nobody owns. Those of gateways whose lease is gone lose their owner first, some hundreds at a time.
--- ARGV: prefix, gateway, how many at most, then the models that it can serve; a request that began with another model is
--- left.
--- Returns their ids: callers in turn, of each the oldest first, so that one caller's many do not keep others from being
--- looked at. Each adoption has a number, which every write names. Looks at no more requests than it may take, and those
--- that the next turn would.
+-- Adopts unowned requests. Requests of gateways without a lease lose their owner first, at most 512 per gateway and call.
+-- ARGV: prefix, gateway, maximum number, then the models that the gateway serves; requests begun with another model stay.
+-- Returns the adopted ids: callers take turns, each with its oldest request, so that a caller with many requests does not
+-- delay the others. Adoptions of a request are numbered, and every write names the number.
+-- The script reads only the requests that it adopts, and one turn more.
 local prefix, me, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local now = redis.call('TIME')[1]
 heal_unowned(prefix)
@@ -19,7 +18,7 @@ for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'gateways')) do
     end
   end
 end
-ARGV[3] = ''  -- what has not begun, beside the models
+ARGV[3] = ''  -- in addition to the models: requests that have not begun
 local callers, known = {}, {}
 for at = 3, #ARGV do
   local heads = redis.call('ZRANGE', prefix .. 'turns:' .. ARGV[at], 0, most - 1, 'WITHSCORES')
@@ -34,7 +33,7 @@ for at = 3, #ARGV do
   end
 end
 table.sort(callers, function(a, b) return a.oldest < b.oldest end)
--- The first one of a list that was not looked at yet; what is not to be adopted any more goes.
+-- Returns the first unread request of a list; removes requests that have ended or have an owner.
 local function peek(list)
   while not list.head do
     local found = redis.call('ZRANGE', list.key, list.at, list.at, 'WITHSCORES')
@@ -85,7 +84,7 @@ for at, request in ipairs(taken) do
   redis.call('HSET', key, 'owner', me, 'since', since or now)
   redis.call('HINCRBY', key, 'adoption', 1)
   redis.call('ZADD', prefix .. 'owned:' .. me, request.created, request.id)
-  if redis.call('HGET', key, 'cancel') then  -- its owner before was asked, and is gone
+  if redis.call('HGET', key, 'cancel') then  -- the previous owner ended before it cancelled the request
     redis.call('SADD', prefix .. 'cancels:' .. me, request.id)
     redis.call('EXPIRE', prefix .. 'cancels:' .. me, 3600)
   end

@@ -1,10 +1,10 @@
--- Writes new tokens and ends of one gateway's requests. ARGV: prefix, owner, seconds that unfinished and finished
--- requests stay, the model, then JSON: a list of {id, adoption, place of the tokens, tokens, place of the logprobs,
--- logprobs, number of tokens, drawn ('0' or '1'), end}, where the end is '' or JSON and `tokens` and `logprobs` are fields
--- of fixed width. The first tokens bring what was decided for them: their model, and whether speculators may draw.
--- Returns a word for each: 'ok', 'cancel' (done, and somebody wants it cancelled), 'fenced' (somebody else owns it, or this
--- gateway by a later adoption: the write was on its way for long) or 'lost' (unknown, or tokens before these are
--- missing). Writing the same again changes nothing.
+-- Writes new tokens and ends of one gateway's requests. ARGV: prefix, owner, seconds that unfinished and finished requests
+-- stay, model, then JSON: a list of {id, adoption, offset of the tokens, tokens, offset of the logprobs, logprobs, number
+-- of tokens, drawn ('0' or '1'), end}. The end is '' or JSON; tokens and logprobs are text in fields of fixed width, and
+-- offsets are in characters. A request's first tokens also set its model, and whether speculators may draw for it.
+-- Returns a word per item: 'ok'; 'cancel' (written, and a client has cancelled the request); 'fenced' (another gateway
+-- owns the request, or this gateway by a later adoption, if the write was delayed); 'lost' (the request or its earlier
+-- tokens are missing). Writing the same again changes nothing.
 local prefix, me, ttl, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local words = {}
 for at, item in ipairs(cjson.decode(ARGV[6])) do

@@ -1,6 +1,6 @@
--- Wants a request cancelled. ARGV: prefix, id, the end to write if nobody owns it, seconds that finished requests
--- stay, edge: '' for anybody's wish, else the gateway whose last client left: then only if no other living gateway has
--- a client of it. Returns 'unknown', 'finished', 'kept', 'asked' (its owner will do it) or 'done'.
+-- Cancels a request. ARGV: prefix, id, end to write if unowned, seconds that finished requests stay, edge: '' to cancel
+-- in any case; else a gateway whose last client left, to cancel only if no other live gateway has a client of the
+-- request. Returns 'unknown', 'finished', 'kept' (has other clients), 'asked' (the owner will end it) or 'done'.
 local prefix, id, ending, retention, edge = unpack(ARGV, 1, 5)
 local key = prefix .. 'request:' .. id
 local state, owner, caller = unpack(redis.call('HMGET', key, 'state', 'owner', 'caller'))

@@ -1,6 +1,6 @@
--- Takes the lease of a verifier if nobody has it. ARGV: prefix, instance, gateway, lease in milliseconds.
--- Returns {fence, ''} or {0, the gateway that holds it}. A fence is higher than all before it, even if Redis lost its
--- data: it is at least the server's clock in microseconds.
+-- Takes the lease of a verifier if no gateway has it. ARGV: prefix, instance, gateway, lease in milliseconds.
+-- Returns {fence, ''} or {0, the gateway with the lease}. A fence is higher than all earlier ones even if Redis lost its
+-- data, as it is at least the server's clock in microseconds.
 local prefix, instance, me = ARGV[1], ARGV[2], ARGV[3]
 local key = prefix .. 'verifier:' .. instance
 local held = redis.call('GET', key)

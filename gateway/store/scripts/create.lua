@@ -1,7 +1,7 @@
--- Records a new request; without content it looks at the caller's quota alone. ARGV: prefix, id, owner ('' for none), edge, caller, content, idempotency key, most unfinished of the
--- caller, its most tokens per minute, seconds to live, most requests without an owner,
--- seconds until its deadline ('' for none). Returns 'created', 'same',
--- 'other', 'concurrent', 'rate' or 'full'; without content 'free' in the place of 'created'.
+-- Records a new request; without content, only checks the caller's quota. ARGV: prefix, id, owner ('' for none), edge (the
+-- gateway with the client), caller, content, idempotency key, the caller's maximum of unfinished requests and of tokens per
+-- minute (0: no limit), seconds to live, maximum of unowned requests, seconds until the deadline ('' for none). Returns
+-- 'created' ('free' without content), 'same' (a repeated request), 'other', 'concurrent', 'rate' or 'full'.
 local prefix, id, owner, edge, caller, content, idempotency_key = unpack(ARGV, 1, 7)
 local most_open, most_tokens, ttl, most_unowned, seconds = unpack(ARGV, 8, 12)
 most_open, most_tokens = tonumber(most_open), tonumber(most_tokens)
@@ -19,7 +19,7 @@ if most_tokens > 0 then
   local minute = math.floor(time[1] / 60)
   local used = tonumber(redis.call('GET', prefix .. 'rate:' .. caller .. ':' .. minute) or 0)
   local before = tonumber(redis.call('GET', prefix .. 'rate:' .. caller .. ':' .. (minute - 1)) or 0)
-  -- the minute that ends now: all of this one and the part of the one before that it still covers
+  -- the last 60 seconds: all of this minute, and the proportional part of the previous one
   if used + before * (1 - (time[1] % 60) / 60) >= most_tokens then
     return 'rate'
   end

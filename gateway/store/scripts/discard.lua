@@ -1,4 +1,4 @@
--- Forgets a request that its gateway refused just after recording it. ARGV: prefix, id, gateway.
+-- Removes a request that its gateway refused just after recording it. ARGV: prefix, id, gateway.
 local prefix, id, me = unpack(ARGV)
 local key = prefix .. 'request:' .. id
 local owner, caller = unpack(redis.call('HMGET', key, 'owner', 'caller'))

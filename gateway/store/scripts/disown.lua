@@ -1,5 +1,5 @@
--- Gives requests away: from now on nobody owns them. ARGV: prefix, gateway, '1' if they were adopted in vain (they have
--- waited since before that), then ids.
+-- Removes a gateway as owner of requests. ARGV: prefix, gateway, '1' if they were adopted but could not run (their wait
+-- then counts from before the adoption), then ids.
 local prefix, me = ARGV[1], ARGV[2]
 local now = redis.call('TIME')[1]
 for at = 4, #ARGV do

@@ -1,5 +1,5 @@
--- A gateway ends: its requests lose their owner, its leases end. ARGV: prefix, gateway, then pairs of a verifier's
--- instance and the fence by which it is held.
+-- Ends a gateway: its requests lose their owner, and its leases end. ARGV: prefix, gateway, then pairs of a verifier's
+-- instance and the fence of its lease.
 local prefix, me = ARGV[1], ARGV[2]
 local now = redis.call('TIME')[1]
 for _, id in ipairs(redis.call('ZRANGE', prefix .. 'owned:' .. me, 0, -1)) do

@@ -1,6 +1,6 @@
--- Renews a gateway's lease. ARGV: prefix, gateway, lease in milliseconds, what it says of itself, an epoch to set if
--- there is none, then pairs of a verifier's instance and the fence by which it is held.
--- Returns {epoch, {what each living gateway says of itself}, {requests to cancel}, {instances whose lease is lost}}.
+-- Renews a gateway's lease. ARGV: prefix, gateway, lease in milliseconds, the gateway's report, an epoch to set if
+-- Redis has none, then pairs of a verifier's instance and the fence of its lease.
+-- Returns {epoch, {reports of live gateways}, {requests to cancel}, {instances whose lease is lost}}.
 local prefix, me, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 redis.call('SET', prefix .. 'epoch', ARGV[5], 'NX')
 redis.call('SET', prefix .. 'gateway:' .. me, ARGV[4], 'PX', lease)
@@ -14,7 +14,7 @@ for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'gateways')) do
     redis.call('SREM', prefix .. 'gateways', id)
   end
 end
--- A wish stays until its request has ended or has another owner: an answer to a renewal may be lost.
+-- A cancellation stays until its request has ended or has another owner, as this answer may be lost.
 local cancels = {}
 for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'cancels:' .. me)) do
   local owner, state = unpack(redis.call('HMGET', prefix .. 'request:' .. id, 'owner', 'state'))

@@ -1,7 +1,7 @@
--- Requests without an owner, for the scripts that change them; it stands before each of those.
--- `unowned` has all of them. Beside it, so that none of these scripts looks at all: `waiting:<model>:<caller>` by when
--- they came, `turns:<model>` the callers by their oldest, `deadlines` all by their deadline. A gateway of an earlier
--- version writes `unowned` alone; `heal_unowned` finds that out.
+-- Functions for unowned requests, prepended to each script that uses them.
+-- `unowned` has all of them. Indexes avoid reading all: `waiting:<model>:<caller>` has requests by arrival,
+-- `turns:<model>` has callers by their oldest request, `deadlines` has all requests by deadline. Gateways of an earlier
+-- version write only `unowned`; `heal_unowned` repairs the indexes.
 local function waiting_keys(prefix, id)
   local model, caller = unpack(redis.call('HMGET', prefix .. 'request:' .. id, 'model', 'caller'))
   return prefix .. 'waiting:' .. (model or '') .. ':' .. (caller or ''), prefix .. 'turns:' .. (model or ''), caller or ''
@@ -25,7 +25,7 @@ local function add_unowned(prefix, id, since)
   redis.call('ZADD', prefix .. 'unowned', since, id)
   index_unowned(prefix, id)
 end
--- Before its model changes.
+-- Call it before the request's model changes.
 local function remove_unowned(prefix, id)
   local list, turns, caller = waiting_keys(prefix, id)
   redis.call('ZREM', prefix .. 'unowned', id)

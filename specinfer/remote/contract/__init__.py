@@ -1,4 +1,4 @@
-"""Tests a running speculator service against docs/protocol.md: `specinfer check`."""
+"""Test a running speculator service against docs/protocol.md: `specinfer check`."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class Finding:
 
 
 async def check_contract(examined: Examined) -> AsyncIterator[Finding]:
-    """Check every rule in turn. All need the service's description."""
+    """Check every rule in turn; stop if `Describe` fails."""
     for rule, check in RULES.items():
         try:
             yield Finding(rule, Outcome.KEPT, await check(examined))
         except NotApplicableError as error:
             yield Finding(rule, Outcome.SKIPPED, str(error))
-        except SpecInferError as error:  # broken; or it does not answer, or another process does
+        except SpecInferError as error:  # the rule is broken, or no answer, or another process answers
             yield Finding(rule, Outcome.BROKEN, str(error))
         if not examined.described:
             return

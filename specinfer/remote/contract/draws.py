@@ -1,9 +1,9 @@
-"""Tests that drawn tokens follow the sent distribution, for losslessness.
+"""Test that drawn tokens follow the sent distribution q, for losslessness.
 
-Every draw is ranked in the q that remained when it was made: 0 is the most probable token, of equals the one
-with the lower id. The expectation of each rank is the sum of the probabilities at that rank over all draws,
-of any q. Pearson's statistic over the ranks is then at most as spread as chi-square. With one draw of each
-request a total variation of .2 is found with probability .99, one of .1 with a third.
+Each draw's token is ranked in the q that remained before the draw: rank 0 is the most probable token, and of
+equal tokens the lower id. A rank's expected count is the sum of its probabilities over all draws. Pearson's
+statistic over the ranks then has at most the spread of chi-square. With one draw per request, a total
+variation distance of 0.2 is found with probability 0.99, and a distance of 0.1 with probability 1/3.
 """
 
 import math
@@ -19,10 +19,10 @@ from specinfer.v1 import common_pb2
 REQUESTS = 400
 _BATCH = 50
 _RANKS = 5
-"""Number of ranks. The last includes all after it. Odd, for `chi_square_tail`."""
+"""Number of ranks; the last includes all later ones. Odd, for `chi_square_tail`."""
 _MIN_EXPECTED = 5.0
 FALSE_ALARM = 1e-6
-"""Probability with which a right service is found wrong."""
+"""Probability that a correct service fails the test."""
 
 Float64 = NDArray[np.float64]
 
@@ -31,7 +31,7 @@ async def draws_follow_q(it: Examined) -> str:
     """Check draws of many requests with one context and different draw_seeds."""
     drawing = [place for place, speculator in enumerate(it.description.speculators) if speculator.draws]
     if not drawing:
-        raise NotApplicableError("none of its speculators draws")
+        raise NotApplicableError("no speculator draws")
     trees: dict[int, list[TokenTree]] = {place: [] for place in drawing}
     context = it.context(12)
     for start in range(0, REQUESTS, _BATCH):
@@ -57,10 +57,10 @@ def _judge(name: str, trees: Sequence[TokenTree]) -> str:
     observed, expected = rank_counts(trees)
     draws = int(observed.sum())
     if draws < 2 * _MIN_EXPECTED:
-        return f"{name}: {draws} draws, too few to tell"
+        return f"{name}: {draws} draws, too few for a test"
     observed, expected = merged(observed, expected)
     if len(observed) < 3:
-        return f"{name}: {draws} draws, its distributions are too sure to tell"
+        return f"{name}: {draws} draws, too few ranks are probable for a test"
     statistic = float(((observed - expected) ** 2 / expected).sum())
     p_value = chi_square_tail(statistic, len(observed) - 1)
     if p_value < FALSE_ALARM:
@@ -68,7 +68,7 @@ def _judge(name: str, trees: Sequence[TokenTree]) -> str:
             f"{o / draws:.3f} ({e / draws:.3f})" for o, e in zip(observed, expected, strict=True)
         )
         raise BrokenContractError(
-            f"{name}: its {draws} draws do not follow its q: by rank {shares} expected, p = {p_value:.1e}"
+            f"{name}: {draws} draws do not follow q: shares by rank (expected) {shares}, p = {p_value:.1e}"
         )
     return f"{name}: {draws} draws, p = {p_value:.2f}"
 
@@ -85,7 +85,7 @@ def rank_counts(trees: Iterable[TokenTree]) -> tuple[Float64, Float64]:
 
 
 def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]]:
-    """Yield the rank of every draw, and all ranks' probabilities."""
+    """Yield each draw's rank, and the [_RANKS] probabilities of all ranks."""
     if proposal.kind is ProposalKind.POINT:
         return
     ids, q = proposal.q_token_ids, proposal.q_probabilities.astype(np.float64)
@@ -100,7 +100,7 @@ def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]
 
 
 def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
-    """Combine the last ranks with small expectations, to an odd number."""
+    """Merge last ranks until each expects enough draws; return an odd number."""
     while len(expected) > 1 and (expected[-1] < _MIN_EXPECTED or len(expected) % 2 == 0):
         observed, expected = (np.append(counts[:-2], counts[-2:].sum()) for counts in (observed, expected))
     return observed, expected

@@ -1,4 +1,4 @@
-"""Calls a tested speculator service, and checks each answer."""
+"""Call a tested speculator service, and check each answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,25 +22,25 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 CLIENT = "specinfer-check"
 ANY_TOKEN = 2**31 - 1
 _USUAL_TOKENS = 1000
-"""Context tokens are below this."""
+"""Exclusive upper bound of the token ids in test contexts."""
 OK, RESYNC, ERROR = (int(status) for status in (EntryStatus.OK, EntryStatus.RESYNC, EntryStatus.ERROR))
 
 
 class BrokenContractError(SpecInferError):
-    """The service does something that it must not do."""
+    """The service breaks a rule of the protocol."""
 
 
 class NotApplicableError(SpecInferError):
-    """A rule does not concern this service, or could not be tried."""
+    """A rule does not apply to this service."""
 
 
 class Examined:
-    """The service, its description, and calls to it."""
+    """The tested service, its description, and calls to it."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, patience_s: float, seed: int = 0) -> None:
         """Create a connection.
 
-        After `patience_s` without an answer the service counts as dead; `seed` is that of the test's entries.
+        After `patience_s` without an answer the service counts as dead. `seed` determines the test's entries.
         """
         self.address, self._patience_s = address, patience_s
         self.rng = np.random.default_rng(seed)
@@ -48,12 +48,12 @@ class Examined:
         self._stream: DraftStream = MessageStream(address, lambda: self._stub.Draft())
         self._steps = 0
         self._asked: dict[str, set[str]] = {}
-        """All requests so far, by client."""
+        """Ids of all sent requests, by client."""
         self.description = speculator_pb2.DescribeSpeculatorReply()
         self.described = False
 
     async def describe(self) -> speculator_pb2.DescribeSpeculatorReply:
-        """Request its description.
+        """Request the service's description.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -64,7 +64,7 @@ class Examined:
 
     @property
     def nodes(self) -> int:
-        """A node budget that it allows."""
+        """Node budget of the test's entries, at most the service's maximum."""
         return min(8, self.description.max_nodes)
 
     def vocab_size(self, speculator: int) -> int:
@@ -72,7 +72,7 @@ class Examined:
         return self.description.speculators[speculator].vocab_size or ANY_TOKEN
 
     def context(self, length: int) -> list[int]:
-        """Return repeating token ids, so that lookups find something."""
+        """Return token ids with equal halves, so that n-gram drafters draft."""
         sizes = [
             speculator.vocab_size for speculator in self.description.speculators if speculator.vocab_size
         ]
@@ -102,11 +102,11 @@ class Examined:
     async def ask(
         self, entries: Sequence[speculator_pb2.DraftEntry], client: str = CLIENT
     ) -> list[speculator_pb2.DraftResult]:
-        """Return one result per entry, in their order.
+        """Send entries; return one result per entry, in the same order.
 
         Raises:
             UnavailableError: if it does not answer.
-            BrokenContractError: if the answer is not one to this message.
+            BrokenContractError: if the answer does not belong to this message.
         """
         self._steps += 1
         self._asked.setdefault(client, set()).update(entry.request_id for entry in entries)
@@ -114,11 +114,11 @@ class Examined:
         reply = await exchange_drafts(self.address, self._stream, request, self.description, self._patience_s)
         names = [entry.request_id for entry in entries], [result.request_id for result in reply.entries]
         if names[0] != names[1]:
-            raise BrokenContractError(f"of the entries {names[0]} it answered {names[1]}")
+            raise BrokenContractError(f"the answer has entries {names[1]} instead of {names[0]}")
         if reply.instance_id != self.description.instance_id:
             instance_id = self.description.instance_id
             raise BrokenContractError(
-                f"instance_id is {instance_id!r} in Describe and {reply.instance_id!r} here"
+                f"instance_id is {instance_id!r} in Describe and {reply.instance_id!r} in Draft"
             )
         return list(reply.entries)
 
@@ -130,20 +130,20 @@ class Examined:
     async def served(
         self, entry: speculator_pb2.DraftEntry, client: str = CLIENT
     ) -> speculator_pb2.DraftResult:
-        """Return the result of a single entry that must be served.
+        """Return the result of a single entry; its status must be OK.
 
         Raises:
-            BrokenContractError: if it is not.
+            BrokenContractError: if the status or `held_len` is wrong.
         """
         result = await self.one(entry, client)
-        expect_status(result, OK, f"{len(entry.delta_token_ids)} tokens from {entry.base_len} on")
+        expect_status(result, OK, f"{len(entry.delta_token_ids)} tokens from position {entry.base_len}")
         expected_len = entry.base_len + len(entry.delta_token_ids)
         if result.held_len != expected_len:
-            raise BrokenContractError(f"held_len is {result.held_len} after {expected_len} tokens")
+            raise BrokenContractError(f"held_len is {result.held_len} instead of {expected_len}")
         return result
 
     async def release(self, request_ids: Sequence[str], client: str = CLIENT) -> int:
-        """Release requests; return how many the service knew.
+        """Release requests; return the number of known ones by its reply.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -168,16 +168,16 @@ class Examined:
     def trees(
         self, entry: speculator_pb2.DraftEntry, result: speculator_pb2.DraftResult
     ) -> dict[int, TokenTree]:
-        """Return a result's checked trees by speculator.
+        """Check a result's trees; return them by speculator.
 
         Raises:
-            BrokenContractError: for a speculator's wrong tree.
+            BrokenContractError: if a tree breaks a rule or was not requested.
         """
         asked = set(entry.speculators) or set(range(len(self.description.speculators)))
         limits, trees = TreeLimits(entry.node_budget, entry.max_depth), dict[int, TokenTree]()
         for draft in result.drafts:
             if draft.speculator not in asked or draft.speculator in trees:
-                who = f"speculator {draft.speculator} drafted, asked were {sorted(asked)}, each once"
+                who = f"unexpected draft of speculator {draft.speculator}: wanted one of {sorted(asked)} each"
                 raise BrokenContractError(who)
             if draft.status != OK:
                 name = self.description.speculators[draft.speculator].name
@@ -192,7 +192,7 @@ class Examined:
             parents = tree.parents[1:].tolist()
             if entry.shape == speculator_pb2.TREE_SHAPE_SEQUENCE and len(set(parents)) < len(parents):
                 raise BrokenContractError(
-                    f"speculator {draft.speculator}: a tree where a chain was asked for"
+                    f"speculator {draft.speculator}: sent a tree, TREE_SHAPE_SEQUENCE wants a chain"
                 )
             trees[draft.speculator] = tree
         return trees
@@ -221,7 +221,7 @@ def expect_status(result: speculator_pb2.DraftResult, status: int, what: str) ->
     """Check the status of an answer.
 
     Raises:
-        BrokenContractError: if otherwise.
+        BrokenContractError: if the status differs.
     """
     if result.status != status:
         names = {int(entry_status): entry_status.name for entry_status in EntryStatus}

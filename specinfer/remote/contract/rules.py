@@ -1,4 +1,4 @@
-"""The contract's rules, each with some test entries. They return observations."""
+"""Check the contract's rules with test entries; each returns its observations."""
 
 from collections.abc import Awaitable, Callable
 
@@ -24,18 +24,18 @@ async def describes_itself(it: Examined) -> str:
     """Check the names of speculators, and their limits."""
     description = await it.describe()
     problems = {
-        "speculators: there is none": not description.speculators,
+        "speculators: must not be empty": not description.speculators,
         "max_nodes: must be at least 1": not description.max_nodes,
         "instance_id: must be drawn when the process starts": not description.instance_id,
-        f"name: 1 to {_LONGEST_NAME} characters": any(
+        f"name: must have 1 to {_LONGEST_NAME} characters": any(
             not 0 < len(speculator.name) <= _LONGEST_NAME for speculator in description.speculators
         ),
-        "vocab_size: who draws must tell it": any(
+        "vocab_size: required for speculators that draw": any(
             e.draws and not e.vocab_size for e in description.speculators
         ),
         "feature_layers: must ascend": list(description.feature_layers)
         != sorted(set(description.feature_layers)),
-        "feature_size: who reads hidden states must tell it": bool(description.feature_layers)
+        "feature_size: required with feature_layers": bool(description.feature_layers)
         and not description.feature_size,
     }
     broken = [problem for problem, present in problems.items() if present]
@@ -50,19 +50,19 @@ async def appends_deltas(it: Examined) -> str:
     await it.served(it.entry("grows", tokens[:6]))
     silent = await it.served(it.entry("grows", tokens[6:8], 6, node_budget=0))
     if any(len(draft.tree.token_ids) > 1 for draft in silent.drafts):
-        raise BrokenContractError("it drafts where node_budget is 0")
+        raise BrokenContractError("drafted nodes for a node_budget of 0")
     await it.served(it.entry("grows", tokens[8:], 8))
     return "held_len is right after each"
 
 
 async def asks_after_a_gap(it: Examined) -> str:
-    """Check that a gap causes RESYNC, and contexts start over then."""
+    """Check that a gap causes RESYNC, then base_len 0 starts over."""
     tokens = it.context(8)
-    expect_status(await it.one(it.entry("unknown", tokens[4:], 4)), RESYNC, "an unknown request from 4 on")
+    expect_status(await it.one(it.entry("unknown", tokens[4:], 4)), RESYNC, "an unknown request, base_len 4")
     await it.served(it.entry("gap", tokens[:4]))
-    expect_status(await it.one(it.entry("gap", tokens[6:], 6)), RESYNC, "6 tokens where 4 are held")
+    expect_status(await it.one(it.entry("gap", tokens[6:], 6)), RESYNC, "base_len 6 after 4 tokens")
     await it.served(it.entry("gap", tokens))
-    expect_status(await it.one(it.entry("gap", tokens[4:], 4)), RESYNC, "4 tokens where 8 are held")
+    expect_status(await it.one(it.entry("gap", tokens[4:], 4)), RESYNC, "base_len 4 after 8 tokens")
     await it.served(it.entry("gap", tokens[:6]))
     return "RESYNC, and base_len 0 starts over"
 
@@ -73,17 +73,17 @@ async def starts_over(it: Examined) -> str:
     await it.served(it.entry("again", first))
     await it.served(it.entry("again", second))
     await it.served(it.entry("again", first[:1], 6))
-    return "base_len 0 replaces what was held"
+    return "base_len 0 replaces the cached context"
 
 
 async def forgets_what_is_released(it: Examined) -> str:
-    """Check that a request is unknown after Release; unknown ones are ignored."""
+    """Check that Release removes known requests and ignores unknown ones."""
     tokens = it.context(6)
     for name in ("released", "kept"):
         await it.served(it.entry(name, tokens[:5]))
     known = await it.release(["released", "never heard of"])
     if known != 1:
-        raise BrokenContractError(f"of one known and one unknown request it says that it knew {known}")
+        raise BrokenContractError(f"released is {known} for one known and one unknown request")
     expect_status(await it.one(it.entry("released", tokens[5:], 5)), RESYNC, "a released request")
     await it.served(it.entry("kept", tokens[5:], 5))
     return "others are kept"
@@ -117,8 +117,8 @@ async def keeps_to_budget_and_shape(it: Examined) -> str:
                 largest = max(largest, len(tree) - 1)
                 deepest = max(deepest, int(depths(tree.parents).max()))
     if not trees:
-        raise BrokenContractError("0 trees: none of its speculators drafts anything")
-    return f"{trees} trees, at most {largest} nodes and {deepest} deep"
+        raise BrokenContractError("0 trees: no speculator drafts anything")
+    return f"{trees} trees, at most {largest} nodes and depth {deepest}"
 
 
 async def drafts_only_who_is_asked(it: Examined) -> str:
@@ -127,11 +127,11 @@ async def drafts_only_who_is_asked(it: Examined) -> str:
     entries = [it.entry(f"asks-{place}", it.context(12), speculators=[place]) for place in range(count)]
     for entry, result in zip(entries, await it.ask(entries), strict=True):
         it.trees(entry, result)
-    return f"{count} asked one by one"
+    return f"{count} requested one by one"
 
 
 async def bad_entries_cost_themselves(it: Examined) -> str:
-    """Check that a wrong entry fails alone."""
+    """Check that a bad entry does not affect the others."""
     tokens, count = it.context(6), len(it.description.speculators)
     bad = {
         "an empty delta": it.entry("empty", []),
@@ -139,7 +139,7 @@ async def bad_entries_cost_themselves(it: Examined) -> str:
             "large", tokens, node_budget=it.description.max_nodes + 1
         ),
         f"speculator {count} of {count}": it.entry("nobody", tokens, speculators=[count]),
-        "a request for the second time in a message": it.entry("good", tokens),
+        "a request's second entry in a message": it.entry("good", tokens),
     }
     sizes = [speculator.vocab_size for speculator in it.description.speculators if speculator.vocab_size]
     if sizes:
@@ -147,24 +147,24 @@ async def bad_entries_cost_themselves(it: Examined) -> str:
         bad[f"a token outside of the vocabulary of {min(sizes)}"] = it.entry("foreign", outside)
     names, entries = list(bad), list(bad.values())
     good, *wrong = await it.ask([it.entry("good", tokens), *entries])
-    expect_status(good, OK, "a good entry beside bad ones")
+    expect_status(good, OK, "a good entry among bad ones")
     for name, result in zip(names, wrong, strict=True):
         expect_status(result, ERROR, name)
     await it.served(it.entry("good", tokens[:2], 6))
-    return f"{len(bad)} kinds"
+    return f"{len(bad)} kinds of bad entries"
 
 
 async def sends_points_unless_it_draws(it: Examined) -> str:
-    """Check that speculators without draws send points for sampled requests."""
+    """Check that speculators without declared draws send only points."""
     quiet = [place for place, speculator in enumerate(it.description.speculators) if not speculator.draws]
     if not quiet:
-        raise NotApplicableError("all its speculators draw")
+        raise NotApplicableError("all speculators draw")
     sampling = common_pb2.SamplingParams(temperature=1.0, seed=7)
     entry = it.entry("sampled", it.context(12), sampling=sampling, speculators=quiet)
     for place, tree in it.trees(entry, await it.served(entry)).items():
         if tree.has_draws:
             name = it.description.speculators[place].name
-            raise BrokenContractError(f"{name} draws for sampled requests and does not say so (draws)")
+            raise BrokenContractError(f"{name} draws for sampled requests, but `draws` is false in Describe")
     return f"{len(quiet)} speculators"
 
 

@@ -25,7 +25,7 @@ async def refusal(system: System, prompt: list[int], **fields: Any) -> grpc.aio.
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty text": ({"text": ""}, "prompt = '': must not be empty"),
-    "no prompt": ({"text": "", "prompt_absent": True}, "prompt = None: one of text, chat and tokens"),
+    "no prompt": ({"text": "", "prompt_absent": True}, "prompt = None: needs text, chat or tokens"),
     "no messages": ({"chat": Chat()}, "chat.messages = []: must not be empty"),
     "over the context": (
         {"max_new_tokens": 600},

@@ -256,24 +256,24 @@ async def test_redis(certificates: Certificates, redis_url: str) -> None:
 def test_redis_without_tls_gets_no_arguments(certificates: Certificates) -> None:
     assert redis_tls("redis://here") == {}
     assert redis_tls("rediss://here") == {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
-    with pytest.raises(SettingError, match=r"redis_url = 'redis://\.\.\.': TLS needs rediss://"):
+    with pytest.raises(SettingError, match=r"redis_url = 'redis://\.\.\.': TLS files need rediss://"):
         redis_tls("redis://:secret@here", certificates.ca.certificate)
 
 
 Made: TypeAlias = Callable[[Certificates], ServerTls | ClientTls]
 BAD: list[tuple[str, Made]] = [
-    ("tls_certificate = None: needed", lambda c: ServerTls(key=c.server.key)),
-    ("tls_certificate = None: needed", lambda c: ServerTls(client_ca=c.ca.certificate)),
-    ("tls_key = None: certificate and key go together", lambda c: ServerTls(c.server.certificate)),
+    ("tls_certificate = None: required", lambda c: ServerTls(key=c.server.key)),
+    ("tls_certificate = None: required", lambda c: ServerTls(client_ca=c.ca.certificate)),
+    ("tls_key = None: certificate and key must be given together", lambda c: ServerTls(c.server.certificate)),
     ("tls_certificate = '/no': No such file", lambda c: ServerTls(Path("/no"), c.server.key)),
     ("tls_key = .*belongs to", lambda c: ServerTls(c.server.certificate, c.gateway.key)),
     ("tls_key = .*belongs to", lambda c: ServerTls(c.server.key, c.server.key)),
     (
-        "tls_client_ca = .*no PEM certificates",
+        "tls_client_ca = .*must contain PEM certificates",
         lambda c: ServerTls(c.server.certificate, c.server.key, c.server.key),
     ),
-    ("tls_ca = None: needed", lambda c: ClientTls(None, c.gateway.certificate, c.gateway.key)),
-    ("tls_ca = None: needed", lambda c: ClientTls(server_name="here")),
+    ("tls_ca = None: required", lambda c: ClientTls(None, c.gateway.certificate, c.gateway.key)),
+    ("tls_ca = None: required", lambda c: ClientTls(server_name="here")),
     ("tls_certificate = None: cert", lambda c: ClientTls(c.ca.certificate, key=c.gateway.key)),
     ("services_tls_ca = '/no'", lambda c: ClientTls(Path("/no"), prefix="services_tls")),
 ]

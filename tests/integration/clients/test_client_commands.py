@@ -139,7 +139,7 @@ async def test_a_key_reaches_the_gateway_and_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["status", "--tls-cert", "x.pem"], "tls_ca = None: needed"),
+        (["status", "--tls-cert", "x.pem"], "tls_ca = None: required"),
         (["generate", "hi", "--tls-ca", "/no/such"], "tls_ca = '/no/such': No such file"),
         (["generate", "hi", "--local", "--tls-ca", "x"], "--tls-ca = 'x': excludes --local"),
         (["bench", "--prompts", "x", "--tls-ca", "x"], "--tls-ca = 'x': needs --address"),

@@ -136,7 +136,7 @@ def specinfer_code(name: str) -> Any:
         ([-1], {}, r"prompt\[0\] = -1"),
         ([{"role": "user"}], {}, r"prompt\[0\] = "),
         ([{"role": "user", "content": "x"}, 5], {}, "not both"),
-        (make_request("hi"), {"seed": 5}, "seed = 5: excludes a ready message"),
+        (make_request("hi"), {"seed": 5}, "seed = 5: cannot be given with a message"),
     ],
 )
 def test_what_cannot_be_sent_is_named(prompt: Any, options: Any, message: str) -> None:

@@ -84,7 +84,7 @@ async def test_files_that_cannot_be_used_end_the_start(
         ("{", "line 2 is no recorded step"),
         ('{"speculators": ["a"]}', "line 2 is no recorded step: KeyError"),
         ('{"speculators": ["a"], "asked": [1], "nodes": 1, "requests": {}}', "line 2"),
-        ('{"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {}}', "nobody wanted drafts"),
+        ('{"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {}}', "requests is empty"),
     ],
 )
 def test_what_is_wrong_in_a_recording_is_said(

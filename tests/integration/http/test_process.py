@@ -49,7 +49,7 @@ def test_what_it_cannot_start_with() -> None:
             (("--listen", "8000"), "--listen = '8000': must be host:port"),
             (("--gateways", "a:1,,b:2"), "--gateways = 'a:1,,b:2'"),
             (("--max-calls", "0"), "--max-calls = '0'"),
-            (("--gateway-tls-key", "no.pem"), "--gateway-tls-ca = None: needed"),
+            (("--gateway-tls-key", "no.pem"), "--gateway-tls-ca = None: required"),
         ]:
             done = run_preloaded("http_svc", *flags)
             assert words in done.stderr, done.stderr

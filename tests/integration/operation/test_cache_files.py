@@ -83,7 +83,9 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "expanduser", none)
     monkeypatch.setattr(Path, "home", lambda: none(Path()))
-    with pytest.raises(SettingError, match="SPECINFER_CACHE = '': this user has no home directory; set it"):
+    with pytest.raises(
+        SettingError, match="SPECINFER_CACHE = '': this user has no home directory; set the variable"
+    ):
         cache_directory()
 
 

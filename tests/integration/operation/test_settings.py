@@ -90,7 +90,7 @@ BAD_COMMANDS = [
     (["generate", "hi", "--temperature", "warm"], 2, "'warm'"),
     (["generate", "hi", "--speculation", "yes"], 2, "'yes'"),
     (["generate", "hi", "--seed", "-4"], 2, "seed = -4"),
-    (["generate"], 2, "prompt = None: needed"),
+    (["generate"], 2, "prompt = None: required"),
     (["generate", "hi", "--prompt-file", "x"], 2, "--prompt-file = 'x': excludes a prompt as argument"),
     (["generate", "--prompt-file", "/no/such"], 2, "prompt_file = '/no/such': No such file"),
     (["generate", "--prompt-file", "/dev/null"], 2, "/dev/null is empty"),
@@ -102,7 +102,7 @@ BAD_COMMANDS = [
     (["generate", "hi", "--local", "--address", "x:1"], 2, "--address = 'x:1': excludes --local"),
     (["generate", "hi", "--local", "--model", "/no/such"], 2, "model = '/no/such'"),
     (["bench", "--prompts", "/no/such.jsonl"], 2, "prompts = '/no/such.jsonl'"),
-    (["bench", "--prompts", "Makefile"], 2, "needs `turns: [text]`"),
+    (["bench", "--prompts", "Makefile"], 2, "must be JSON with `turns: [text]`"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "fast"], 2, "modes = 'fast'"),
     (
         ["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "tree,tree"],

@@ -195,7 +195,7 @@ async def test_a_service_that_forgets_nothing_is_found(monkeypatch: pytest.Monke
 
 async def test_a_service_that_says_nothing_sound_of_itself_is_found() -> None:
     by_rule = await findings({"": NgramDrafter()})
-    assert "name: 1 to 128 characters" in by_rule["describes itself"].detail
+    assert "name: must have 1 to 128 characters" in by_rule["describes itself"].detail
 
 
 async def test_a_service_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ async def test_draws_that_do_not_follow_their_q_are_found(truly: tuple[float, ..
     """A right service is found wrong with probability 1e-6; these differ by .2 in total variation."""
     by_rule = await findings({"liar": Drawing(truly)})
     assert broken(by_rule) == {"draws follow the q that is sent"}
-    assert "liar: its 800 draws do not follow its q" in by_rule["draws follow the q that is sent"].detail
+    assert "liar: 800 draws do not follow q" in by_rule["draws follow the q that is sent"].detail
 
 
 async def test_draws_that_are_not_announced_and_seeds_that_are_ignored_are_found() -> None:

@@ -166,16 +166,16 @@ async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
             _,
             _engine,
         ):
-            await until(lambda: any("stays out" in r.getMessage() for r in caplog.records))
+            await until(lambda: any("the service is not used" in r.getMessage() for r in caplog.records))
             pool._directory.describe = counted  # type: ignore[method-assign]
             await until(lambda: len(tried) > 3)
             assert not ready(pool)
         async with speculator_service({"a": guess(1)}, tokenizer_fingerprint="ours", listen=address):
             await until(lambda: ready(pool))
             assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
-    lines = [r.getMessage() for r in caplog.records if "stays out" in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if "the service is not used" in r.getMessage()]
     assert len(lines) == 1
-    assert "tokenizer theirs, the target has ours" in lines[0]
+    assert "tokenizer theirs, but the target has ours" in lines[0]
 
 
 async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -194,9 +194,9 @@ async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCap
         assert len(bad.jobs) <= IN_A_ROW + 5, "after 1, 2, 4, 8 and 16 seconds"
         assert service.faults.quarantines[0] == len(bad.jobs) - IN_A_ROW + 1
         lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-        begun = [line for line in lines if "is left out" in line]
+        begun = [line for line in lines if "is quarantined" in line]
         assert begun[0] == (
-            f"speculator bad at {address} is left out for 1 s: its trees are malformed again and again"
+            f"speculator bad at {address} is quarantined for 1 s: its trees are malformed repeatedly"
         )
         assert len(begun) == service.faults.quarantines[0]
         assert len(lines) <= 2 * len(begun) + 1
@@ -221,7 +221,7 @@ async def test_an_untrusted_speculator_that_says_it_draws_is_asked_for_greedy_re
         drafts = await draft(pool, entries)
         assert set(drafts.trees) == {"greedy"}
         assert len(drafter.jobs) == 1
-    assert any("draws, which is not trusted" in record.getMessage() for record in caplog.records)
+    assert any("draws are not trusted" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -128,7 +128,7 @@ def test_what_cannot_work_is_refused_at_once(
     monkeypatch.setattr(making, "continue_prompts", None)
     for options, error, message in (
         ({"model": "no/such/model"}, SettingError, "model = 'no/such/model': no such directory"),
-        ({"prompts": empty}, InvalidInputError, "prompts = .*: no prompts in it"),
+        ({"prompts": empty}, InvalidInputError, "prompts = .*: must have a line"),
         ({"prompts": few}, InvalidInputError, "prompts = .*: has 9 prompts; needs 10 or more"),
         ({"minutes": 1e-5}, SettingError, "minutes = 1e-05: too little: a pass of the target takes"),
         ({"minutes": -1.0}, SettingError, "minutes = -1.0: too little"),

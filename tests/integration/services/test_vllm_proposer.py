@@ -352,7 +352,7 @@ def _fails(*_: object) -> list[int]:
     [
         ({}, "SPECINFER_VLLM_SPECULATORS = None: Field required"),
         ({"SPECULATORS": "a:1", "DEADLINE": "5"}, "SPECINFER_VLLM_DEADLINE = '5': unknown setting"),
-        ({"SPECULATORS": "a:1", "TLS_KEY": "k.pem"}, "specinfer_vllm_tls_ca = None: needed"),
+        ({"SPECULATORS": "a:1", "TLS_KEY": "k.pem"}, "specinfer_vllm_tls_ca = None: required"),
     ],
 )
 def test_bad_settings_are_named(

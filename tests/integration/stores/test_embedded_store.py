@@ -216,7 +216,7 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
     link.symlink_to(path)
     first = EmbeddedStore("me", 60, path=path)
     for name in (path, link):
-        with pytest.raises(SettingError, match="is in use by another process"):
+        with pytest.raises(SettingError, match="in use by another process"):
             EmbeddedStore("other", 60, path=name)
     first.close()
     EmbeddedStore("other", 60, path=link).close()

@@ -49,7 +49,7 @@ def test_who_is_refused(tmp_path: Path) -> None:
     known = store(tmp_path / "keys", key, expired, valid)
     assert known.identify(bearer(still)).name == "alice"
     wrong: dict[str, Any] = {
-        "needed once": [None, [], [("authorization", secret)], [*bearer(secret), *bearer(secret)]],
+        "must be given once": [None, [], [("authorization", secret)], [*bearer(secret), *bearer(secret)]],
         "no such key": [
             bearer(""),
             bearer(secret[:-1]),
@@ -59,7 +59,7 @@ def test_who_is_refused(tmp_path: Path) -> None:
         ],
         "has expired": [bearer(old)],
     }
-    wrong["needed once"].append([("authorization", f"Basic {secret}")])
+    wrong["must be given once"].append([("authorization", f"Basic {secret}")])
     for message, calls in wrong.items():
         for metadata in calls:
             with pytest.raises(UnauthenticatedError, match=message) as caught:
@@ -132,7 +132,7 @@ def entry(**fields: Any) -> str:
         (entry(max_concurrent="3"), "line 1: max_concurrent"),
         (entry(limit=3), "line 1: limit"),
         (entry(expires="2026-11-24T00:00:00"), "line 1: expires"),
-        (f"{entry()}\n{entry(name='b')}", "twice"),
+        (f"{entry()}\n{entry(name='b')}", "the same sha256"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -115,7 +115,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "id that hides text": ({"request_id": "a\u202eb"}, r"request_id = 'a\u202eb': must be printable"),
     "priority": ({"priority": 1001}, "priority = 1001: must be in [-1000, 1000]"),
     "low priority": ({"priority": -1001}, "priority = -1001: must be in [-1000, 1000]"),
-    "speculation": ({"speculation": 9}, "speculation = 9: unknown"),
+    "speculation": ({"speculation": 9}, "speculation = 9: must be 0 to 3"),
     "no time": ({"deadline_seconds": 0.0}, "deadline_seconds = 0.0: must be a finite number > 0"),
     "endless time": ({"deadline_seconds": float("inf")}, "deadline_seconds = inf: must be a finite number"),
     "NaN time": ({"deadline_seconds": float("nan")}, "deadline_seconds = nan: must be a finite number"),
@@ -165,7 +165,7 @@ async def test_references_are_tokenized_each_for_itself(length: int) -> None:
 
 
 async def test_no_prompt_is_an_error() -> None:
-    with pytest.raises(InvalidInputError, match="prompt = None: one of text, chat and tokens is needed"):
+    with pytest.raises(InvalidInputError, match="prompt = None: needs text, chat or tokens"):
         await decoder().decode(generation_pb2.GenerateRequest(), ANYBODY)
     with pytest.raises(InvalidInputError, match="prompt = '': must not be empty"):
         await decoded(text="")
@@ -174,7 +174,7 @@ async def test_no_prompt_is_an_error() -> None:
 async def test_a_callers_priority_is_capped() -> None:
     caller = Caller("batch-jobs", max_priority=-1)
     assert (await decoded(caller, priority=-1)).priority == -1
-    with pytest.raises(DeniedError, match=r"priority = 0: 'batch-jobs' may ask for -1 at most"):
+    with pytest.raises(DeniedError, match=r"priority = 0: the maximum of key 'batch-jobs' is -1"):
         await decoded(caller)
 
 

@@ -42,7 +42,7 @@ async def test_a_key_of_few_requests_may_let_few_wait() -> None:
 
         waiting = [asyncio.create_task(work()) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(ExhaustedError, match="key few: 2 requests wait to be read"):
+        with pytest.raises(ExhaustedError, match="key few: 2 requests wait for tokenizing"):
             await work()
     await asyncio.gather(*waiting)
 

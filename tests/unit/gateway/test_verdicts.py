@@ -82,8 +82,8 @@ def test_what_an_answer_contradicts_is_named() -> None:
     def message(**fields: object) -> str:
         return sound_verdicts([entry("a")], TREES, [answer("a", **fields)], VOCABULARY)["a"].message
 
-    assert "accepted nodes [9], which are no path" in message(accepted_nodes=[9], held_len=4)
-    assert message(held_len=7) == "the verifier holds 7 tokens instead of 5"
+    assert "accepted nodes [9], which are not a path" in message(accepted_nodes=[9], held_len=4)
+    assert message(held_len=7) == "the verifier cached 7 tokens instead of 5"
 
 
 def test_nodes_without_a_tree_are_refused() -> None:

@@ -86,5 +86,5 @@ def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pyte
         steps(300, 2, 2)
     assert shown() == [0, 0]
     first, second = [record.getMessage() for record in caplog.records]
-    assert first.startswith("acceptance of speculator ssm at s:1 collapsed: 0.000 tokens a draft")
-    assert "as usual again" in second
+    assert first.startswith("acceptance of speculator ssm at s:1 collapsed: 0.000 tokens per draft")
+    assert "has recovered" in second

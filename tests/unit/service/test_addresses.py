@@ -44,5 +44,5 @@ def test_what_no_channel_can_be_opened_to_is_named_whole(text: str) -> None:
 def test_several_have_commas_between_them() -> None:
     assert split_targets("verifiers", " a:1, dns:///b:2") == ["a:1", "dns:///b:2"]
     for text in ("", " , ", "a:1,"):
-        with pytest.raises(SettingError, match=f"verifiers = '{text}': must be host:port, several"):
+        with pytest.raises(SettingError, match=f"verifiers = '{text}': must be host:port, or several"):
             split_targets("verifiers", text)

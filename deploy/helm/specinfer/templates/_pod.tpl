@@ -1,10 +1,10 @@
-{{/* Parts of pods. They take a dict of `root`, `role` and `values` of the role; more where it says so. */}}
+{{/* Parts of pods. Each takes a dict of `root`, `role` and the role's `values`; further keys are named below. */}}
 
 {{/* `grace`: seconds until a pod is killed; `account`: role of the ServiceAccount */}}
 {{- define "specinfer.pod" -}}
 serviceAccountName: {{ include "specinfer.fullname" .root }}-{{ .account | default .role }}
 automountServiceAccountToken: false
-# with them a Service would set variables such as SPECINFER_GATEWAY_PORT, which services refuse as unknown settings
+# service links would set variables such as SPECINFER_GATEWAY_PORT, which services refuse as unknown settings
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ .grace }}
 securityContext:
@@ -41,12 +41,12 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* A large number as it was written: Go would print 1e+06. */}}
+{{/* A number as it was written, as Go would print 1e+06 for a large one. */}}
 {{- define "specinfer.text" -}}
 {{ if kindIs "float64" . }}{{ toJson . | quote }}{{ else }}{{ toString . | quote }}{{ end }}
 {{- end }}
 
-{{/* `settings`: what the chart works out; those of the values go before them. Without it there are none of either. */}}
+{{/* `settings`: settings that the chart derives; `values.settings` override them. Without `settings`, neither are set. */}}
 {{- define "specinfer.env" -}}
 {{- $settings := dict -}}
 {{- with .settings }}{{ $settings = merge (deepCopy $.values.settings) . }}{{ end -}}
@@ -91,7 +91,7 @@ env:
 {{- end }}
 {{- end }}
 
-{{/* A model that takes minutes to fetch outlives its pod. */}}
+{{/* A claim for models, which take minutes to fetch and so must outlive the pod. */}}
 {{- define "specinfer.models-claim" -}}
 {{- with .values.models }}
 {{- if and .size (not .existingClaim) }}
@@ -109,7 +109,7 @@ volumeClaimTemplates:
 {{- end }}
 {{- end }}
 
-{{/* Fetches a model before the service starts. `model`; `flags` of `specinfer models pull` */}}
+{{/* Pulls a model before the service starts. `model`; `flags` of `specinfer models pull` */}}
 {{- define "specinfer.pull" -}}
 {{- if .values.pull.enabled }}
 initContainers:
@@ -153,7 +153,7 @@ readinessProbe:
       - --tls-ca=/etc/specinfer/tls/ca.crt
       - --tls-name={{ include "specinfer.name" . }}
       - 127.0.0.1:50051
-  # a process of its own each time
+  # each probe starts a process
   periodSeconds: 5
   timeoutSeconds: 5
 {{- else }}
@@ -164,7 +164,7 @@ readinessProbe:
   failureThreshold: 2
 {{- end }}
 
-{{/* Objects beside a workload: account, budget, autoscaler. `kind` of the workload */}}
+{{/* Objects of a workload: account, budget, autoscaler. `kind` of the workload */}}
 {{- define "specinfer.beside" -}}
 apiVersion: v1
 kind: ServiceAccount
@@ -202,7 +202,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* What a budget bounds; Kubernetes refuses both. */}}
+{{/* minAvailable or maxUnavailable; Kubernetes refuses both together. */}}
 {{- define "specinfer.budget" -}}
 {{- $given := dict -}}
 {{- range $name, $value := omit .values.podDisruptionBudget "enabled" }}
@@ -221,7 +221,7 @@ spec:
 {{- toYaml $strategy }}
 {{- end }}
 
-{{/* `replicas`, unless an autoscaler sets it: every apply would undo what that did */}}
+{{/* `replicas`, unless an autoscaler sets it, whose value an apply would overwrite */}}
 {{- define "specinfer.replicas" -}}
 {{- $keda := .values.keda | default dict }}
 {{- if not (or (and .values.autoscaling .values.autoscaling.enabled) $keda.enabled) }}
