@@ -1,19 +1,20 @@
 """Measure seconds of steps, or estimate them from passes and drafts. Pure.
 
 A row is (batch class, speculator set, nodes). Its seconds are those of whole steps, relative to the machine's
-pace: the common factor by which all rows are slower now than when measured.
+pace: the seconds of the latest passes over those of the curve. So a row that is not run follows the machine's
+speed, and its estimate cannot drift.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log, log2, sqrt
+from collections.abc import Mapping, Sequence
+from math import log2, sqrt
 from statistics import median
 from typing import NamedTuple
 
 from specinfer.planning.choice import SpeculatorSet, batch_size_class
 from specinfer.planning.pass_curve import PassCurve
-from specinfer.planning.step_report import DraftTime
+from specinfer.planning.step_report import StepReport
 
 _WINDOW = 24
 """Number of latest values of a row that count."""
@@ -21,25 +22,17 @@ _HALF = 400.0
 """Steps after which the certainty of values is halved."""
 _FEW = 5
 """Number of values below which the minimum replaces the median."""
-_DOUBTED = 3
-"""Maximum values that a row keeps after a sudden change of speed."""
 _MISSING = 4
 """Number of new values after which a mean is computed again."""
 _CLIP = 0.4
 """Maximum relative difference from the median, to limit disturbances."""
-_PACE, _ERRORS = 0.2, 5
-"""Share of the median error added to the pace; errors per median."""
-_JUMP = 0.3
-"""Minimum median of logarithmic errors of a sudden change."""
-_FURTHEST = 100.0
-"""Maximum counted ratio of a step's seconds to the usual seconds."""
-_KNOWN = 12
-"""Minimum values of a row for its errors to count."""
+_PASSES = 5
+"""Number of latest passes whose median is the pace."""
 _DRAFT_PART = 0.25
 """Assumed seconds of an unmeasured draft, relative to a one-token pass."""
 _NOISE, _GUESS = 0.1, 0.2
 """Relative error of one measured step, and of an estimate."""
-_TRUSTED = 2000.0
+_TRUSTED = 1000.0
 """Steps without a value after which a row is uncertain.
 
 The planner then assumes that the row may take half its seconds. A new value removes all old values but the
@@ -89,14 +82,6 @@ class RowSeconds:
         values.append((value - known, known, step))
         self._new += 1
 
-    def doubt(self, step: int) -> None:
-        """Forget values since the change of speed, and most older ones."""
-        while len(self._values) > 1 and self._values[-1][2] > step - _ERRORS:
-            self._values.pop()
-        while len(self._values) > _DOUBTED:
-            self._values.popleft()
-        self._new = _MISSING
-
     @property
     def rest(self) -> float:
         """Mean of the measured part; the newest values may be missing."""
@@ -131,13 +116,10 @@ class StepSeconds:
 
     def __init__(self, curve: PassCurve) -> None:
         self._curve = curve
-        self._pace = 0.0
-        """Logarithm of the pace."""
-        self._errors = deque[float](maxlen=_ERRORS)
+        self._ratios = deque([1.0], maxlen=_PASSES)
+        """Seconds of the latest passes over those of the curve."""
         self._rows: dict[tuple[int, SpeculatorSet], dict[int, RowSeconds]] = {}
         """Rows by (batch class, speculator set), then by nodes."""
-        self._passes = RowSeconds()
-        """Seconds of passes over those of the curve, relative to the pace."""
         self._drafts: dict[object, dict[tuple[int, int], RowSeconds]] = {}
         """Seconds by speculator, or by service for messages; then by (batch, nodes)."""
         self._services: Sequence[SpeculatorSet] = ()
@@ -149,62 +131,24 @@ class StepSeconds:
 
     @property
     def pace(self) -> float:
-        """Seconds now, divided by the seconds when rows were measured."""
-        return exp(self._pace)
+        """Seconds of passes now, over those of the curve."""
+        return median(self._ratios)
 
-    @property
-    def _factor(self) -> float:
-        """Seconds of passes over those of the curve, relative to the pace."""
-        return self._passes.value if len(self._passes) else 1.0
-
-    def observe(
-        self,
-        batch: int,
-        asked: SpeculatorSet,
-        nodes: int,
-        tokens: int,
-        seconds: float,
-        step: int,
-    ) -> bool:
-        """Count a whole step; `tokens` are those of its pass.
-
-        Return whether the seconds of often measured rows have changed suddenly.
-        """
+    def observe(self, report: StepReport, seconds: float, step: int) -> None:
+        """Count a step that took so many seconds, reading excluded."""
         self._step = step
+        batch, asked, nodes = report.batch, report.choice.speculators, report.choice.nodes
+        self._ratios.append(max(report.pass_s, _MIN_S) / self._curve.at(report.tokens))
         row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, RowSeconds())
         if not len(row):
             row.batch = batch
-        scale = self._curve.at(row.batch) / self._curve.at(batch)
-        value = scale * max(seconds, _MIN_S) / self.pace
-        known = scale * self._curve.at(tokens)
-        usual = max(row.rest + known, value / _FURTHEST)
-        row.add(value, step, known)
-        if len(row) < _KNOWN:
-            return False
-        self._errors.append(log(value / usual))
-        moved = median(self._errors)
-        if abs(moved) < _JUMP or len(self._errors) < _ERRORS:
-            self._pace += _PACE * moved
-            return False
-        self._pace += moved
-        self._errors.clear()
-        for rows in self._rows.values():
-            for other in rows.values():
-                other.doubt(step)
-        return True
-
-    def observe_parts(
-        self, batch: int, nodes: int, tokens: int, pass_s: float, drafts: Iterable[DraftTime], step: int
-    ) -> None:
-        """Count seconds of a pass and drafts, for estimates of unmeasured rows."""
         pace = self.pace
-        self._passes.add(max(pass_s, _MIN_S) / pace / self._curve.at(tokens), step)
-        for draft in drafts:
-            if draft.read:
-                continue
-            for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
+        scale = self._curve.at(row.batch) / self._curve.at(batch)
+        row.add(scale * max(seconds, _MIN_S) / pace, step, scale * self._curve.at(report.tokens))
+        for draft in report.drafts:
+            for key, draft_s in ((draft.service, draft.wire_s), *draft.own_s.items()):
                 rows = self._drafts.setdefault(key, {})
-                rows.setdefault((batch, nodes), RowSeconds()).add(seconds / pace, step)
+                rows.setdefault((batch, nodes), RowSeconds()).add(draft_s / pace, step)
 
     def estimate(
         self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]
@@ -246,7 +190,7 @@ class StepSeconds:
 
     def pass_seconds(self, tokens: float) -> float:
         """Return the expected seconds of a pass."""
-        return self.pace * self._factor * self._curve.at(tokens)
+        return self.pace * self._curve.at(tokens)
 
     def _rest(self, batch: int) -> float:
         """Return seconds outside passes and drafts, from the best known row."""
@@ -264,7 +208,7 @@ class StepSeconds:
 
     def _shape(self, batch: int, requests: int, asked: SpeculatorSet, nodes: int) -> float:
         """Return the expected seconds of pass and drafts, without the pace."""
-        return self._factor * self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
+        return self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
 
     def _drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
         """Return seconds of drafts: services in parallel, their speculators in turn."""

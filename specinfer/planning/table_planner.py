@@ -277,9 +277,7 @@ class TablePlanner:
             resident = sum([draft.total_s for draft in report.drafts if draft.resident])
             remote_s = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
             seconds = report.pass_s + report.overhead_s + resident + remote_s
-            if self.seconds.observe(batch, asked, nodes, report.tokens, seconds, self._step):
-                self._ages.clear()
-            self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)
+            self.seconds.observe(report, seconds, self._step)
         self._before = row
         if asked and nodes:
             self.learn_tokens(report)
