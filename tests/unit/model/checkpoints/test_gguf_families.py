@@ -210,7 +210,7 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
         ("phi3", {"rope.scaling.type": "longrope"}, "'longrope' with factors"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, "has 1 entries: must be 4"),
         ("olmo2", {"rope.scaling.attn_factor": 1.2}, "attn_factor = 1.2.*: is not understood"),
-        ("qwen3_5_text", {"rope.dimension_sections": [9, 9]}, r"\[9, 9\]: must make 4 dimensions"),
+        ("qwen3_5_text", {"rope.dimension_sections": [9, 9]}, r"\[9, 9\]: must have a sum of 2"),
         ("lfm2", {"attention.head_count_kv": 2}, "head_count_kv = 2: must be one count for each layer"),
         ("qwen3_5_text", {"rope.scaling.type": "yarn"}, "scaled positions are not supported"),
         ("qwen3_5_text", {"ssm.inner_size": 130}, "inner_size = 130: must be a multiple of 4 heads"),
