@@ -75,7 +75,7 @@ def _part(sizes: tuple[int, int, int], which: int, rows: torch.Tensor) -> torch.
 
 
 def _queries_first(values: int, rows: torch.Tensor) -> torch.Tensor:
-    """Reorder rows from x, B, C to C, B, x (query, key, value)."""
+    """Reorder rows x, B, C to C, B, x: queries, keys, values."""
     x, keys = rows[:values], (len(rows) - values) // 2
     return torch.cat([rows[values + keys :], rows[values : values + keys], x])
 
