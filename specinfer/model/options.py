@@ -83,7 +83,7 @@ def check_numbers(options: RunnerOptions, subject: str) -> None:
     chosen = find_format(options.weights)
     if chosen.name != AUTO and not isinstance(chosen, NumberFormat):
         raise SettingError(
-            "weights", options.weights, f"{subject} only in --dtype: must be auto or that type"
+            "weights", options.weights, f"{subject} in numbers: must be auto, f32, f16 or bf16"
         )
 
 

@@ -104,7 +104,7 @@ def drawing_speculators(tree: TokenTree) -> set[int]:
 
 
 class _Cut:
-    """The kept part of one tree."""
+    """The kept part of one tree, and the candidates that may follow."""
 
     def __init__(self, tree: TokenTree, max_nodes: int, beliefs: Beliefs) -> None:
         self._tree, self._max_nodes, self._beliefs = tree, max_nodes, beliefs

@@ -163,7 +163,7 @@ class RequestAdjustment:
                 part.read(generated)
 
     def generated(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the generated tokens among these, which start at a context position."""
+        """Return the generated part of context tokens; `position` is the first one's."""
         return generated_of(self._prompt_len, position, tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
@@ -183,7 +183,7 @@ class RequestAdjustment:
 
 
 def generated_of(prompt_len: int, position: int, tokens: Sequence[int]) -> Sequence[int]:
-    """Return the generated tokens among these, which start at a context position."""
+    """Return the generated part of context tokens; `position` is the first one's."""
     return tokens[max(0, prompt_len - position) :]
 
 

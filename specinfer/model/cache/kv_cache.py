@@ -35,7 +35,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, S
 CACHE_TOKENS = 32768
 """Default capacity of a cache, in context tokens."""
 _STATES_OF_DELTA = 2
-"""States per context and pass: after its last whole block, last token."""
+"""Recurrent states per delta: after its last whole block, and its end."""
 
 
 class KVStorage(Protocol):
@@ -241,7 +241,7 @@ class PagedKVCache:
         sequence.tokens.extend([0] * count)
 
     def add_nodes(self, sequence: KVSequence, tokens: Seq[int], parents: Seq[int]) -> None:
-        """Add tree nodes; a parent is a node's index, -1 the context."""
+        """Add tentative nodes; parents are node indices, -1 the context's end."""
         for token, parent in zip(tokens, parents, strict=True):
             if not -1 <= parent < sequence.nodes:
                 raise InvalidInputError("node parent", parent, "must be an earlier tentative node or -1")

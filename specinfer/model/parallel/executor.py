@@ -119,7 +119,7 @@ class ParallelExecutor:
     name = "torch"
 
     def __init__(self, stage: Stage, cache_tokens: int) -> None:
-        """Load this rank's part; wait until all ranks have loaded."""
+        """Wait until all ranks have loaded; measure their stages."""
         self._stage, self.ranks = stage, stage.ranks
         self.stage_seconds = StageSeconds()
         with self._all_or_none("loading the model"), torch.inference_mode():

@@ -30,7 +30,7 @@ class Ranks:
     """This process's place among the ranks, and its connections."""
 
     def __init__(self, place: Place, device: str, timeout_s: float) -> None:
-        """Make the process groups; all ranks do it at once, after `dist`."""
+        """Make the process groups; all ranks must, once `dist` is initialised."""
         self.place, self.device, self._timeout_s = place, device, timeout_s
         layout, timeout = place.layout, timedelta(seconds=timeout_s)
         self._control = dist.new_group(backend="gloo", timeout=timeout)

@@ -33,7 +33,7 @@ LAYER_MODULES = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
-"""Modules of a layer that may have a weight, and perhaps a bias."""
+"""Modules of a layer that may have a weight and a bias."""
 
 
 def _unchanged(x: torch.Tensor) -> torch.Tensor:

@@ -135,7 +135,7 @@ def test_limits_are_enforced_per_entry() -> None:
         EntryStatus.RESYNC,
     ]
     assert "tree.nodes = 4: more than the 3 allowed" in outcomes[0].message
-    assert "context = 11: longer than the 10 positions" in outcomes[1].message
+    assert "context = 11: at most 10 tokens are served" in outcomes[1].message
     assert "tree.token_ids[0]: must repeat the last delta token" in outcomes[2].message
 
 
