@@ -117,7 +117,10 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
         lambda f: f.values.update({"rope.scaling.type": "longrope"}),
         "rope.scaling.type = 'longrope'",
     ),
-    "yarn without factor": (lambda f: f.values.update({"rope.scaling.type": "yarn"}), "without factor"),
+    "yarn without factor": (
+        lambda f: f.values.update({"rope.scaling.type": "yarn"}),
+        "needs factor and original",
+    ),
     "head": (lambda f: f.values.update({"rope.dimension_count": 8}), "rope.dimension_count = 8"),
     "vocabulary": (
         lambda f: f.values.update({"vocab_size": 90}),
