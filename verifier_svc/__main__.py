@@ -19,14 +19,14 @@ SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
 
 
 async def serve(settings: VerifierSettings) -> None:
-    """Serve until signalled; as one of several ranks, do this rank's part."""
+    """Serve until signalled, or run one rank's part of a shared model."""
     rank = own_rank()
     if rank is None and layout_of(settings).ranks > 1:
         from verifier_svc.launcher import launch
 
-        launch(settings, PROGRAM)  # nothing else runs in this process
+        launch(settings, PROGRAM)
         return
-    find_rule(settings.acceptance)  # a bad name should not wait for the weights
+    find_rule(settings.acceptance)  # refuse a wrong name before the weights are loaded
     use_threads(settings.threads)
     thread = EngineThread("verifier-engine")
     if rank:
@@ -39,7 +39,7 @@ async def serve(settings: VerifierSettings) -> None:
 
 
 async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
-    """Serve the gateways: rank 0, or the only process."""
+    """Serve gateways, in rank 0 or the only process."""
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tracer = open_tracer(PROGRAM, settings)

@@ -29,7 +29,7 @@ from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
 WINDOWED_CONTEXT = 2**20
-"""Maximum context with a windowed cache, which has no limit itself."""
+"""Maximum context in tokens with `--kv-window`, whose cache has no limit."""
 log = logging.getLogger(__name__)
 
 
@@ -49,10 +49,10 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
 
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
-    """Load the model; where ranks share it, this rank's part.
+    """Load the model, or this rank's part of a shared model.
 
     Raises:
-        SettingError: naming a bad option, before anything is read.
+        SettingError: naming a wrong option, before weights are read.
     """
     options = runner_options(settings)
     check_options(options)
@@ -62,11 +62,12 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
 def build_engine(
     settings: VerifierSettings, runner: ModelRunner, compiler: Compiler | None
 ) -> VerifierEngine:
-    """Put the engine together."""
+    """Return the engine with the settings' limits; warn of a windowed cache."""
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
     if settings.kv_window:
         log.warning(
-            "kv_window = %d: the cache forgets, so the output is not the model's own", settings.kv_window
+            "kv_window = %d: the cache drops context, so the output differs from the model's",
+            settings.kv_window,
         )
     limits = EngineLimits(
         max_nodes=settings.max_nodes,
@@ -77,20 +78,20 @@ def build_engine(
 
 
 def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> None:
-    """Keep prefixes in the directory that the settings name, if any.
+    """Store prefixes in `prefix_cache_directory`, if set.
 
     Raises:
-        SettingError: if the executor cannot do it.
+        SettingError: if the executor cannot copy blocks of its cache.
     """
     if settings.prefix_cache_directory:
         directory = Path(settings.prefix_cache_directory).expanduser()
         limit = settings.prefix_cache_megabytes * 1_000_000
         kept = runner.keep_prefixes(directory, fingerprint, limit)
-        log.info("%s: %.0f MB of prefixes", directory, kept.total_bytes / 1e6)
+        log.info("prefix_cache_directory = %s: has %.0f MB of prefixes", directory, kept.total_bytes / 1e6)
 
 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
-    """Compile constraints, if the model's tokenizer allows any."""
+    """Return a compiler of constraints; None if the tokenizer allows none."""
     try:
         return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
@@ -106,10 +107,10 @@ def describe(
     context_s: float,
     resident: speculator_pb2.DescribeSpeculatorReply,
 ) -> verifier_pb2.DescribeVerifierReply:
-    """Return the answer of `Describe`.
+    """Return the answer to `Describe`.
 
     Args:
-        pass_costs: (tokens, seconds) of passes.
+        pass_costs: (rows, seconds) of passes.
         context_s: seconds that a token of context adds to each row of a pass.
     """
     config, limits = engine.runner.config, engine.limits
@@ -147,7 +148,9 @@ def _pass_costs(engine: VerifierEngine) -> tuple[list[tuple[int, float]], float]
     costs = measure_passes(engine.runner, max_tokens=engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:
-        log.info("%.0f %% of them stages wait for others", 100 * parallel.stage_seconds.bubble)
+        log.info(
+            "pipeline stages wait for others in %.0f %% of that time", 100 * parallel.stage_seconds.bubble
+        )
     return costs, measure_context(engine.runner, costs)
 
 

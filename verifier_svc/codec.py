@@ -1,4 +1,4 @@
-"""Steps of a host to messages. Messages to steps: `verifier_svc.requests`."""
+"""Encodes a host's steps as messages; `verifier_svc.requests` decodes messages."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from specinfer.wire.tree_codec import encode_tree
 
 
 def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> verifier_pb2.Verdict:
-    """Encode an outcome; `tree` is one that was made here."""
+    """Encode an outcome, with its `tree` if the gateway lacks it."""
     message = verifier_pb2.Verdict(
         request_id=outcome.request_id,
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
@@ -34,13 +34,13 @@ def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> ver
 
 
 def made_trees(step: HostStep) -> Mapping[str, TokenTree]:
-    """Return the trees with nodes that a step made itself."""
+    """Return the merged trees that the gateway lacks, by request id."""
     verbatim = step.plan.verbatim
     return {name: tree for name, tree in step.trees.items() if name not in verbatim and len(tree) > 1}
 
 
 def encode_drafts(step: HostStep, speculators: int) -> verifier_pb2.ResidentDrafts | None:
-    """Encode a step's resident drafts; None if the step requested none."""
+    """Encode counts of a step's resident drafts; None without drafts."""
     if not step.draft_times:
         return None
     own_seconds = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}

@@ -1,23 +1,23 @@
 """The fence of a verifier: the highest lease number seen. Pure.
 
-A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Each lease has a higher number than
-all before it, and every message carries its sender's number. So a gateway that was paused while its lease
-ended cannot reach the caches of its successor. Number 0 means no lease: it is served until a gateway sends
-one.
+A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Each lease has a higher number than all
+earlier leases, and every message carries its sender's number. So a gateway that was paused while its lease ended
+cannot change the caches of its successor. Senders with number 0 have no lease; they are served until the first
+lease arrives.
 """
 
 from enum import Enum
 
 
 class Standing(Enum):
-    """Standing of a message's sender by its lease number."""
+    """State of a sender's lease."""
 
     CURRENT = "current"
-    """The number of the latest lease."""
+    """The latest lease."""
     NEW = "new"
-    """A later lease than all before: all cached requests are obsolete."""
+    """A later lease than the latest: all cached requests are obsolete."""
     STALE = "stale"
-    """Its lease is over: nothing is done for it."""
+    """An earlier lease, which is over: the message is refused."""
 
 
 class Fence:
@@ -27,7 +27,7 @@ class Fence:
         self.highest = 0
 
     def admit(self, number: int) -> Standing:
-        """Return a number's standing. Lower ones are stale from now on."""
+        """Return a lease's state; lower numbers are stale from now on."""
         if number < self.highest:
             return Standing.STALE
         if number == self.highest:

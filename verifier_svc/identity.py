@@ -12,16 +12,16 @@ from verifier_svc.settings import VerifierSettings
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Parts of `Describe` that reveal a change."""
+    """Parts of `Describe` that differ after a change of process or model."""
 
     instance_id: str
-    """Id of this process."""
+    """Random id of this process."""
     model_fingerprint: str
     """Fingerprint of weights, their formats, cache, tokenizer and chat template."""
     text_fingerprint: str
-    """Fingerprint of all that turns text into tokens."""
+    """Fingerprint of tokenizer and chat template."""
     tokenizer_fingerprint: str
-    """Fingerprint of the vocabulary, by which speculators are selected."""
+    """Fingerprint of the vocabulary, which a speculator must share."""
 
     @classmethod
     def of(
@@ -30,7 +30,7 @@ class Identity:
         """Return the identity of a directory's model under these settings.
 
         Args:
-            blocks: types of matrices in blocks, or in the format of the file.
+            blocks: block formats of the weights, if the format is the file's.
 
         Raises:
             SettingError: if the directory lacks a configuration or weights.

@@ -1,6 +1,6 @@
-"""Start of a verifier's ranks on this machine, by torchrun's own API.
+"""Starts a verifier's ranks on this machine, with torchrun's API.
 
-Loaded only by `python -m verifier_svc --tensor-parallel 2` and the like.
+Imported only if `--tensor-parallel` or `--pipeline-parallel` is above 1.
 """
 
 import logging
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def launch(settings: VerifierSettings, program: str) -> None:
-    """Start all ranks here with this process' flags; wait for them.
+    """Start all ranks here with this process's flags; wait for them.
 
     Raises:
-        SettingError: if the model cannot be divided so.
+        SettingError: if the model cannot be divided among these ranks.
     """
     layout = layout_of(settings)
-    check_layout(load_config(resolve_model(settings.model)), layout)  # said once, not by every rank
+    check_layout(load_config(resolve_model(settings.model)), layout)  # report an error once, not per rank
     threads = max(1, usable_processors() // layout.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     logging.getLogger("torch.distributed.elastic").setLevel(
@@ -60,9 +60,9 @@ def launch(settings: VerifierSettings, program: str) -> None:
 
 
 def _reason(failures: Mapping[int, ProcessFailure]) -> str:
-    """Name the rank that ended first.
+    """Return which rank ended first, and how.
 
-    Ranks that ended because they lost it have their own exit code.
+    `LOST_GROUP` is the exit code of ranks that ended because another rank had.
     """
     first = {rank: failed for rank, failed in failures.items() if failed.exitcode != LOST_GROUP}
     rank, failure = next(iter((first or failures).items()))

@@ -1,6 +1,6 @@
-"""Prometheus metrics of the verifier (bad values: the dashboards).
+"""Prometheus metrics of the verifier.
 
-Counted on the engine thread after the reply of a step is on its way, 25 us a step.
+The engine thread counts a step after its reply was sent, which takes 25 us.
 """
 
 from collections import Counter as Tally
@@ -28,23 +28,23 @@ _LARGEST = "257+"
 
 
 class CacheView(NamedTuple):
-    """Contents of the cache at a moment."""
+    """Use of the cache: present values, and counts since the start."""
 
     requests: int
     capacity_tokens: int
     free_tokens: int
     queried_tokens: int
-    """Prompt tokens that were looked up since the start."""
+    """Prompt tokens looked up."""
     shared_tokens: int
-    """Looked-up tokens that were found instead of computed."""
+    """Looked-up tokens whose keys and values were cached."""
     restored_tokens: int
-    """Found tokens that were read from the directory of prefixes."""
+    """Looked-up tokens read from the directory of prefixes."""
     dropped_tokens: int
-    """Context tokens that windowed caches have dropped since the start."""
+    """Context tokens dropped by `--kv-window`."""
 
 
 class CacheMetrics:
-    """Shows the contents of the cache."""
+    """Metrics of the cache."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str) -> Counter:
@@ -68,7 +68,7 @@ class CacheMetrics:
         self._queried = self._shared = self._restored_before = self._dropped_before = 0
 
     def observe(self, cache: CacheView) -> None:
-        """Report the contents of the cache, and count its hits."""
+        """Set the gauges, and add the growth of the counts."""
         self._requests.set(cache.requests)
         self._capacity.set(cache.capacity_tokens)
         self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
@@ -82,10 +82,10 @@ class CacheMetrics:
 
 
 class VerifierMetrics:
-    """Counts the engine's work."""
+    """Metrics of steps, passes and requests."""
 
     def __init__(self, registry: CollectorRegistry, drafters: Sequence[str] = ()) -> None:
-        """Make the metrics; `drafters` are the names of the resident speculators."""
+        """Register the metrics; `drafters` are the names of the resident speculators."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
@@ -136,7 +136,7 @@ class VerifierMetrics:
             "Time of pipeline ranks in passes: busy or idle (the bubble).",
             "state",
         )
-        for state in ("busy", "idle"):  # 0 from the start
+        for state in ("busy", "idle"):  # so that both are exported, as 0, before the first pass
             self._stages.labels(state)
         self._drafts = DraftCounts(registry, "specinfer_resident", drafters) if drafters else None
         self._observed, self._masks = StageSeconds(), (0.0, 0, 0)
@@ -144,7 +144,7 @@ class VerifierMetrics:
         declare_build_info(registry)
 
     def describe(self, model: verifier_pb2.DescribeVerifierReply) -> None:
-        """Show the description of the model."""
+        """Export the model's description as labels."""
         self._model.labels(
             model.model,
             model.dtype,
@@ -176,19 +176,19 @@ class VerifierMetrics:
                 self._drafts.add(number, counts.nodes, counts.failed + counts.malformed, seconds)
 
     def show_memory(self, ranks: Sequence[RankMemory]) -> None:
-        """Show the memory of each rank."""
+        """Export the bytes of weights and cache of each rank."""
         for number, rank in enumerate(ranks):
             self._memory.labels(str(number), "weights").set(rank.weight_bytes)
             self._memory.labels(str(number), "cache").set(rank.cache_bytes)
 
     def observe_stages(self, total: StageSeconds) -> None:
-        """Count the work of a pipeline's stages; `total` is since the start."""
+        """Count the stages' seconds; `total` is since the start."""
         self._stages.labels("busy").inc(total.busy - self._observed.busy)
         self._stages.labels("idle").inc(max(0.0, total.idle - self._observed.idle))
         self._observed = total
 
     def observe_masks(self, seconds: float, deferred: int, cut: int) -> None:
-        """Count masks; all three are since the start."""
+        """Set the counters of masks to these totals since the start."""
         totals = (seconds, deferred, cut)
         new = [now - before for now, before in zip(totals, self._masks, strict=True)]
         self._masks = totals
@@ -197,7 +197,7 @@ class VerifierMetrics:
         self._masks_late.labels("cut").inc(new[2])
 
     def refused(self, entries: int) -> None:
-        """Count entries that could not be read, or came twice."""
+        """Count entries that were refused before the step: invalid, unknown or duplicate."""
         self._entries[EntryStatus.ERROR].inc(entries)
 
 

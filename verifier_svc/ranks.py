@@ -1,7 +1,7 @@
-"""A process as one of the ranks with parts of a model.
+"""Runs a process that is one of a model's several ranks.
 
-Gateways see rank 0, the verifier; the others follow it. When one ends or hangs, all end. They are started by
-torchrun, on one machine or several, or on this machine by `verifier_svc.launcher`.
+Rank 0 is the verifier that gateways call; the other ranks run the passes that rank 0 sends. If a rank ends or hangs,
+all end. torchrun starts them, on one machine or several, or `verifier_svc.launcher` does on this machine.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from verifier_svc.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
 _BEATS = 3
-"""Signs of life in the time after which a rank is lost."""
+"""Heartbeats per `rank_timeout_seconds`."""
 
 
 def layout_of(settings: VerifierSettings) -> Layout:
-    """Return the division of the model in the settings."""
+    """Return the settings' division of the model among ranks."""
     return Layout(settings.tensor_parallel, settings.pipeline_parallel)
 
 
 def own_rank() -> int | None:
-    """Return this process' number, if torchrun or `launch` started it."""
+    """Return this process's rank; None if neither torchrun nor `launch` started it."""
     return int(os.environ["RANK"]) if torch.distributed.is_torchelastic_launched() else None
 
 
 def join(settings: VerifierSettings) -> Ranks | None:
-    """Join the ranks; None if there is only one."""
+    """Join the group of ranks; return None if there is only one."""
     if layout_of(settings).ranks == 1:
         return None
     end_with_parent(signal.SIGKILL)
@@ -45,7 +45,7 @@ def join(settings: VerifierSettings) -> Ranks | None:
 
 
 async def follow(executor: ParallelExecutor, thread: EngineThread) -> None:
-    """Work as any rank but the first. Only rank 0 ends it."""
+    """Run rank 0's passes until rank 0 stops; ignore SIGTERM and SIGINT."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: None)
@@ -57,7 +57,7 @@ async def follow(executor: ParallelExecutor, thread: EngineThread) -> None:
 async def leading(
     executor: ParallelExecutor | None, thread: EngineThread, timeout_s: float
 ) -> AsyncIterator[None]:
-    """Send heartbeats of rank 0 to the others; end them after it."""
+    """Send heartbeats to the other ranks; stop them at the end."""
     if executor is None:
         yield
         return

@@ -1,8 +1,7 @@
 """Decodes the entries of messages into parts of a step.
 
-A request is known from the message that starts it over (base_len 0) until it is forgotten; every message
-states which tokens it has. Invariant: a request's tokens are those of the cache and those of the newest
-message.
+A request is known from the message that starts it over (base_len 0) until it is forgotten. Invariant: a known
+request's tokens are its first base_len tokens, which are cached, and the newest message's delta.
 """
 
 import logging
@@ -36,7 +35,7 @@ _SPECULATION = {
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """A message that was read."""
+    """A decoded message."""
 
     plan: HostPlan
     grant: Grant
@@ -44,24 +43,24 @@ class DecodedStep:
     """Outcomes of refused entries, by their place in the message."""
 
     def outcomes(self, served: Sequence[VerifyOutcome]) -> list[VerifyOutcome]:
-        """Return one outcome per entry, given those of the plan."""
+        """Return one outcome per entry of the message, served or refused."""
         rest = iter(served)
         places = range(len(self.refused) + len(served))
         return [self.refused[place] if place in self.refused else next(rest) for place in places]
 
 
 class HostedRequests:
-    """Requests of the host's gateway. Used by the engine's thread."""
+    """Requests of the host's gateway. Used only by the engine's thread."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._states = host, dict[str, RequestState]()
         host.verifier.on_release = self.forget
 
     def decode(self, message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> DecodedStep:
-        """Plan a message. Only the first entry of an id is served.
+        """Return a message's plan; refuse second entries of a request.
 
         Args:
-            no_features: reason for which hidden states cannot be returned; None if they can.
+            no_features: error for entries that want hidden states; None if the model can return them.
         """
         entries: list[StepEntry] = []
         given: dict[str, TokenTree] = {}
@@ -89,7 +88,7 @@ class HostedRequests:
     def _decoded(
         self, part: verifier_pb2.VerifyEntry, twice: bool, no_features: SpecInferError | None
     ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
-        """Decode an entry with its tree; return an outcome if refused."""
+        """Return an entry and its tree, or a refused entry's outcome."""
         request_id = part.request_id
         if twice:
             error = InvalidInputError("request_id", request_id, "is in the message twice")
@@ -104,17 +103,14 @@ class HostedRequests:
         except SpecInferError as error:
             return VerifyOutcome(request_id, EntryStatus.ERROR, error.for_logs)
         except Exception as error:
-            log.exception("an entry could not be read", extra=about(request_id))
+            log.exception("an entry could not be decoded; it is refused", extra=about(request_id))
             reason = FaultError("internal error", error).for_logs
             return VerifyOutcome(request_id, EntryStatus.ERROR, reason)
 
     def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
-        """Forget tokens that a limit left out, and failed requests.
-
-        A failed request without any cached tokens starts over.
-        """
+        """Forget tokens that `read_limit` excluded, and failed requests without a cache."""
         for outcome in outcomes:
-            state = self._states.get(outcome.request_id)  # an idle request is forgotten within its own step
+            state = self._states.get(outcome.request_id)  # None if idle so long that this step forgot it
             if state is not None and outcome.status is EntryStatus.OK and outcome.verdict is None:
                 del state.tokens[outcome.cached_len :]
         failed = [outcome.request_id for outcome in outcomes if outcome.status is not EntryStatus.OK]
@@ -122,20 +118,20 @@ class HostedRequests:
             self.forget(unknown)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Forget requests, with the caches of drafters."""
+        """Forget requests, here and in the drafters."""
         names = list(request_ids)
         for request_id in names:
             self._states.pop(request_id, None)
         self._host.forget(names)
 
     def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:
-        """Return a request's entry, and take the message's tokens."""
+        """Return a request's entry; add the message's tokens to the request."""
         delta, longest = tuple(part.delta_token_ids), self._host.verifier.limits.max_context_len
         if not delta:
             raise InvalidInputError("delta_token_ids", [], "must not be empty")
         if part.prompt_len > longest:
             raise InvalidInputError(
-                "prompt_len", part.prompt_len, f"longer than the {longest} positions served"
+                "prompt_len", part.prompt_len, f"at most {longest} tokens are served per request"
             )
         state = self._states.get(part.request_id)
         if part.base_len == 0:
@@ -149,7 +145,7 @@ class HostedRequests:
             final = part.HasField("tree")
             return StepEntry(state, part.base_len, delta, final, _NO_TREE, 0, read_limit=part.read_limit)
         if part.read_limit:
-            raise InvalidInputError("read_limit", part.read_limit, "must be 0 for an entry with a tree plan")
+            raise InvalidInputError("read_limit", part.read_limit, "must be 0 for an entry with a tree_plan")
         plan = part.tree_plan
         speculation = _SPECULATION[plan.shape]
         if state.request.speculation is not speculation:
@@ -171,21 +167,21 @@ class HostedRequests:
         return state
 
     def _extend(self, state: RequestState, base_len: int, delta: Sequence[int]) -> None:
-        """Set the tokens of a request from a position on."""
+        """Replace a request's tokens after the first `base_len`."""
         known = state.tokens[base_len:]
         if known != list(delta[: len(known)]):
-            self._host.forget([state.request.request_id])  # not the context that was drafted for
+            self._host.forget([state.request.request_id])  # drafters have read other tokens
         state.tokens[base_len:] = delta
 
 
 class _UnknownError(Exception):
-    """The request is not known here: it has to start over."""
+    """The verifier lacks the request's first base_len tokens."""
 
 
 def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState:
     request = GenerationRequest(
         part.request_id,
-        prompt=(0,) * (part.prompt_len or len(tokens)),  # only its length is read here
+        prompt=(0,) * (part.prompt_len or len(tokens)),  # the host only reads its length
         max_new_tokens=part.max_new_tokens or _UNLIMITED,
         sampling=decode_sampling(part.sampling),
         stop_token_ids=frozenset(part.stop_token_ids),
@@ -199,7 +195,7 @@ def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState
 
 
 def _keeps(grant: verifier_pb2.Grant) -> Keeps:
-    """Return the rule by which merged trees are cut over the batch."""
+    """Return the rule by which the batch's merged trees are cut."""
     max_nodes, threshold = grant.step_nodes, grant.node_threshold
     return lambda kept, path_probability: kept < max_nodes and path_probability >= threshold
 

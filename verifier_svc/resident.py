@@ -16,15 +16,15 @@ from verifier_svc.settings import VerifierSettings
 
 
 class ResidentSpeculators:
-    """Drafters in the verifier's process, and their description for gateways."""
+    """Drafters in the verifier's process, and their description in `Describe`."""
 
     def __init__(
         self, drafters: SpeculatorEngine | None, methods: Sequence[str], runner: ModelRunner
     ) -> None:
-        """Attach drafters to a model; None: there are none.
+        """Attach drafters, if any, to a target.
 
         Raises:
-            IncompatibleError: if they read hidden states or predictions that the model does not have.
+            IncompatibleError: if a drafter reads hidden states or predictions that the target does not have.
         """
         self.drafters = drafters
         self.description = speculator_pb2.DescribeSpeculatorReply()
@@ -37,11 +37,11 @@ class ResidentSpeculators:
 
     @classmethod
     def load(cls, settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> "ResidentSpeculators":
-        """Load the configured drafters for a target with this tokenizer.
+        """Load the drafters of `--draft` for a target with this tokenizer fingerprint.
 
         Raises:
-            SettingError: naming what cannot be read.
-            IncompatibleError: if a drafter does not fit the target.
+            SettingError: naming a flag or file that cannot be read.
+            IncompatibleError: if a drafter's vocabulary or inputs do not fit the target.
         """
         offload, options = settings.offload != "none", (settings.executor, settings.dtype, settings.device)
         flags = draft_group(settings.model, settings.draft, offload, *options)
@@ -66,8 +66,8 @@ class ResidentSpeculators:
             runner.check_layers(layers)
         if layers and (layers[-1] > feature_layers or size != hidden):
             raise IncompatibleError(
-                f"the drafters read hidden states of {size} numbers after layers {layers}; "
-                f"the target has {hidden} numbers after up to {feature_layers} layers"
+                f"--draft reads hidden states of size {size} after layers {layers}; "
+                f"the target has size {hidden} and {feature_layers} layers"
             )
         if self.description.target_top_k > min(MAX_TOP_K, runner.config.vocab_size):
             raise IncompatibleError(

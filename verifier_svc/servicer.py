@@ -1,4 +1,4 @@
-"""Protobuf in and out of the verifier's host, nothing else."""
+"""Serves the verifier's host by gRPC: decodes requests, encodes replies."""
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -28,12 +28,12 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A message that was served."""
+    """A served message: its reply, and the steps that it started."""
 
     reply: verifier_pb2.VerifyReply
     steps: Sequence[HostStep] = ()
     refused: int = 0
-    """Number of entries that made no job."""
+    """Number of entries that were refused before the step."""
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -47,13 +47,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         description: verifier_pb2.DescribeVerifierReply,
         tracer: Tracer | None = None,
     ) -> None:
-        """Serve a host on its thread."""
+        """Serve a host, whose calls all run on `thread`."""
         self._host, self._engine, self._thread = host, host.verifier, thread
         self._requests = HostedRequests(host)
         self._metrics, self._description, self._tracer = metrics, description, tracer
         self._observing, self._fence = Observing(), Fence()
         self._faults = 0
-        """Faults counted so far."""
+        """Number of faults that the metrics include."""
         metrics.describe(description)
         metrics.show_memory(self._engine.runner.memory)
         self._observe_cache()
@@ -68,7 +68,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             await self._thread.call(self._conclude, step)  # while the reply travels
 
     def _step(self, request: verifier_pb2.VerifyRequest) -> _Step:
-        """Serve a message. An internal fault costs only the step."""
+        """Serve a message; after an internal fault, its requests are forgotten."""
         try:
             if not self._admit(request.fence):
                 self._observing(self._metrics.fenced_steps.inc)
@@ -80,13 +80,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             return self._failed(request, error)
 
     def _admit(self, fence: int) -> bool:
-        """Return whether the holder of the lease with this number is served.
+        """Return whether the lease with this number is not over.
 
-        A later lease than all before it forgets every request, as its holder knows nothing of them.
+        A new lease forgets every request: its gateway sends all contexts again.
         """
         standing = self._fence.admit(fence)
         if standing is Standing.NEW and (forgotten := self._engine.release_all()):
-            log.info("lease %d: forgetting %d requests", fence, forgotten)
+            log.info("lease %d is new: the %d requests of earlier leases are forgotten", fence, forgotten)
         return standing is not Standing.STALE
 
     def _serve(self, request: verifier_pb2.VerifyRequest) -> _Step:
@@ -110,7 +110,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(reply, steps, len(decoded.refused))
 
     def _unknown_layers(self, layers: Sequence[int]) -> SpecInferError | None:
-        """Return the error of layers without hidden states, if any."""
+        """Return an error if some layers have no hidden states."""
         try:
             self._engine.runner.check_layers(layers)
         except SpecInferError as error:
@@ -118,7 +118,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return None
 
     def _verdicts(self, step: HostStep, outcomes: Sequence[VerifyOutcome]) -> list[verifier_pb2.Verdict]:
-        """Encode outcomes. A fault ends the request."""
+        """Encode outcomes; a request whose outcome cannot be encoded fails."""
         trees = made_trees(step)
         return [self._encoded(outcome, trees.get(outcome.request_id)) for outcome in outcomes]
 
@@ -126,16 +126,18 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         try:
             return encode_outcome(outcome, tree)
         except Exception as error:
-            log.exception("an answer could not be told", extra=about(outcome.request_id))
+            log.exception(
+                "a verdict could not be encoded; its request fails", extra=about(outcome.request_id)
+            )
             self._recover([outcome.request_id])
             reason = FaultError("internal error", error).for_logs
             return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, reason))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
-        """Forget the requests of a step after a fault.
+        """Forget the requests of a failed step; return its reply.
 
-        If there are several, the culprit is unknown: the gateway retries until its patience ends. A single
-        one has failed.
+        A single request gets ERROR. Several get EXHAUSTED, as any may be the cause: the gateway retries for a
+        limited time.
         """
         ids = [entry.request_id for entry in request.entries]
         self._recover(ids)
@@ -149,8 +151,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         try:
             self._engine.abandon(request_ids)
             self._requests.forget(request_ids)
-        except Exception:  # the caches are in a state that is not understood: the stream is still of use
-            log.exception("could not forget the requests of a failed step")
+        except Exception:  # the stream must survive for the other requests
+            log.exception("requests of a failed step could not be forgotten; their caches may be wrong")
 
     def _reply(
         self,
@@ -172,7 +174,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         try:
             self._host.conclude(done.steps)
         except Exception:
-            log.exception("could not settle a step of %d requests", len(done.reply.entries))
+            log.exception("concluding a step failed; its %d requests are forgotten", len(done.reply.entries))
             self._recover([verdict.request_id for verdict in done.reply.entries])
         self._observing(lambda: self._observe(done))
 
@@ -196,11 +198,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     async def Describe(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Context
     ) -> verifier_pb2.DescribeVerifierReply:
-        """Return the model and its limits."""
+        """Return the model, its limits and the costs of its passes."""
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
-        """Forget requests; none for a sender whose lease is over."""
+        """Forget requests, unless the sender's lease is over."""
         released = await self._thread.call(self._release, request.fence, list(request.request_ids))
         return common_pb2.ReleaseReply(released=released)
 

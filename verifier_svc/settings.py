@@ -54,7 +54,8 @@ class VerifierSettings(ServiceSettings):
         "from which each pass reads them. Needs the native or the torch executor.",
     )
     offload_directory: str = Field(
-        "", description="Where --offload disk writes the layers when it starts; empty: the cache directory."
+        "",
+        description="Directory to which --offload disk writes the layers at start; empty: the cache directory.",
     )
     acceptance: str = Field(
         DEFAULT_RULE, description="Rule for sampled requests: traversal, multi_step or naive."
@@ -69,8 +70,8 @@ class VerifierSettings(ServiceSettings):
     rank_timeout_seconds: float = Field(
         60.0,
         gt=0,
-        description="Time without an answer after which a rank is lost and the verifier ends; must exceed the "
-        "longest pass.",
+        description="Time without an answer after which a rank counts as lost and the verifier ends; must exceed "
+        "the longest pass.",
     )
     threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
     kv_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
@@ -82,7 +83,7 @@ class VerifierSettings(ServiceSettings):
     kv_window: int = Field(
         0,
         ge=0,
-        description="Keep only so many context tokens per request (StreamingLLM); lossy; 0 keeps all.",
+        description="Context tokens to keep per request (StreamingLLM); lossy; 0 keeps all.",
     )
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."

@@ -1,11 +1,11 @@
 """The host: a process' drafters and verifier, which run planned steps.
 
-    step(plan)           -> draft, merge, verify (paper, sections 3 and 4) run(plan, grant)     -> steps of
-    one plan, until a request ends, a verdict is not OK, or the grant is used up conclude(steps)      -> cache
-    compacted, calibration learnt; after the answer is on its way
+    step(plan)         draft, merge and verify (paper, sections 3 and 4)
+    run(plan, grant)   repeat the step until a request ends, a verdict is not OK, or the grant is used up
+    conclude(steps)    compact the cache and learn, while the answer is on its way
 
-`LLM` calls it directly, the verifier's service for a gateway's messages. It has no queue and no planner.
-Invariant: time is only checked between whole steps, so no draw is selected by its duration.
+`LLM` calls the host directly, the verifier service for each of a gateway's messages. The host has no queue and no
+planner. Invariant: it reads the clock only between whole steps, so no draw is selected by its duration.
 """
 
 import logging
@@ -37,17 +37,17 @@ _NO_TREES: Mapping[str, TokenTree] = MappingProxyType({})
 
 
 class HostPlan(NamedTuple):
-    """A step to carry out."""
+    """A step to run."""
 
     entries: Sequence[StepEntry]
     speculators: SpeculatorSet
-    """Drafters of this process that draft."""
+    """Numbers of this process's drafters that draft in the step."""
     keeps: Keeps
-    """Rule of the cut over the batch."""
+    """Rule by which the batch's merged trees are cut."""
     given: Mapping[str, TokenTree] = _NO_TREES
-    """Trees of independent speculators, merged, by request."""
+    """Merged trees from speculators of other processes, by request id."""
     verbatim: frozenset[str] = frozenset()
-    """Requests whose given tree is verified unchanged, without drafts from here."""
+    """Ids of requests whose `given` tree is verified unchanged, without local drafts."""
     asked: WantedOutputs = NOTHING_WANTED
     """Outputs of the target that the caller wants."""
 
@@ -57,42 +57,43 @@ class HostPlan(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Limits of repeating a plan without a message."""
+    """Limits of the steps that one message starts."""
 
     steps: int = 1
     seconds: float = 0.0
+    """Time after which no further step starts."""
 
 
 @dataclass(slots=True)
 class HostStep:
-    """A step that was carried out."""
+    """A step that was run."""
 
     plan: HostPlan
     jobs: Sequence[VerifyJob]
     trees: Mapping[str, TokenTree]
-    """Trees as they were verified."""
+    """Verified trees by request id."""
     drafts: Drafts
     outcomes: Sequence[VerifyOutcome]
     """One outcome per entry, in order, with all requested outputs."""
     draft_times: Sequence[DraftTime]
     drafted: Mapping[int, MemberCounts]
-    """Counts of the drafts of this process by drafter."""
+    """Counts of this process's drafts, by the drafter's number."""
     passes: Sequence[tuple[int, float]]
     """(tokens and nodes, seconds) of each pass."""
     draft_s: float
     """Seconds of drafting and merging."""
     verify_s: float
-    """Seconds of the rest."""
+    """Seconds of passes and acceptance."""
     verdicts: Mapping[str, VerdictEntry]
 
     @property
     def pass_s(self) -> float:
-        """Seconds of its passes."""
+        """Seconds of all passes of the step."""
         return sum([seconds for _, seconds in self.passes])
 
 
 class Host:
-    """Used by one thread at a time."""
+    """Runs planned steps. Only one thread may use it at a time."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Host:
         self.failed_drafts = 0
         """Steps that decoded plainly because drafting failed."""
         self.failed_steps = 0
-        """Steps of grants that failed after others."""
+        """Failed steps of grants, first steps excluded."""
         self._clock = clock
 
     def step(self, plan: HostPlan) -> HostStep:
@@ -139,9 +140,9 @@ class Host:
     ) -> list[HostStep]:
         """Repeat a plan within a grant; apply all verdicts.
 
-        It ends after a step in which a request ended or a verdict is not OK, if a caller waits, or if the
-        next step would rather end after the grant's time than within it. It also ends before a step that
-        fails by an internal fault, which forgets its requests.
+        Stop after a step if a request ended, a verdict is not OK, a caller waits (`interrupted`), or the next step
+        would exceed the grant's time by more than half of its duration. If a later step than the first fails by an
+        internal fault, return the steps before and forget the requests.
         """
         steps: list[HostStep] = []
         began = self._clock()
@@ -152,7 +153,9 @@ class Host:
             except Exception:
                 if not steps:
                     raise
-                log.exception("a step of %d requests failed behind others", len(plan.entries))
+                log.exception(
+                    "a later step of a grant failed; its %d requests are dropped", len(plan.entries)
+                )
                 self.failed_steps += 1
                 self.verifier.abandon([entry.request_id for entry in plan.entries])
                 return steps
@@ -169,8 +172,8 @@ class Host:
         for step in steps:
             try:
                 self._learn(step)
-            except Exception:  # what is learnt makes trees better, not right
-                log.exception("nothing is learnt from a step")
+            except Exception:  # learning changes the speed, not the output
+                log.exception("learning from a step failed; the planner keeps its estimates")
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forget requests; return how many the verifier knew."""
@@ -178,13 +181,13 @@ class Host:
         return self.verifier.release(request_ids)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Release requests in the drafters; the verifier may still cache them."""
+        """Release requests in the drafters, not in the verifier."""
         self.pool.release(request_ids)
 
     def _draft(self, plan: HostPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree]]:
         """Return drafts, their times, and the trees to verify.
 
-        A fault costs the step its drafts, not its tokens.
+        After a fault of drafting the step decodes plainly.
         """
         self.pool.counts = {}
         drafted_entries = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
@@ -207,20 +210,20 @@ class Host:
         return drafts, times, trees | merged
 
     def _keep_features(self, asked: WantedOutputs, local_wanted: WantedOutputs) -> None:
-        """Let the model keep the hidden states that anybody reads."""
+        """Let the model keep the hidden states that caller and drafters read."""
         layers = sorted({*asked.features.layers, *local_wanted.features.layers})
         self.verifier.runner.keep_features(layers)
 
     def _keep_outputs(
         self, outcomes: Sequence[VerifyOutcome], trees: Mapping[str, TokenTree], local_wanted: WantedOutputs
     ) -> None:
-        """Keep the outputs of the target that the next drafts read."""
+        """Store the outputs of the target that the next drafts read."""
         if local_wanted.features.since or local_wanted.top_k:
             verdicts = {outcome.request_id: self._own_outputs(outcome, local_wanted) for outcome in outcomes}
             self.pool.keep(local_wanted, trees, verdicts)
 
     def _own_outputs(self, outcome: VerifyOutcome, local_wanted: WantedOutputs) -> VerdictEntry:
-        """Return a verdict with the outputs for the process' own drafters."""
+        """Return a verdict with the outputs that this process's drafters read."""
         request_id = outcome.request_id
         since, span = local_wanted.features.since.get(request_id), NO_FEATURES
         if since is not None and outcome.status is EntryStatus.OK:

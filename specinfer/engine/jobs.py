@@ -13,7 +13,7 @@ from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 def job_of(
     entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, local_wanted: WantedOutputs
 ) -> VerifyJob:
-    """Return the verifier's part of a step for one request.
+    """Return the verifier's job for one request of a step.
 
     Args:
         asked: outputs of the target that the caller wants.
@@ -39,10 +39,10 @@ def job_of(
 
 
 def as_asked(outcome: VerifyOutcome, asked: WantedOutputs, kept: Sequence[int]) -> VerifyOutcome:
-    """Return an outcome with the asked outputs of the target only.
+    """Return an outcome with only the target's outputs that `asked` names.
 
     Args:
-        kept: layers whose hidden states the model keeps.
+        kept: layers of the outcome's hidden states.
     """
     k = asked.top_k.get(outcome.request_id, 0)
     top_k = tuple([row[:k] for row in outcome.top_k]) if k else ()
@@ -50,7 +50,7 @@ def as_asked(outcome: VerifyOutcome, asked: WantedOutputs, kept: Sequence[int]) 
 
 
 def verdict_of(outcome: VerifyOutcome, features: FeatureSpan | None = None) -> VerdictEntry:
-    """Return the scheduler's form of an outcome; `features` replace its own."""
+    """Return an outcome as the scheduler reads it; `features` replace the outcome's."""
     verdict, span = outcome.verdict, features or outcome.features
     return VerdictEntry(
         outcome.status,

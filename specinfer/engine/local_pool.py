@@ -1,7 +1,7 @@
-"""Drafters of this process, used directly instead of by `specinfer.remote`.
+"""Drafters of this process, called directly instead of over gRPC (`specinfer.remote`).
 
-Drafters of one group share contexts and draft in turn, like those of one service. They have the numbers and
-random streams that services would have, so texts are the same. A tree that breaks a rule is dropped.
+Drafters of one group share contexts and draft one after another, like the drafters of a speculator service. Numbers
+and random streams equal those of services, so the output does too. Malformed trees are dropped.
 """
 
 import logging
@@ -24,9 +24,9 @@ from specinfer.tree import TokenTree, TreeLimits, check_draft
 
 log = logging.getLogger(__name__)
 FEATURE_BYTES = 2**24
-"""Maximum bytes of a request's hidden states per message to a group."""
+"""Maximum bytes of hidden states that a request's group reads per step."""
 _MAX_READ, _MIN_READ = 1024, 16
-"""Maximum context tokens that a group reads per step; minimum per request."""
+"""Context tokens that a group reads per step, and minimum per request."""
 _NO_TREE = TreeLimits(0, 0)
 
 
@@ -38,7 +38,7 @@ class MemberCounts:
     """Nodes of its trees, roots excluded."""
     failed: int = 0
     malformed: int = 0
-    """Trees that broke a rule."""
+    """Number of malformed trees."""
 
     def add(self, other: "MemberCounts") -> None:
         """Add the counts of another step."""
@@ -53,23 +53,23 @@ class DrafterGroup:
 
     engine: SpeculatorEngine
     members: tuple[int, ...]
-    """Numbers of its drafters in the pool, in engine order."""
+    """Numbers of the group's drafters in the pool, in engine order."""
     cached_len: dict[str, int] = field(default_factory=dict)
-    """Context tokens in the engine's caches, by request."""
+    """Number of context tokens that the engine caches, by request id."""
     features_len: dict[str, int] = field(default_factory=dict)
-    """End positions of received hidden states, by request."""
+    """Context position after the last hidden state read, by request id."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     failed: set[int] = field(default_factory=set)
     """Members whose failures were logged; later ones are only counted."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states it reads."""
+        """Layers of the target whose hidden states the group reads."""
         return self.engine.description.feature_layers
 
     @property
     def target_top_k(self) -> int:
-        """Predictions of the target that it reads at each node; 0: none."""
+        """Number of the target's top tokens that the group reads per node."""
         return self.engine.description.target_top_k
 
 
@@ -79,11 +79,12 @@ class LocalPool:
     def __init__(
         self, engines: Sequence[tuple[SpeculatorEngine, Sequence[str]]], hidden_size: int, vocab_size: int
     ) -> None:
-        """Number the drafters of these engines, given with their drafters' names.
+        """Number the drafters of all engines, from 0.
 
         Args:
-            hidden_size: numbers in a hidden state of the target.
-            vocab_size: tokens of the target.
+            engines: each engine with its drafters' names; one group per engine.
+            hidden_size: size of the target's hidden states.
+            vocab_size: size of the target's vocabulary.
         """
         self.names = [name for _, names in engines for name in names]
         self._groups: list[DrafterGroup] = []
@@ -107,17 +108,17 @@ class LocalPool:
 
     @property
     def draws(self) -> bool:
-        """True if any drafter draws for requests that are sampled."""
+        """True if any drafter draws its drafts for sampled requests."""
         return bool(self.drawing)
 
     def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet
     ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:
-        """Draft with chosen members; return trees by request, and groups' times."""
+        """Draft; return (member, tree) pairs by request id, and groups' times."""
         by_request: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         self.counts = {}
-        # a first token does not wait for drafters that read its prompt
+        # only decoding requests draft: a first token should not wait until drafters have read the prompt
         asked = [entry for entry in entries if entry.drafts and len(entry.delta) == 1]
         for group in self._groups:
             for entry in entries:
@@ -153,7 +154,7 @@ class LocalPool:
         return by_request, times
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
-        """Return the target's outputs to request for the members."""
+        """Return the outputs of the target that the members read."""
         if not any(group.feature_layers or group.target_top_k for group in self._groups):
             return NOTHING_WANTED
         return self.outputs.wanted(entries, self._groups)
@@ -179,11 +180,11 @@ class LocalPool:
     ) -> DraftEntry | None:
         """Return a group's entry, if any member may draft.
 
-        At most `max_read` context tokens are read; drafts begin after all of them.
+        It reads at most `max_read` context tokens, and drafts only if the context then is complete.
         """
         state, request_id = entry.state, entry.request_id
         if not state.sampling.greedy and not state.drawn_for:
-            wanted -= self.drawing  # its noise is known to drafters
+            wanted -= self.drawing  # drafters see this request's noise: draws would depend on it
         wanted = frozenset(self._refusals.willing(request_id, wanted))
         if not wanted:
             return None
@@ -224,13 +225,13 @@ class LocalPool:
     def _accept(
         self, group: DrafterGroup, job: DraftEntry, outcome: DraftOutcome
     ) -> list[tuple[int, TokenTree]]:
-        """Return an outcome's sound trees.
+        """Return an outcome's valid trees, with their members' numbers; note failures.
 
-        A failed draft costs its request one step of that member.
+        A request with a failed draft is verified without that member's tree.
         """
         group.cached_len[outcome.request_id] = outcome.cached_len if outcome.status is EntryStatus.OK else 0
         trees: list[tuple[int, TokenTree]] = []
-        if outcome.status is EntryStatus.ERROR:  # refused as a whole
+        if outcome.status is EntryStatus.ERROR:  # refused for all members
             for place in job.speculators:
                 self._refusals.refuse(job.request_id, group.members[place])
             self._failed(group.members[0], group, outcome.message)
@@ -249,20 +250,20 @@ class LocalPool:
         return trees
 
     def _is_sound(self, group: DrafterGroup, place: int, job: DraftEntry, tree: TokenTree) -> bool:
-        """Return whether a job's tree is valid; count it if not."""
+        """Return whether a tree is valid; count and log a malformed tree."""
         number = group.members[place]
         may_draw = job.sampling.greedy or (not job.sees_noise and number in self.drawing)
         try:
             check_draft(tree, job.delta[-1], job.limits, self._vocab_size)
             if tree.has_draws and not may_draw:
-                raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
+                raise MalformedTreeError("tree.proposals", "drawn", "this request's drafts must be points")
         except MalformedTreeError as error:
             self._count(number).malformed += 1
             self._log(number, group, error.for_logs)
             return False
         except Exception as error:  # noqa: BLE001  # drafters are extensions: only the draft is lost
             self._count(number).malformed += 1
-            self._log(number, group, f"the draft is no tree: {type(error).__name__}")
+            self._log(number, group, f"its tree could not be checked: {type(error).__name__}")
             return False
         return True
 
@@ -277,4 +278,8 @@ class LocalPool:
     def _log(self, number: int, group: DrafterGroup, reason: str) -> None:
         if number not in group.failed:
             group.failed.add(number)
-            log.warning("a draft of %s failed, later ones are only counted: %s", self.names[number], reason)
+            log.warning(
+                "speculator %s: draft failed (further failures are not logged): %s",
+                self.names[number],
+                reason,
+            )

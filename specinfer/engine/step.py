@@ -1,12 +1,12 @@
-"""An iteration of decoding without I/O, which is the caller's.
+"""An iteration of decoding, as a generator without I/O.
 
     plan(now)      -> requests, speculators and nodes of the step
     decode(plan)   -> asks for drafts, merges them, asks for verdicts, commits them (paper, sections 3 and 4)
     learn(step)    -> acceptance and costs, for the steps after the next one
 
-The caller owns the I/O: `specinfer.llm` answers from a host in its process, the gateway from services over
-gRPC. Invariant: a choice depends on committed tokens, earlier steps and time only, so it never biases the
-output.
+The caller answers the generator: `specinfer.llm` from a host in its process, the gateway from services over
+gRPC. Invariant: the planner's choice depends on committed tokens, earlier steps and time only, so it never
+biases the output.
 """
 
 import time
@@ -29,13 +29,13 @@ from specinfer.tree import TokenTree
 class StepPlan(NamedTuple):
     choice: Choice
     entries: list[StepEntry]
-    """Parts of the requests; empty if there is nothing to do."""
+    """One entry per request; empty if no request can run."""
     admitted: list[RequestState]
-    """Requests that begin to run with this step."""
+    """Requests that left the queue for this step."""
 
 
 class AskDrafts(NamedTuple):
-    """Asks for drafts of speculators outside the verifier's process."""
+    """Question: which trees do the speculators outside the verifier's process draft?"""
 
     plan: StepPlan
 
@@ -46,7 +46,7 @@ class Drafted(NamedTuple):
     drafts: Drafts
     times: Sequence[DraftTime] = ()
     merged_by_host: bool = False
-    """True if the verifier's host makes the trees of its drafts only."""
+    """True if the verifier's host is to draft and merge all trees."""
 
 
 class AskVerdicts(NamedTuple):
@@ -54,7 +54,7 @@ class AskVerdicts(NamedTuple):
 
     plan: StepPlan
     trees: Mapping[str, TokenTree]
-    """Merged trees by request; none if the host makes them."""
+    """Merged trees by request id; empty if the host merges them."""
 
 
 class Verified(NamedTuple):
@@ -67,14 +67,14 @@ class Verified(NamedTuple):
     host_s: float
     """Seconds of the step at the host."""
     draft_s: float = 0.0
-    """Seconds of those for drafts."""
+    """Part of `host_s` for drafting and merging."""
     draft_times: Sequence[DraftTime] = ()
     proposed: Mapping[int, int] = MappingProxyType({})
-    """Nodes that the host's own speculators proposed, by speculator."""
+    """Number of nodes that each speculator of the host proposed."""
 
 
 class Committed(NamedTuple):
-    """A finished step, and the progress of its requests."""
+    """A finished step, with its requests' progress."""
 
     step: FinishedStep
     progress: list[Progress]
@@ -85,11 +85,11 @@ Decoding: TypeAlias = Generator[AskDrafts | AskVerdicts, Answer, list[Committed]
 
 
 class Pool(Protocol):
-    """The speculators that a step may use."""
+    """Speculators that may draft in a step."""
 
     @property
     def groups(self) -> Sequence[SpeculatorSet]:
-        """Numbers of the present speculators, one set per service."""
+        """Numbers of the available speculators, one set per service."""
 
 
 class StepMachine:
@@ -101,16 +101,16 @@ class StepMachine:
         planner: StepPlanner,
         on_fault: Callable[[Exception], None] = lambda _: None,
     ) -> None:
-        """Join scheduler and planner; `on_fault` gets errors of dropped drafts."""
+        """Join scheduler and planner; `on_fault` gets the planner's internal faults."""
         self.scheduler, self.planner, self.calibration = scheduler, planner, Calibration()
         self._on_fault = on_fault
         self.choice = PLAIN
         """Choice of the latest plan."""
         self._last_done = 0.0
-        """Time when the last step ended; 0 after a pause."""
+        """End of the last step (`time.perf_counter`); 0 after a pause."""
 
     def plan(self, now: float, pool: Pool) -> StepPlan:
-        """Admit requests, choose drafts, and plan each request's entry."""
+        """Admit requests, choose speculators and nodes, and plan each request's entry."""
         running, wanting = self.scheduler.admit(now)
         choice = self._choose(running, wanting, pool)
         entries = self.scheduler.plan(now, choice.nodes, choice.worth)
@@ -123,8 +123,8 @@ class StepMachine:
     def decode(self, plan: StepPlan) -> Decoding:
         """Draft, merge, verify and commit; return the finished steps in order.
 
-        The caller answers `AskDrafts` with `Drafted`, and `AskVerdicts` with one `Verified` or several: those
-        after the first are further steps of the host by the same plan.
+        The caller answers `AskDrafts` with `Drafted`, and `AskVerdicts` with one `Verified` per step that the host
+        ran by this plan.
         """
         started = time.perf_counter()
         drafting = yield AskDrafts(plan)
@@ -155,7 +155,7 @@ class StepMachine:
         ]
 
     def paused(self) -> None:
-        """Start the next step's time at its beginning: there was no work."""
+        """Exclude the pause until the next step from that step's time."""
         self._last_done = 0.0
 
     def learn(self, step: FinishedStep) -> None:
@@ -167,14 +167,11 @@ class StepMachine:
         return trees_to_verify(plan.entries, drafts, self.calibration, plan.choice.keeps)
 
     def _choose(self, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
-        """Get the planner's choice.
-
-        An internal fault costs the step its drafts, not its tokens.
-        """
+        """Return the planner's choice, or plain decoding after an internal fault."""
         try:
             self.planner.enrol(pool.groups)
             return self.planner.choose(running, wanting)
-        except Exception as error:  # noqa: BLE001  # whatever it is, plain decoding continues
+        except Exception as error:  # noqa: BLE001  # plain decoding needs no planner
             self._on_fault(error)
             return PLAIN
 
@@ -183,9 +180,9 @@ _NONE = Drafted({})
 
 
 def step_times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
-    """Return each step's times: its own at the host, equal shares otherwise.
+    """Return each step's times: its own at the host, others shared equally.
 
-    The host's drafts are drafts, not verification.
+    The host's drafting counts as drafting, not as verification.
     """
     if len(steps) == 1:
         merged = min(whole.merged + steps[0].draft_s, whole.verified)
@@ -207,7 +204,7 @@ def _finished(
     times: StepTimes,
     progress: Sequence[Progress],
 ) -> FinishedStep:
-    """Return all facts of a step, for learning and for reports."""
+    """Return a step's record, for learning and for statistics."""
     proposed = dict(verified.proposed)
     for drafts in drafted.drafts.values():
         for speculator, tree in drafts:

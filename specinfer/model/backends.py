@@ -1,10 +1,10 @@
-"""Choose the backend of a model's passes.
+"""Chooses the executor of a model's passes.
 
 native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
 torch    any device and type
-generic  causal models of `transformers` as they are (`specinfer.model.torch.generic`)
+generic  causal models of `transformers`, unchanged (`specinfer.model.torch.generic`)
 gpu      fused kernels for a GPU (`specinfer.model.gpu`); only by name
-auto     native where it can run the model, else torch, with the reason in the log
+auto     native if it can run the model, otherwise torch; the log states the reason
 """
 
 import logging
@@ -34,36 +34,36 @@ class Work:
     format: Format
     dtype: torch.dtype
     num_blocks: int
-    """Blocks of the cache."""
+    """Number of blocks of the cache."""
     device: str
     store: LayerStore | None = None
-    """Place of the layers, if not on the device."""
+    """Store of offloaded layers; None: all layers are on the device."""
     kv_type: str = AUTO_KV
     """Storage of keys and values, one of `KV_TYPES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A kind of executors."""
+    """An executor's name, abilities and factory."""
 
     name: str
     help: str
     supports: Callable[[ModelConfig, torch.dtype, str], str]
-    """Returns why it cannot run a model on a device, or nothing."""
+    """Returns why a model cannot run on a device, or ""."""
     make: Callable[[Work], Executor]
     offloads: bool = False
-    """True if layers may lie elsewhere."""
+    """True if the executor can run offloaded layers."""
     automatic: bool = False
-    """True if `auto` may take it."""
+    """True if `auto` may choose it."""
     kv_types: bool = False
-    """True if keys and values may differ from the model's numeric type."""
+    """True if the cache's numeric type may differ from the model's."""
 
     def runs(self, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str) -> str:
-        """Return why it cannot run a model in a format, or nothing."""
+        """Return why the executor cannot run a model in a format, or ""."""
         return chosen.fits(config, self.name, name_of(dtype)) or self.supports(config, dtype, device)
 
     def stores(self, kv_type: str, dtype: torch.dtype) -> bool:
-        """Return whether it can store keys and values so."""
+        """Return whether the executor can store keys and values in this type."""
         default_type = "bf16" if dtype is torch.bfloat16 else AUTO_KV
         return self.kv_types or kv_type in (AUTO_KV, default_type)
 
@@ -90,7 +90,7 @@ def _make_torch(work: Work) -> Executor:
 
 
 def _make_generic(work: Work) -> Executor:
-    raise SettingError("executor", "generic", "runs directories of transformers, no separate tensors")
+    raise SettingError("executor", "generic", "loads only directories in the format of transformers")
 
 
 def _make_gpu(work: Work) -> Executor:
@@ -103,7 +103,7 @@ def _make_gpu(work: Work) -> Executor:
 
 def _supports_torch(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
     if any(config.recurrent_layers) or config.output_gate:
-        return f"torch executor: model_type = {config.family!r}: no recurrent layers"
+        return f"torch executor: model_type = {config.family!r}: recurrent layers need native or generic"
     return ""
 
 
@@ -126,7 +126,7 @@ EXECUTORS = ("auto", *BACKENDS)
 def executors_help() -> str:
     described = "; ".join(f"{backend.name}, {backend.help}" for backend in BACKENDS.values())
     automatic = " or ".join(backend.name for backend in BACKENDS.values() if backend.automatic)
-    return f"{described}; auto, the first of {automatic} that can, or generic for models that neither knows"
+    return f"{described}; auto, the first of {automatic} that can run the model, or generic for other models"
 
 
 def refusal(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
@@ -147,10 +147,10 @@ def choose_backend(
 ) -> Backend:
     """Return the first backend of this name that runs a model.
 
-    Log why better ones do not.
+    Logs why earlier ones in the list cannot.
 
     Raises:
-        SettingError: if none does, naming the format or the executor.
+        SettingError: naming the format or the executor, if no backend runs the model.
     """
     reasons: list[str] = []
     for backend in candidates(name):
@@ -159,7 +159,7 @@ def choose_backend(
             if reasons:
                 log.warning("%s; using the %s executor", "; ".join(reasons), backend.name)
             if name == "auto" and backend.name == "torch" and torch.device(device).type == "cuda":
-                log.info("--executor gpu runs passes faster on a GPU (4 to 7 times on an H200)")
+                log.info("--executor gpu runs passes on a GPU faster (4 to 7 times on an H200)")
             if backend.name != "native" and dtype != torch.float32:
                 why = (
                     "rows of a pass may round differently with its size: speculation may change close choices"

@@ -5,7 +5,7 @@
     each token sees   a leading stretch of its own request's positions (`visible`),
                       plus the tentative nodes on its own path (`extra`)
 
-Nothing here touches the model; executors turn the batch into what they need.
+It knows no model: executors convert the batch to their inputs.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,10 @@ from specinfer.model.cache.sequence import KVSequence
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One request's part of a pass.
+    """One request's part of a pass: context (`delta`), tree nodes, or both.
 
-    Either context (`delta`) or tree nodes or both. `parents` index the sequence's tentative nodes,
-    counting those scored in earlier passes; -1 is the last context token. `want_last` requests the
-    logits after the last delta token; nodes always get theirs.
+    `parents` are indices of the sequence's tentative nodes, including nodes of earlier passes; -1 is the last
+    context token. `want_last` requests the logits after the last delta token; nodes always have logits.
     """
 
     sequence: KVSequence
@@ -40,21 +39,21 @@ class AttentionRows:
     start: int
     stop: int
     length: int
-    """The request's positions: context, then tentative nodes."""
+    """Number of the request's positions: context, then tentative nodes."""
     blocks: Sequence[int]
     """Block table: position p has slot blocks[p // B] * B + p % B."""
     visible: list[int]
-    """[rows] number of leading positions that each query sees."""
+    """[rows] number of leading positions visible to each query."""
     extra: list[list[int]]
-    """[rows] further visible positions: the nodes on each query's path."""
+    """[rows] further visible positions of each query: nodes on its path."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassFeatures:
-    """Hidden states of all tokens of a pass, which its executor writes."""
+    """Hidden states that a pass's executor writes."""
 
     layers: tuple[int, ...]
-    """Ascending layers of stored states, from 0 (embeddings) to all."""
+    """Layers l, ascending: the states after l layers; 0: the embeddings."""
     states: NDArray[np.float32]
     """[T, len(layers), hidden]"""
 
@@ -71,15 +70,15 @@ class Batch:
     """[T] slot for each token's key and value."""
     rows: list[AttentionRows]
     logit_rows: list[int]
-    """[R] rows of the pass whose logits are wanted."""
+    """[R] rows of the pass with requested logits."""
     logit_spans: list[tuple[int, int]]
-    """Per segment, its range in `logit_rows`: the last delta token, then nodes."""
+    """Each segment's range in `logit_rows`: the last delta token, then nodes."""
     features: "PassFeatures | None" = None
-    """Hidden states that the pass is to write."""
+    """Hidden states that the pass must write; None: no states."""
 
 
 def flatten(segments: Sequence[Segment]) -> Batch:
-    """Build the pass. Cache blocks must be reserved, nodes not yet added."""
+    """Build the pass. Blocks must be reserved, nodes not yet added."""
     batch = Batch([], [], [], [], [], [])
     for segment in segments:
         start = len(batch.token_ids)
@@ -113,7 +112,7 @@ def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, list[i
 
 
 def _node_paths(segment: Segment) -> tuple[list[int], list[list[int]]]:
-    """Return each new node's depth, and its path of tentative nodes."""
+    """Return the new nodes' depths, and their paths of tentative nodes."""
     known = segment.sequence.nodes
     depths: list[int] = []
     paths: list[list[int]] = []

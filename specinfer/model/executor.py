@@ -1,4 +1,4 @@
-"""Interface of executors, which own weights and cache, and the torch one."""
+"""The interface of executors, which own weights and cache; the torch executor."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,30 +19,30 @@ from specinfer.model.weights.interfaces import Blocks
 
 
 class Executor(Protocol):
-    """Runs passes over a paged cache that it owns."""
+    """Runs passes with its own weights and paged cache."""
 
     name: str
-    """Name in `--executor`."""
+    """Value of `--executor`."""
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Run a pass; return the float32 logits [R, V] of logit rows.
 
-        Writes the pass's keys and values, and the hidden states that the batch wants.
+        It writes the keys and values of the pass, and the hidden states in `batch.features`.
         """
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots."""
+        """Copy keys and values between slots."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
+        """Rotate the keys of slots by `delta` rotary positions."""
 
 
 @runtime_checkable
 class HeadSetter(Protocol):
-    """Executor that can take another output head."""
+    """An executor whose output head can be replaced."""
 
     def set_head(self, blocks: Blocks) -> None:
-        """Replace the head by one with as many rows."""
+        """Replace the head by another with the same number of rows."""
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class RecurrentExecutor(Protocol):
 
     @property
     def recurrent_states(self) -> RecurrentStates[Any] | None:
-        """States of recurrent layers; None: there are no such layers."""
+        """States of recurrent layers; None: the model has no such layers."""
 
 
 class TorchExecutor:
@@ -71,8 +71,7 @@ class TorchExecutor:
     ) -> None:
         """Load the model.
 
-        `store` has the layers if they are not on the device; `surgery` belongs to a rank that runs a part of
-        a model.
+        `store` has the layers if they are offloaded; `surgery` divides the model for one of several ranks.
         """
         if store is None:
             self._model = Transformer(config, weights, dtype, device, surgery)
@@ -106,7 +105,7 @@ class TorchExecutor:
         """Return hidden states [T, hidden] before the final norm; write the cache.
 
         Args:
-            x: [T, hidden], input of layers that are not the first ones; None: the tokens.
+            x: [T, hidden] input of the first layer here; None: embed the tokens (first pipeline stage).
         """
         token_ids, positions, slots = map(self._tensor, (batch.token_ids, batch.positions, batch.write_slots))
         config = self._config
@@ -130,14 +129,14 @@ class TorchExecutor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots."""
+        """Copy keys and values between slots."""
         here, there = self._tensor(source), self._tensor(target)
         for cache in (self._keys, self._values):
-            # index_select copies first, so overlapping rows are safe
+            # index_select copies before the write: source and target may overlap
             cache.index_copy_(1, there, cache.index_select(1, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
+        """Rotate the keys of slots by `delta` rotary positions."""
         here = self._tensor(slots)
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())

@@ -1,4 +1,4 @@
-"""Load a model's directory, or configuration and weights, into an executor."""
+"""Loads a model from a directory, or from configuration and weights."""
 
 import logging
 from dataclasses import replace
@@ -39,30 +39,30 @@ log = logging.getLogger(__name__)
 
 
 class LoadedModel(NamedTuple):
-    """Parts of a runner."""
+    """Parts of a `ModelRunner`."""
 
     config: ModelConfig
     executor: Executor
     num_blocks: int
     """Number of blocks of the cache."""
     window: KVWindow | None = None
-    """Window of the cache; None: all context tokens are kept."""
+    """Window of the cache; None: the cache keeps all context tokens."""
     weights: WeightFormats = NOT_COUNTED
     """Formats of the weights in memory."""
     head: TrimmedHead | None = None
-    """The head whose rows can be replaced; None: they cannot."""
+    """Head with replaceable rows; None: the rows are fixed."""
 
 
 def load_model(
     directory: Path, options: RunnerOptions, ranks: Ranks | None = None, accounted: bool = False
 ) -> LoadedModel:
-    """Load a model directory; with `ranks`, this rank's part.
+    """Load a model directory; with `ranks`, only this rank's part.
 
     Args:
-        accounted: the names and shapes of the tensors were compared with the configuration before.
+        accounted: True if the tensors' names and shapes were already compared with the configuration.
 
     Raises:
-        SettingError: if an option is bad or the directory has no model.
+        SettingError: naming a wrong option, or a directory without a model.
         IncompatibleError: if the chosen executor cannot run the model.
     """
     check_options(options)
@@ -88,7 +88,7 @@ def load_model(
                 check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
     if ranks is not None:
-        raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")
+        raise SettingError("executor", options.executor, "ranks cannot share a model of the generic executor")
     return _load_generic(directory, hf, generation, options)
 
 
@@ -100,7 +100,7 @@ def _own_config(hf: Any, generation: Any | None, options: RunnerOptions) -> Mode
 
 
 def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None) -> LoadedModel:
-    """Return a `transformers` model as it is."""
+    """Load a `transformers` model object with the generic executor."""
     from specinfer.model.torch.generic import GenericExecutor, generic_config
 
     check_kv_type(options, "generic")
@@ -117,10 +117,10 @@ def build_model(
 ) -> LoadedModel:
     """Build a model from its configuration and weights.
 
-    All of `ranks` call this at the same time.
+    All of `ranks` must call it at the same time.
 
     Raises:
-        SettingError: if an option names something that does not exist.
+        SettingError: naming a wrong option.
     """
     check_options(options)
     if options.layers is not None:
@@ -155,14 +155,14 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
         raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
     if options.kv_tokens == AUTO_TOKENS:
         raise SettingError(
-            "kv_tokens", "auto", "the generic executor needs a number: its tokens differ in size"
+            "kv_tokens", "auto", "the generic executor needs a number: it does not know a token's bytes"
         )
     if options.layers is not None:
-        raise SettingError("layers", options.layers, "the generic executor runs whole models")
+        raise SettingError("layers", options.layers, "the generic executor runs all layers")
     if options.offload != "none":
-        raise SettingError("offload", options.offload, "the generic executor holds whole models")
+        raise SettingError("offload", options.offload, "must be none for the generic executor")
     if any(directory.glob("*.safetensors")):
-        SafetensorsWeights(directory)  # the index must be that of the files
+        SafetensorsWeights(directory)  # check that the index matches the files
     if method := quant_method(hf):
         raise IncompatibleError(
             f"quant_method = {method!r}: not supported for model_type = {hf.model_type!r}"
@@ -176,7 +176,9 @@ def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -
         return options
     if torch.device(options.device).type != "cpu":
         raise SettingError(
-            "kv_tokens", "auto", f"device = {options.device!r}: only the memory of a CPU is known"
+            "kv_tokens",
+            "auto",
+            f"needs a number on device = {options.device!r}: only a CPU's memory is known",
         )
     gguf = kept_gguf(directory)
     files = [gguf] if gguf is not None else directory.glob("*.safetensors")
@@ -191,15 +193,15 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
     path = kept_gguf(directory)
     if path is not None:
         return GgufWeights(path)
-    # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
+    # read each tensor to the device that uses it: a GPU's model is never whole in host memory
     return open_checkpoint(directory, options.device if options.executor == "gpu" else "cpu")
 
 
 def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
-    """Return the model in the form that all chosen parts support.
+    """Return the configuration in the form that all chosen parts support.
 
     Raises:
-        IncompatibleError: naming the part and what it does not know.
+        IncompatibleError: naming the part and the property that it does not support.
     """
     if ranks is not None:
         return ranks.place.layout.known_part(config)
@@ -221,7 +223,7 @@ def _check_shared(options: RunnerOptions) -> None:
     check_numbers(options, "ranks share a model")
     check_kv_type(options, "torch")
     if options.offload != "none":
-        raise SettingError("offload", options.offload, "ranks that share a model keep it on their devices")
+        raise SettingError("offload", options.offload, "must be none for ranks that share a model")
 
 
 def _executor(
@@ -247,7 +249,7 @@ def backend_and_weights(
     """Return the backend for a model, and the weights in its format.
 
     Raises:
-        SettingError: if no backend runs it so.
+        SettingError: if no backend runs the model in this format.
     """
     dtype, chosen = DTYPES[options.dtype], find_format(options.weights)
     backend = choose_backend(options.executor, config, chosen, dtype, options.device)

@@ -22,32 +22,32 @@ class RunnerOptions:
     dtype: str = "bfloat16"
     device: str = "cpu"
     executor: str = "auto"
-    """Backend of passes; auto: the first that can."""
+    """Name of the executor; auto: the first that can run the model."""
     kv_tokens: int = CACHE_TOKENS
-    """Context tokens in the cache over all requests; `AUTO_TOKENS`: all free memory."""
+    """Capacity in context tokens, over all requests; `AUTO_TOKENS`: all free memory."""
     weights: str = AUTO
-    """Format of the matrices, one of `FORMATS`."""
+    """Format of matrices: a key of `FORMATS`."""
     numbers_as: str = AUTO
-    """Format of `auto` for a checkpoint without blocks, if supported."""
+    """Format that `auto` means for files without blocks, if supported."""
     layers: int | None = None
-    """Number of first layers to keep; None keeps all."""
+    """Number of first layers to load; None: all."""
     token_ids: tuple[int, ...] = ()
-    """Tokens with head rows, in order; empty: all (`weights.trimmed`)."""
+    """Tokens of the head's rows, in order; empty: all (`weights.trimmed`)."""
     kv_window: int = 0
     """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
     kv_type: str = AUTO_KV
     """Storage of keys and values, one of `KV_TYPES`."""
     offload: str = "none"
-    """Place of offloaded layers: "host" or "disk" (`offload.stores`)."""
+    """Place of offloaded layers: "none", "host" or "disk" (`offload.stores`)."""
     offload_directory: str = ""
-    """Directory of "disk"; empty: the cache directory."""
+    """Directory for "disk"; empty: the cache directory."""
 
 
 def check_options(options: RunnerOptions) -> None:
-    """Check the names among the options.
+    """Check the options that are names.
 
     Raises:
-        SettingError: naming the bad one.
+        SettingError: naming the option, its value and the accepted values.
     """
     if options.dtype not in DTYPES:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
@@ -56,7 +56,7 @@ def check_options(options: RunnerOptions) -> None:
     if options.offload not in OFFLOADS:
         raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
     if options.offload != "none" and not any(backend.offloads for backend in candidates(options.executor)):
-        raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
+        raise SettingError("offload", options.offload, f"must be none for the {options.executor} executor")
     if options.kv_type not in KV_TYPES:
         raise SettingError("kv_type", options.kv_type, f"must be one of {', '.join(KV_TYPES)}")
     _check_weights(options)
@@ -67,22 +67,24 @@ def check_kv_type(options: RunnerOptions, executor: str) -> None:
     """Check that an executor supports the type of keys and values.
 
     Raises:
-        SettingError: naming the executor.
+        SettingError: naming the type and the executor.
     """
     if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
-        reason = f"the {executor} executor stores them in dtype = {options.dtype}: needs native"
+        reason = f"the {executor} executor only stores dtype = {options.dtype}; needs --executor native"
         raise SettingError("kv_type", options.kv_type, reason)
 
 
 def check_numbers(options: RunnerOptions, subject: str) -> None:
-    """Check that the format is numbers.
+    """Check that the weights' format is numbers, not blocks.
 
     Raises:
-        SettingError: for another format.
+        SettingError: for any other format.
     """
     chosen = find_format(options.weights)
     if chosen.name != AUTO and not isinstance(chosen, NumberFormat):
-        raise SettingError("weights", options.weights, f"{subject} in numbers, as dtype says: auto")
+        raise SettingError(
+            "weights", options.weights, f"{subject} in numbers: must be auto, f32, f16 or bf16"
+        )
 
 
 def _check_weights(options: RunnerOptions) -> None:

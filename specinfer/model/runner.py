@@ -1,4 +1,4 @@
-"""Run one model with its cache: append deltas, score trees, in batches."""
+"""Runs passes of one model with its cache."""
 
 import logging
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Runs passes. Not thread-safe: one engine thread owns it."""
+    """Runs passes. Not thread-safe: only one thread may use it."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class ModelRunner:
     ) -> None:
         self.config, self._executor = config, executor
         self.head = head
-        """The head whose rows can be replaced; None: they cannot."""
+        """Head with replaceable rows; None: the rows are fixed."""
         self.weights = weights
         """Formats of the weights in memory."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
-        """Hidden states of all tokens in the cache, once `keep_features` was called."""
+        """Hidden states of cached tokens, if `keep_features` was called."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
         self.cache = PagedKVCache(num_blocks, self.features, window, states)
         self._reference_logged = False
@@ -59,19 +59,19 @@ class ModelRunner:
     def wrap(
         cls, model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None
     ) -> "ModelRunner":
-        """Run a `transformers` model as it is."""
+        """Run a `transformers` model object with the generic executor."""
         return cls(*wrap_model(model, hf, options, generation))
 
     @classmethod
     def build(
         cls, config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
     ) -> "ModelRunner":
-        """Put a model together from its configuration and weights; see `build_model`."""
+        """Build a runner from configuration and weights; see `build_model`."""
         return cls(*build_model(config, weights, options, ranks))
 
     @property
     def parallel(self) -> ParallelExecutor | None:
-        """Ranks that share the model, if several do."""
+        """Ranks that share the model; None: this process has all of it."""
         return self._executor if isinstance(self._executor, ParallelExecutor) else None
 
     @property
@@ -89,23 +89,23 @@ class ModelRunner:
 
     @property
     def executor_name(self) -> str:
-        """Name of its executor: one of `BACKENDS`."""
+        """Name of the executor, a key of `BACKENDS`."""
         return self._executor.name
 
     @property
     def chooser(self) -> Chooser | None:
-        """Chooser of tokens for logits outside the host's memory."""
+        """Chooser of tokens on the logits' device; None: on the host."""
         return self._executor if isinstance(self._executor, Chooser) else None
 
     def keep_prefixes(self, directory: Path, fingerprint: str, limit_bytes: int) -> PrefixDirectory:
-        """Keep prefixes in a directory, for models of the same fingerprint.
+        """Store prefixes in a directory, for models of the same fingerprint.
 
         Raises:
-            SettingError: if the cache shares no prefixes, or the executor does not copy blocks.
+            SettingError: if the cache shares no prefixes, or the executor cannot copy blocks.
         """
         field, blocks = "prefix_cache_directory", self.features.blocks
         if blocks is None:
-            reason = f"the {self.executor_name} executor keeps no prefixes: needs native"
+            reason = f"the {self.executor_name} executor stores no prefixes; needs --executor native"
             raise SettingError(field, str(directory), reason)
         if self.cache.window is not None:
             raise SettingError(field, str(directory), "a windowed cache shares no prefixes")
@@ -123,14 +123,14 @@ class ModelRunner:
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Run one pass over all segments.
 
-        Every segment's delta becomes context and its nodes become tentative nodes of its sequence.
+        Afterwards each segment's delta is context and its nodes are tentative nodes of its sequence.
 
         Returns:
-            Per segment the logits [R, V] in float32: first the one after the last delta token if
+            Per segment the float32 logits [R, V]: first the row after the last delta token if
             `want_last`, then one per node.
 
         Raises:
-            ExhaustedError: if the cache is full. No sequence has then grown, nor after any other error.
+            ExhaustedError: if the cache is full. After any error all sequences are unchanged.
         """
         return self._run(segments, self.features.layers)[0]
 
@@ -140,19 +140,17 @@ class ModelRunner:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Run one pass; return logits, and hidden states of each segment.
 
-        These are bfloat16 [tokens, len(layers), hidden]. A layer l stands for the hidden states after
-        l layers; the layers ascend.
+        The states are bfloat16 [tokens, len(layers), hidden]. Layer l means the states after l layers; layers
+        ascend.
 
         Raises:
-            SettingError: if the model has no such layer, or its executor returns no hidden states.
+            SettingError: if the model has no such layer, or the executor returns no hidden states.
         """
         self.check_layers(layers)
         return self._run(segments, tuple(layers))
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """Keep the hidden states after these layers in `features` from now on.
-
-        No layers: keep no more hidden states.
+        """Store hidden states after these layers in `features` from now on; [] stops.
 
         Raises:
             SettingError: as `forward_with_features`.
@@ -161,17 +159,17 @@ class ModelRunner:
         self.features.keep(layers, self.config.hidden_size)
 
     def check_layers(self, layers: Sequence[int]) -> None:
-        """Check that hidden states after these numbers of layers can be returned.
+        """Check that the model can return hidden states after these layers.
 
         Raises:
-            SettingError: if not.
+            SettingError: if it cannot.
         """
         feature_layers = self.feature_layers
         if layers and not feature_layers:
             raise SettingError(
                 "features",
                 list(layers),
-                f"the {self.executor_name} executor returns no hidden states: choose another, or another draft",
+                f"the {self.executor_name} executor returns no hidden states: choose another executor or --draft",
             )
         if list(layers) != sorted({layer for layer in layers if 0 <= layer <= feature_layers}):
             raise SettingError(
@@ -180,7 +178,7 @@ class ModelRunner:
 
     @property
     def feature_layers(self) -> int:
-        """Number of layers after which hidden states can be requested; 0: none."""
+        """Maximum layer with hidden states; 0: the executor returns none."""
         return 0 if self.executor_name == "generic" else self.config.layers
 
     def _run(
@@ -200,7 +198,7 @@ class ModelRunner:
             features = [states[part.start : part.stop] for part in batch.rows]
             if layers == self.features.layers:
                 self.features.write(batch.write_slots, states.view(torch.int16).numpy())
-        for segment in segments:  # last: whatever fails before, no sequence has grown
+        for segment in segments:  # last, so that after an error all sequences are unchanged
             if segment.delta:
                 self.cache.append(segment.sequence, segment.delta)
             self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
@@ -212,7 +210,7 @@ class ModelRunner:
     ) -> list[TokenTree]:
         """Read every task's context and grow its tree; return the trees.
 
-        The trees are in the order of the tasks. No node of them stays in the cache. Space for
+        The trees are in the order of the tasks; their nodes do not stay in the cache. Space for
         `shape.scored_nodes` must be reserved.
         """
         if isinstance(self._executor, Grower) and self._grows(self._executor, tasks, shape):
@@ -228,7 +226,7 @@ class ModelRunner:
                 self.cache.commit(task.sequence, ())
 
     def _grows(self, grower: Grower, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether an executor grows these trees itself; log once if not."""
+        """Return whether the executor grows these trees itself; log once if not."""
         if grower.can_grow(tasks, shape):
             return True
         if not self._reference_logged:

@@ -1,7 +1,7 @@
-"""Sizes in a `config.json`, checked before anything is made of them.
+"""Checks sizes in a `config.json` before any object is made of them.
 
-`transformers` makes a list as long as the number of layers, and frequencies for half a head, while it reads a
-configuration: a size that no model has would take all time and memory before a tensor of the file refutes it.
+While it reads a configuration, `transformers` makes a list entry per layer and a frequency per pair of head
+dimensions: an absurd size would take all time and memory before any tensor is read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,19 +19,19 @@ _LARGEST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 2**14),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size", "draft_vocab_size"), 2**24),
 }
-"""Largest accepted value of each size: several times any known model's."""
+"""Maximum accepted value of each size: several times any known model's."""
 
 
 def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
-    """Check the sizes in a configuration and in the objects within it.
+    """Check the sizes in a configuration and its nested objects.
 
-    Values that are no numbers are left to their readers.
+    Values that are not numbers are not checked.
 
     Args:
-        least: smallest size; some models write 0 for a size that they do not have.
+        least: minimum; 0 for models that write 0 for absent sizes.
 
     Raises:
-        IncompatibleError: naming the one that no model can have.
+        IncompatibleError: naming the size, its value and the accepted range.
     """
     for name, value in _sizes(fields, ""):
         limit = _LARGEST[name.rpartition(".")[2]]

@@ -1,4 +1,4 @@
-"""Threads of the passes in this process."""
+"""Sets the number of threads of passes in this process."""
 
 import torch
 
@@ -6,16 +6,16 @@ from specinfer.system.threads import default_threads, thread_count
 
 
 def use_threads(threads: int) -> None:
-    """Set the threads of torch and the kernels; 0: all usable.
+    """Set the threads of torch and the kernels; 0: all usable processors.
 
     Raises:
-        SettingError: if the machine has fewer processors.
+        SettingError: if fewer processors are usable.
     """
     torch.set_num_threads(thread_count(threads))
 
 
 def limit_threads() -> None:
-    """Limit torch's threads to usable processors, as it ignores quotas."""
+    """Limit torch's threads to usable processors: torch ignores CPU quotas."""
     usable = default_threads()
     if torch.get_num_threads() > usable:
         torch.set_num_threads(usable)

@@ -1,6 +1,7 @@
 """Grows a `TokenTree` node by node; `build` sorts it depth first.
 
-A (parent, token) pair is one node for any number of proposals: computed once, tried once per proposal.
+Proposals of the same token below the same parent share one node: a pass computes it once, and the acceptance
+rule tries it once per proposal.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from specinfer.tree.token_tree import Float32, Int32, Proposal, ProposalKind, To
 
 
 class TreeBuilder:
-    """Mutable tree under construction; node indices are those of insertion until `build`."""
+    """Mutable tree; until `build`, node i is the i-th inserted node."""
 
     def __init__(self, root_token_id: int) -> None:
         self.token_ids: list[int] = [root_token_id]
@@ -27,7 +28,7 @@ class TreeBuilder:
 
     @property
     def proposals(self) -> int:
-        """Proposals recorded so far."""
+        """Number of recorded proposals."""
         return len(self._proposals)
 
     def find(self, parent: int, token_id: int) -> int | None:
@@ -35,10 +36,10 @@ class TreeBuilder:
         return self._index.get((parent, token_id))
 
     def add(self, parent: int, token_id: int, score: float = 1.0) -> int:
-        """Return the parent's child with this token, with the higher score.
+        """Return the parent's child with this token; add a missing child.
 
-        A missing child is made. `propose_points` and `propose_samples` do not change the score of an existing
-        node: a later proposal may follow from a draw, and a candidate's score must not depend on later ones.
+        An existing child keeps the higher score. (`propose_points` and `propose_samples` never change it: a draw
+        may cause a later proposal, and a candidate's score must not depend on draws after the candidate.)
         """
         node = self._index.get((parent, token_id))
         if node is not None:
@@ -56,7 +57,7 @@ class TreeBuilder:
         return self.add(parent, token_id, score) if node is None else node
 
     def propose(self, proposal: Proposal) -> None:
-        """Record a speculator's proposal of children; its indices are the builder's."""
+        """Record a proposal, whose node indices are the builder's."""
         self._proposals.append(proposal)
 
     def propose_points(
@@ -78,7 +79,8 @@ class TreeBuilder:
     ) -> list[int]:
         """Add a sampled proposal with its children; return their distinct nodes.
 
-        `draws` are in draw order. Scores are the draws' chances before they are drawn (`specinfer.tree.draws`).
+        `draws` are token ids in draw order. A new node's score is the expected acceptance of its draw, estimated
+        without its token (`specinfer.tree.draws`).
         """
         probability = dict(zip(q[0].tolist(), q[1].tolist(), strict=True))
         left, nodes = Draws(q[1].tolist(), kind), []
@@ -89,7 +91,7 @@ class TreeBuilder:
         return list(dict.fromkeys(nodes))
 
     def build(self, order: Sequence[int] = ()) -> TokenTree:
-        """Return the tree depth first; `order` is that of its candidates."""
+        """Return the tree, nodes depth first; `order` becomes `TokenTree.order`."""
         nodes = depth_first(self.parents)
         place = [0] * len(nodes)
         for new, old in enumerate(nodes):
@@ -106,7 +108,7 @@ class TreeBuilder:
 def point_tree(
     tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], nodes: Sequence[int]
 ) -> TokenTree:
-    """Return the tree of deterministic nodes, given in ascending order."""
+    """Return the tree of deterministic nodes: ascending indices, root excluded."""
     builder, place = TreeBuilder(tokens[0]), {0: 0}
     kids: dict[int, list[int]] = {}
     for node in nodes:

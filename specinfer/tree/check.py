@@ -1,4 +1,4 @@
-"""Checks the rules of a token tree from outside."""
+"""Checks token trees that come from drafters or messages."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
 
 _SUM_TOLERANCE = 1e-3
 CANDIDATES_PER_NODE, SUPPORT_PER_NODE = 8, 1024
-"""Maximum candidates, and maximum tokens of all q, per allowed node.
+"""Maximum candidates, and tokens of all q, per allowed node.
 
-Repeated draws, several speculators, and q of 1,024 tokens fit; a message that outgrows the batch's does not.
+They admit repeated draws, several speculators and q of 1,024 tokens, and bound the size of a tree's message.
 """
 
 
 def check_tree(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
-    """Check a tree from outside.
+    """Check the invariants of `TokenTree` and `Proposal`, and a tree's size.
 
     Args:
         vocab_size: token ids must be smaller.
@@ -33,13 +33,13 @@ def check_tree(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
         proposed.update(proposal.children)
     if len(proposed) < len(tree) - 1:
         orphan = min(set(range(1, len(tree))) - proposed)
-        raise MalformedTreeError("tree.proposals", orphan, "node is in no proposal")
+        raise MalformedTreeError("tree.proposals", orphan, "every node but the root must be in a proposal")
     if tree.order or tree.has_draws:
         _check_order(tree)
 
 
 def check_draft(tree: TokenTree, root: int, limits: TreeLimits, vocab_size: int) -> None:
-    """Check the tree of one drafter against what was asked for.
+    """Check the tree of one drafter against its request's context and limits.
 
     Args:
         root: the last committed token.
@@ -50,11 +50,11 @@ def check_draft(tree: TokenTree, root: int, limits: TreeLimits, vocab_size: int)
         MalformedTreeError: naming the first broken invariant.
     """
     check_tree(tree, vocab_size, limits.nodes + 1)
-    if tree.root_token_id != root:  # the state may have moved on since
-        raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
+    if tree.root_token_id != root:  # a late draft, for an earlier context
+        raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "must be the last committed token")
     depth = int(depths(tree.parents).max())
     if depth > limits.depth:
-        raise MalformedTreeError("tree.depth", depth, f"deeper than {limits.depth}")
+        raise MalformedTreeError("tree.depth", depth, f"at most {limits.depth} is allowed")
 
 
 def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
@@ -71,10 +71,10 @@ def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
                 f"tree.token_ids[{node}]", token, f"not in the vocabulary of {vocab_size}"
             )
     if parents[0] != -1:
-        raise MalformedTreeError("tree.parents[0]", parents[0], "the root has no parent (-1)")
+        raise MalformedTreeError("tree.parents[0]", parents[0], "must be -1: the root has no parent")
     for node, parent in enumerate(parents[1:], 1):
         if not 0 <= parent < node:
-            raise MalformedTreeError(f"tree.parents[{node}]", parent, "parents come before children")
+            raise MalformedTreeError(f"tree.parents[{node}]", parent, f"must be below {node}, and >= 0")
     if len(set(zip(parents, token_ids, strict=True))) != n:
         raise MalformedTreeError("tree.token_ids", token_ids, "two siblings have the same token")
     for node, score in enumerate(tree.scores.tolist()):
@@ -96,38 +96,40 @@ def _check_sizes(tree: TokenTree, max_nodes: int) -> None:
 
 
 def _check_order(tree: TokenTree) -> None:
-    """Check that the order has each candidate once, after its parent's."""
+    """Check that the order has each candidate once, parents before children."""
     counts = [0] * len(tree.proposals)
     for index in tree.order:
         if not 0 <= index < len(counts):
-            raise MalformedTreeError("tree.order", index, f"there are {len(counts)} proposals")
+            raise MalformedTreeError("tree.order", index, f"must be an index of {len(counts)} proposals")
         counts[index] += 1
     if tree.order and counts != [len(proposal.children) for proposal in tree.proposals]:
-        raise MalformedTreeError("tree.order", tree.order, "every child of every proposal stands in it once")
+        raise MalformedTreeError("tree.order", tree.order, "must have a proposal's index once per child")
     reached = {0}
     for index, place in tree.candidates():
         proposal = tree.proposals[index]
         if proposal.parent not in reached:
-            raise MalformedTreeError("tree.order", tree.order, f"children before node {proposal.parent}")
+            raise MalformedTreeError(
+                "tree.order", tree.order, f"has children of node {proposal.parent} before it"
+            )
         reached.add(proposal.children[place])
 
 
 def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_size: int) -> None:
     name, proposal = f"tree.proposals[{index}]", tree.proposals[index]
     if not proposal.children:
-        raise MalformedTreeError(f"{name}.children", proposal.parent, "proposes nothing below this node")
+        raise MalformedTreeError(f"{name}.children", (), f"must name a child of node {proposal.parent}")
     for child in proposal.children:
         if not 0 < child < len(parents) or parents[child] != proposal.parent:
             raise MalformedTreeError(f"{name}.children", child, f"not a child of node {proposal.parent}")
     repeats = len(set(proposal.children)) != len(proposal.children)
     if repeats and proposal.kind is not ProposalKind.WITH_REPLACEMENT:
         raise MalformedTreeError(
-            f"{name}.children", proposal.children, "repeats need drawing with replacement"
+            f"{name}.children", proposal.children, "only draws with replacement may repeat a child"
         )
     if proposal.kind is ProposalKind.POINT:
         if len(proposal.q_token_ids) or len(proposal.q_probabilities):
             raise MalformedTreeError(
-                f"{name}.q_token_ids", len(proposal.q_token_ids), "a point proposal has no q"
+                f"{name}.q_token_ids", len(proposal.q_token_ids), "must be empty in a point proposal"
             )
         return
     drawn = [int(tree.token_ids[child]) for child in proposal.children]
@@ -135,13 +137,15 @@ def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_s
 
 
 def _check_distribution(name: str, proposal: Proposal, drawn: Sequence[int], vocab_size: int) -> None:
-    """Check a proposal's short distribution, in plain Python for speed."""
+    """Check q of a sampled proposal, in plain Python for speed."""
     ids, q = proposal.q_token_ids.tolist(), proposal.q_probabilities.tolist()
     if len(ids) == 0 or len(ids) != len(q):
-        raise MalformedTreeError(f"{name}.q", (len(ids), len(q)), "needs as many ids as probabilities")
+        raise MalformedTreeError(
+            f"{name}.q", (len(ids), len(q)), "needs as many ids as probabilities, at least one"
+        )
     if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
         raise MalformedTreeError(f"{name}.q_token_ids", ids, "must be distinct ids of the vocabulary")
     if not abs(sum(q) - 1) <= _SUM_TOLERANCE or min(q) < 0:  # a NaN makes the first comparison false
         raise MalformedTreeError(f"{name}.q_probabilities", q, "must be >= 0 and sum to one")
     if not all(token in ids and q[ids.index(token)] > 0 for token in drawn):
-        raise MalformedTreeError(f"{name}.children", drawn, "a child has no probability under q")
+        raise MalformedTreeError(f"{name}.children", drawn, "each drawn token needs a q above 0")

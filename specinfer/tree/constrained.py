@@ -5,11 +5,10 @@
           +-dog
           +-xyz
 
-Both change no distribution. A drawn token that is forbidden has no probability under the target, which is
-masked by the same constraint. Leaving it out is drawing from q among the allowed tokens: the draws that stay
-are independent draws from q restricted to them, in the same order, with and without replacement; whether one
-stays is decided by its own place in that restriction and by what comes before it. So their proposal keeps q
-restricted and renormalised. What is forced is a point: it is accepted if it is what the target chooses.
+Neither changes the output's distribution. The constraint masks the target, too, so a forbidden token has
+probability 0 there. The allowed draws of a proposal are distributed like draws from q restricted to the allowed
+tokens, in the same order, with and without replacement. So the proposal keeps the allowed draws, and q
+restricted and renormalised. A forced token is a point: it is accepted if the target chooses it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,25 +28,25 @@ class TokenMatcher(Protocol):
 
     @property
     def finished(self) -> bool:
-        """True if nothing may follow."""
+        """True if no token may follow."""
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Read tokens up to the first forbidden one; return their number."""
+        """Read tokens before the first forbidden one; return their number."""
 
     def take_back(self, count: int) -> None:
-        """Forget the last tokens."""
+        """Forget the last `count` tokens."""
 
     def mask(self) -> Bool:
         """Return a mask [V], true for each token that may come next."""
 
     def forced(self) -> list[int]:
-        """Return tokens that have to come next."""
+        """Return the tokens that must come next; empty if several may."""
 
 
 def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
-    """Return the tree without forbidden nodes and what is below them.
+    """Return the tree without forbidden nodes and their descendants.
 
-    `matcher` has read the root, and is left as it was.
+    `matcher` has read the root; its state is the same afterwards.
     """
     drawn = {p.parent for p in tree.proposals if p.kind is not ProposalKind.POINT}
     place: dict[int, int] = {}
@@ -76,7 +75,7 @@ def with_forced(
 ) -> TokenTree:
     """Add nodes for forced tokens, the only ones allowed by the constraint.
 
-    They are added after the likeliest nodes first. `matcher` has read the root, and is not changed.
+    The most probable nodes get theirs first. `matcher` has read the root; its state is the same afterwards.
 
     Args:
         max_nodes: maximum number of added nodes.
@@ -111,10 +110,11 @@ class _Offer(NamedTuple):
     probability: float
     """Estimated probability that the node is accepted."""
     tokens: list[int]
+    """Forced tokens after the node."""
 
 
 def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> Iterator[_Offer]:
-    """Yield the forced tokens after nodes, if missing in the tree."""
+    """Yield the nodes with forced tokens that the tree lacks."""
     parents, tokens, scores = tree.parents.tolist(), tree.token_ids.tolist(), tree.scores.tolist()
     edges, inner = set(zip(parents, tokens, strict=True)), set(parents)
     reached: dict[int, tuple[int, float]] = {}
@@ -130,7 +130,7 @@ def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> 
 
 
 def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
-    """Yield allowed nodes, parents first; `matcher` has read each one's path."""
+    """Yield allowed nodes, parents first; `matcher` has then read the node's path."""
     tokens, parents, path = tree.token_ids.tolist(), tree.parents.tolist(), [0]
     reached = {0}
     yield 0
@@ -149,7 +149,7 @@ def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
 
 
 def _restricted(proposal: Proposal, place: dict[int, int], allowed: dict[int, Bool]) -> Proposal | None:
-    """Return the allowed part of a proposal; None if nothing is left."""
+    """Return a proposal without forbidden children; None if all are forbidden."""
     kept = [at for at, child in enumerate(proposal.children) if child in place]
     if not kept:
         return None

@@ -1,22 +1,20 @@
 """Cuts merged trees to a node budget, without changing the output's distribution.
 
 The verifier tries the draws below a node one after another; a rejected draw x from q leaves the residual
-norm(max(0, P - q)) (paper, Algorithm 2). That gives the target's distribution if, at the moment a draw is
-tried, its token is distributed as q. So whether a draw is kept may depend on what is tried before it, never
-on its own token or on what is tried after it. Three rules keep that:
+norm(max(0, P - q)) (paper, Algorithm 2). The output has the target's distribution if each draw's token is
+distributed as q when the draw is tried. So the decision to keep a draw may depend on candidates tried before
+the draw, never on its own token or on later candidates. Three rules ensure that:
 
 1. Draws are tried in the order in which the cut kept them, across speculators (`TokenTree.order`).
-2. A draw's priority is fixed before its token is looked at (`specinfer.tree.draws`), and so is the
-   decision to continue: the cut stops when the budget is used up, even if the next draw would repeat a kept node.
-3. The candidates of a speculator that draws are taken in the order in which it lists them: a candidate may
-exist,
-   or have its score, only because of the tokens listed before it, so it must not be kept before them. The
-   cut chooses between speculators. Those that only send points are ranked freely, by their own scores:
-   nothing they send hangs on a draw.
+2. A draw's priority is computed without its token (`specinfer.tree.draws`). So is the decision to continue:
+   the cut stops when the budget is used up, even if the next draw would repeat a kept node.
+3. The candidates of a speculator that draws are kept in the order in which it lists them: earlier tokens of the
+   list may have caused a candidate or its score, so the candidate must not be kept before them. The cut only
+   chooses between speculators. Candidates of speculators that never draw depend on no draw: the cut ranks them
+   freely, by their own scores.
 
-Then the kept candidates form a sequence in which each is chosen by a function of the tokens before it, and
-each draw is independent of all that comes before it. The proof by enumeration is
-tests/unit/verification/test_exact.py.
+Then each kept candidate is chosen by a function of the tokens kept before it, and each draw is independent of
+those tokens. tests/unit/verification/test_exact.py proves it by enumeration.
 """
 
 import heapq
@@ -30,17 +28,17 @@ from specinfer.tree.draws import Belief, draws_of, take_at_word
 from specinfer.tree.token_tree import Candidate, Proposal, ProposalKind, TokenTree
 
 Beliefs = Mapping[int, Belief]
-"""Speculator -> belief about its draws, for speculators that were measured."""
+"""Correction of the expected acceptance of draws, by measured speculator."""
 
 Keeps = Callable[[int, float], bool]
-"""Decides by kept nodes and priority whether to keep a node."""
+"""Returns whether to keep another node, by kept nodes and its priority."""
 
 _Offer = tuple[float, Candidate]
-"""A candidate that may be kept next, after its priority."""
+"""(Priority, candidate) of a candidate that may be kept next."""
 
 
 def truncate(tree: TokenTree, max_nodes: int, beliefs: Beliefs = MappingProxyType({})) -> TokenTree:
-    """Return the best part of a tree, as in `cut_trees`."""
+    """Return the best `max_nodes` nodes of a tree, root included; see `cut_trees`."""
     return cut_trees([tree], [max_nodes], beliefs)[0]
 
 
@@ -52,13 +50,13 @@ def cut_trees(
 ) -> list[TokenTree]:
     """Return the best parts of merged trees, by one ranking of nodes.
 
-    A candidate's priority is the product along its path (Sequoia, EAGLE-2) of the scores of points and of the
-    chances of draws. These are known before the token of a draw, and corrected by `beliefs`.
+    A candidate's priority is a product along its path (Sequoia, EAGLE-2): of the scores of points, and of the
+    expected acceptances of draws, which `beliefs` correct and which do not depend on the drawn tokens.
 
     Args:
-        trees: each merged from trees that were not merged before.
-        max_nodes: per tree, maximum nodes kept, root included.
-        keeps: called with one node after another, best first; the first False ends the cut.
+        trees: results of `merge_trees`, not merged twice.
+        max_nodes: maximum nodes kept of each tree, root included.
+        keeps: called before each node, best first; the first False ends the cut.
     """
     cuts = [_Cut(tree, limit, beliefs) for tree, limit in zip(trees, max_nodes, strict=True)]
     heap = [(-priority, i, candidate) for i, cut in enumerate(cuts) for priority, candidate in cut.first()]
@@ -76,10 +74,10 @@ def cut_trees(
 
 
 def keep(tree: TokenTree, candidates: Sequence[Candidate]) -> TokenTree:
-    """Return the part of a tree with these candidates, in this order.
+    """Return the tree of these candidates only, in this order.
 
     Args:
-        candidates: parents before children, and of each proposal's children the first ones.
+        candidates: parents before children; of each proposal, its first children.
     """
     counts = [0] * len(tree.proposals)
     for index, _ in candidates:
@@ -101,12 +99,12 @@ def keep(tree: TokenTree, candidates: Sequence[Candidate]) -> TokenTree:
 
 
 def drawing_speculators(tree: TokenTree) -> set[int]:
-    """Return the speculators that drew any child."""
+    """Return the numbers of the speculators with sampled proposals in the tree."""
     return {p.speculator for p in tree.proposals if p.kind is not ProposalKind.POINT}
 
 
 class _Cut:
-    """The kept part of one tree."""
+    """The kept part of one tree, and the candidates that may follow."""
 
     def __init__(self, tree: TokenTree, max_nodes: int, beliefs: Beliefs) -> None:
         self._tree, self._max_nodes, self._beliefs = tree, max_nodes, beliefs
@@ -116,20 +114,20 @@ class _Cut:
         self._chances: dict[int, list[float]] = {}  # by index of drawn proposal
         drawing = drawing_speculators(tree)
         self._listed: dict[int, deque[Candidate]] = {speculator: deque() for speculator in drawing}
-        """Drawing speculator -> its remaining candidates, in its order."""
+        """Remaining candidates, in their order, by speculator that draws."""
         if drawing:
             for index, draw in tree.candidates():
                 if (speculator := tree.proposals[index].speculator) in drawing:
                     self._listed[speculator].append((index, draw))
         self._below: dict[tuple[int, int], list[int]] = {}
-        """(Node, speculator of points) -> its proposals there."""
+        """Indices of proposals by (parent, speculator), for speculators that never draw."""
         for index, proposal in enumerate(tree.proposals):
             if proposal.speculator not in drawing:
                 self._below.setdefault((proposal.parent, proposal.speculator), []).append(index)
 
     @property
     def nodes(self) -> int:
-        """Nodes kept, root included."""
+        """Number of kept nodes, root included."""
         return len(self._path_probability)
 
     @property
@@ -138,12 +136,12 @@ class _Cut:
         return self.nodes >= self._max_nodes
 
     def first(self) -> list[_Offer]:
-        """Return the candidates that can be kept at the beginning."""
+        """Return each speculator's candidates that may be kept first."""
         speculators = dict.fromkeys(proposal.speculator for proposal in self._tree.proposals)
         return [offer for speculator in speculators for offer in self._uncovered(0, speculator)]
 
     def take(self, candidate: Candidate, priority: float) -> list[_Offer]:
-        """Keep a candidate; return the candidates that can be kept only now."""
+        """Keep a candidate; return the candidates that may follow now."""
         index, draw = candidate
         proposal = self._tree.proposals[index]
         self._kept.append(candidate)
@@ -154,14 +152,14 @@ class _Cut:
         return offers
 
     def build(self) -> TokenTree:
-        """Return the kept part as a tree, its nodes in unchanged order."""
+        """Return the kept nodes as a tree, in unchanged node order."""
         everything = sum([len(proposal.children) for proposal in self._tree.proposals])
         if len(self._kept) == everything and not self._listed:
             return self._tree
         return keep(self._tree, self._kept)
 
     def _uncovered(self, node: int, speculator: int) -> list[_Offer]:
-        """Return a speculator's next candidates, after one for this node."""
+        """Return the candidates that may follow the speculator's `node`."""
         if speculator not in self._listed:
             return [self._offer((index, 0)) for index in self._below.pop((node, speculator), ())]
         left = self._listed[speculator]
@@ -172,9 +170,9 @@ class _Cut:
         return self._path_probability[parent] * self._chance(*candidate), candidate
 
     def _chance(self, index: int, draw: int) -> float:
-        """Return a candidate's chance if its parent is accepted.
+        """Return a candidate's expected acceptance if its parent is accepted.
 
-        For a draw it is independent of the token.
+        For a draw it does not depend on the drawn token.
         """
         proposal = self._tree.proposals[index]
         if proposal.kind is ProposalKind.POINT:

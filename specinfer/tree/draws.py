@@ -1,13 +1,12 @@
 """Estimates the acceptance of draws before their tokens are known.
 
-Trees grow and are cut best first. Where a sampled candidate stands in that order must not depend on its own
-token: keeping likely draws and dropping unlikely ones would change the distribution they come from, and the
-output with it. So a draw is ranked by the distribution it will come from.
+Trees grow and are cut best first. A draw's rank must not depend on its token: dropping improbable draws would
+change the distribution of the draws, and so of the output. So a draw is ranked by the distribution q from which
+it will be drawn.
 
-Given only q, a draw x is accepted with probability sum(min(P, q)). A draft does not know P, but a more
+Given only q, a draw is accepted with probability sum(min(P, q)). A draft does not know the target's P, but a more
 certain draft is right more often: on text the sum follows the norm of q (docs/performance.md#best-first-draws).
-A rejected draw removes x from q, and q's share from P: the next one is worse, and it is tried only if all
-before it failed.
+A rejected draw leaves less of P to the next draw, which is tried only if all draws before it were rejected.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,17 +15,17 @@ from math import sqrt
 from specinfer.tree.token_tree import Proposal, ProposalKind
 
 Belief = Callable[[int, float], float]
-"""Corrects an expected acceptance; the other argument is the draw's place."""
+"""Returns the corrected acceptance of a draw, by place from 0."""
 
 AGREEMENT = (0.85, 0.45, 0.3)
-"""Expected acceptance of the first, the second, and later draws.
+"""Expected acceptance of first, second and later draws, per norm of q.
 
-Each is relative to the norm of q, after rejections of those before it (docs/performance.md#best-first-draws).
+Each applies if all draws before it were rejected. Measured (docs/performance.md#best-first-draws).
 """
 
 
 def take_at_word(place: int, acceptance: float) -> float:
-    """Return the expected acceptance unchanged: the belief where nothing was measured."""
+    """Return the acceptance unchanged: the `Belief` about speculators without measurements."""
     return acceptance
 
 
@@ -36,15 +35,15 @@ class Draws:
     __slots__ = ("_alive", "_belief", "_left", "_replace", "_squares", "_sum", "chance", "place")
 
     place: int
-    """Place of the next draw in the draw order."""
+    """Number of draws so far: the next draw's place."""
     chance: float
-    """Probability that the next draw is accepted, given its parent.
+    """Probability that the next draw is accepted, if its parent is.
 
-    It falls from draw to draw.
+    It never rises from draw to draw.
     """
 
     def __init__(self, q: Sequence[float], kind: ProposalKind, belief: Belief = take_at_word) -> None:
-        """Start before the first draw; `q` are the drawable tokens' probabilities."""
+        """Start before the first draw; `q`: probabilities of the drawable tokens."""
         self._replace, self._belief = kind is ProposalKind.WITH_REPLACEMENT, belief
         self._sum, self._squares, self._left = sum(q), sum([p * p for p in q]), len(q)
         self.place, self._alive = 0, 1.0
@@ -52,14 +51,14 @@ class Draws:
 
     @property
     def acceptance(self) -> float:
-        """Expected acceptance of the next draw if tried, without any measurement."""
+        """Expected acceptance of the next draw if tried, before the belief's correction."""
         if self._left == 0 or self._sum <= 0:
             return 0.0
         agreement = AGREEMENT[min(self.place, len(AGREEMENT) - 1)]
-        return agreement * min(sqrt(max(self._squares, 0.0)) / self._sum, 1.0)  # rounding left nothing
+        return agreement * min(sqrt(max(self._squares, 0.0)) / self._sum, 1.0)  # bounded despite rounding
 
     def take(self, probability: float) -> None:
-        """Count a draw of a token that q gave this probability."""
+        """Count a draw of a token with this probability under q."""
         self._alive -= self.chance
         self.place += 1
         if not self._replace:
@@ -72,10 +71,10 @@ class Draws:
 def draws_of(
     proposal: Proposal, token_ids: Sequence[int], belief: Belief = take_at_word
 ) -> Iterator[tuple[int, Draws]]:
-    """Yield a sampled proposal's children with estimates, in draw order.
+    """Yield each child of a sampled proposal, with the state before it.
 
     Args:
-        token_ids: of the tree's nodes.
+        token_ids: tokens of the tree's nodes.
     """
     q = proposal.q_probabilities.tolist()
     probability = dict(zip(proposal.q_token_ids.tolist(), q, strict=True))

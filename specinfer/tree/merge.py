@@ -21,12 +21,12 @@ def merge_trees(
     """Merge (speculator index, tree) pairs that share their root.
 
     The candidates of the first tree come first, then those of the second, each in their own order;
-    `cut_trees` interleaves them. A node's score is the highest that any speculator gave it. If any speculator
-    draws, each point keeps the score of its own speculator: another's may follow from a token that was drawn.
+    `cut_trees` interleaves them. A node's score is the maximum over its speculators. If any speculator draws,
+    each point also keeps its own speculator's score: a drawn token may have caused another speculator's score.
 
     Args:
-        trees: at least one; proposals are relabelled with the speculator's index, but for None: such a tree is a
-            merged one, whose proposals keep theirs.
+        trees: at least one. Proposals get the speculator's index; with None, for an already merged tree,
+            they keep their own.
         max_nodes: maximum nodes of the result, root included; None for no limit.
         beliefs: see `cut_trees`.
 
@@ -40,7 +40,9 @@ def merge_trees(
     for speculator, tree in trees:
         if tree.root_token_id != builder.token_ids[0]:
             raise MalformedTreeError(
-                "tree.token_ids[0]", tree.root_token_id, "another root than the first tree has"
+                "tree.token_ids[0]",
+                tree.root_token_id,
+                f"must be {builder.token_ids[0]}, the first tree's root",
             )
         before = builder.proposals
         _graft(builder, speculator, tree, drawn)

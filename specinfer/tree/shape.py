@@ -1,14 +1,11 @@
 """Shapes of trees: expansion vectors, limits, and functions of the parents.
 
 Depths, children and depth-first order are pure functions of `parents` ([N], -1 for the root, parents before
-children). Trees are small: plain lists are quicker than arrays. One rule limits the depth for planning, drafting and
-checking trees:
+children). Trees are small: plain lists are faster than arrays. One rule limits the depth in planning, drafting and
+checking: a node's position, which is the root's plus the node's depth, must be below the maximum context length.
 
     context of 4, limit of 6     position   0 1 2 3 | 4 5
                                  depth            0   1 2
-
-A node is as many positions after the root as it is deep, so only the deepest node counts; the number of nodes is
-bounded by the cache and by the pass.
 """
 
 from collections.abc import Sequence
@@ -26,22 +23,22 @@ class TreeLimits:
     nodes: int
     """Maximum nodes besides the root; 0 means no tree."""
     depth: int
-    """Depth of the deepest node; the root has depth 0."""
+    """Maximum depth of a node; the root has depth 0."""
     width: int | None = None
     """Maximum children of a node; 1 is sequence speculation, None unlimited."""
     min_path_probability: float = 0.0
-    """Minimum path probability: nodes below it are hardly ever verified."""
+    """Minimum product of scores from the root to a node."""
     tokens_per_second: float = 0.0
-    """Minimum speed of further levels, equal to the step's; 0: unknown."""
+    """Minimum accepted tokens per second of drafting another level; 0: none."""
 
     @property
     def empty(self) -> bool:
-        """True if nothing may be drafted."""
+        """True if only the root is allowed."""
         return self.nodes <= 0 or self.depth <= 0
 
 
 class TreeWorth(NamedTuple):
-    """Last fields of `TreeLimits`: the minimum gain of nodes and levels."""
+    """Minimum gains of a node and a level: last fields of `TreeLimits`."""
 
     min_path_probability: float = 0.0
     tokens_per_second: float = 0.0
@@ -54,7 +51,7 @@ FREE = TreeWorth()
 class ExpansionVector:
     """The paper's static tree <k1, ..., km>.
 
-    At step i, every leaf expands its top k_i tokens.
+    At level i, each node of the level before gets its k_i most probable tokens as children.
     """
 
     widths: tuple[int, ...]
@@ -68,7 +65,7 @@ class ExpansionVector:
         """
         parts = [part.strip() for part in text.strip("<> ").split(",")]
         if not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise SettingError("expansion", text, "must be positive integers such as 1,1,3,1")
+            raise SettingError("expansion", text, "must be positive integers with commas, such as 1,1,3,1")
         return cls(tuple(map(int, parts)))
 
     @property
@@ -82,7 +79,7 @@ class ExpansionVector:
 
 
 def depths(parents: Int32) -> Int32:
-    """Return the distance [N] of each node from the root."""
+    """Return each node's depth [N]: its number of edges from the root."""
     result: list[int] = []
     for parent in parents.tolist():
         result.append(result[parent] + 1 if parent >= 0 else 0)
@@ -90,7 +87,7 @@ def depths(parents: Int32) -> Int32:
 
 
 def children(parents: Sequence[int]) -> list[list[int]]:
-    """Return children of every node, in index order."""
+    """Return the indices of each node's children, ascending."""
     result: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -116,17 +113,16 @@ def depth_limit(base_len: int, delta_len: int, max_context_len: int) -> int:
     Args:
         base_len: cached context tokens.
         delta_len: context tokens that are added.
-        max_context_len: positions that there are.
+        max_context_len: maximum context length in tokens.
     """
     return max(0, max_context_len - base_len - delta_len)
 
 
 def best_path(tree: TokenTree, max_nodes: int) -> list[int]:
-    """Return the tokens of the best path of at most `max_nodes` nodes.
+    """Return the tokens of the path with the most expected accepted tokens.
 
-    A token counts if it and all before it are accepted; that probability is the product of their scores s. So
-    the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c), and the path follows the
-    highest worth.
+    The path has at most `max_nodes` nodes, root excluded. A node is accepted with the product of the scores s on
+    its path, so the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c).
     """
     parents, scores, depth = tree.parents.tolist(), tree.scores.tolist(), depths(tree.parents).tolist()
     best_child, best_worth = [0] * len(tree), [0.0] * len(tree)

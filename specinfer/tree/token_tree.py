@@ -5,9 +5,9 @@
              |     +-ran
              +-dog
 
-Node 0 is the root, the last committed token. Parents come before children. A `Proposal` records who
-proposed which children of a node and *how they were chosen*, because that decides which acceptance
-test is lossless. Data only: nothing here drafts, verifies or knows a model.
+Node 0 is the root, the last committed token. Parents come before children. A `Proposal` records which
+speculator proposed which children of a node, and *how it chose them*: that decides which acceptance test is
+lossless.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ NOBODY = 2**32 - 1
 """Speculator number of nodes forced by constraints (`specinfer.tree.constrained`)."""
 
 Candidate = tuple[int, int]
-"""A proposal's child: (index of the proposal, place among its children)."""
+"""A proposed child: (index of the proposal, place among the proposal's children)."""
 
 
 class ProposalKind(IntEnum):
-    """The way of choosing a node's children, with the wire's numbers."""
+    """The way of choosing a node's children; numbers as in `specinfer.v1`."""
 
     POINT = 1
-    """Deterministic choice (top-k, n-gram, retrieval): q has each child as point mass."""
+    """Deterministic choice (top-k, n-gram, retrieval): each child is a point mass."""
     WITH_REPLACEMENT = 2
     """Independent draws from q; a token may have been drawn several times."""
     WITHOUT_REPLACEMENT = 3
@@ -45,10 +45,10 @@ class ProposalKind(IntEnum):
 class Proposal(NamedTuple):
     """One speculator's proposal of continuations of node `parent`.
 
-    `children` are node indices in draw order, repeats kept. `q_token_ids` and `q_probabilities` (each [K],
-    empty for POINT) are the distribution that was really sampled from. `scores` are those of a merged
-    tree's points by this speculator, where they differ from the tree's (see `merge_trees`). A tuple because
-    every step makes some sixty of them: dataclasses take four times as long.
+    `children` are node indices in draw order, with repeats. `q_token_ids` and `q_probabilities` (each [K], empty
+    for POINT) are the distribution from which the drafter sampled. `scores` are this speculator's scores of the
+    children; only merged trees with draws have them (see `merge_trees`). A tuple, as a step makes about sixty
+    proposals and dataclasses take four times as long.
     """
 
     parent: int
@@ -68,8 +68,8 @@ class Proposal(NamedTuple):
         """Return the proposal with each node v renumbered to place[v].
 
         Args:
-            place: names at least the parent and the children that are kept.
-            speculator: its new speculator; None keeps the old one.
+            place: new indices, at least of the parent and of the kept children.
+            speculator: new speculator; None keeps the old one.
             count: number of children to keep; None keeps all.
         """
         parent, previous, kind, children, q_token_ids, q_probabilities, scores = self
@@ -93,15 +93,14 @@ class TokenTree:
     parents: Int32
     """[N] parent of each node, a smaller index; -1 for the root."""
     proposals: tuple[Proposal, ...]
-    """Proposals, each with its speculator and its children."""
     scores: Float32
-    """[N] estimated acceptance of nodes given their parents. Never a q."""
+    """[N] estimated acceptance of nodes if their parents are accepted; not q."""
     order: tuple[int, ...] = ()
-    """Order of candidates: a proposal's index stands for its next child."""
+    """Order of candidates: each index stands for its proposal's next child."""
 
     @classmethod
     def root_only(cls, token_id: int) -> "TokenTree":
-        """Return the tree of plain decoding."""
+        """Return the tree without drafts, for plain decoding."""
         return cls(np.array([token_id], np.int32), np.array([-1], np.int32), (), np.ones(1, np.float32))
 
     def __len__(self) -> int:
@@ -113,7 +112,7 @@ class TokenTree:
         return int(self.token_ids[0])
 
     def proposals_by_parent(self) -> dict[int, list[Proposal]]:
-        """Return all proposals for the children of each node."""
+        """Return the proposals by parent node."""
         result: dict[int, list[Proposal]] = {}
         for proposal in self.proposals:
             result.setdefault(proposal.parent, []).append(proposal)
@@ -126,11 +125,11 @@ class TokenTree:
 
     @property
     def forced(self) -> frozenset[int]:
-        """Nodes that a constraint forces and no speculator proposed."""
+        """Nodes that the constraint's own proposals contain (`NOBODY`)."""
         return frozenset(c for p in self.proposals if p.speculator == NOBODY for c in p.children)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Return all candidates in their order."""
+        """Yield all candidates in the order in which the verifier tries draws."""
         if not self.order:
             for index, proposal in enumerate(self.proposals):
                 yield from [(index, place) for place in range(len(proposal.children))]
@@ -141,7 +140,7 @@ class TokenTree:
             places[index] += 1
 
     def draws_by_parent(self) -> dict[int, list[Candidate]]:
-        """Return the drawn candidates below each node, in the order of trials."""
+        """Return the sampled candidates by parent node, in the order of trials."""
         result: dict[int, list[Candidate]] = {}
         if self.has_draws:
             for index, place in self.candidates():
@@ -150,7 +149,7 @@ class TokenTree:
         return result
 
     def path_to(self, node: int) -> list[int]:
-        """Return nodes from the root's child down to `node`; empty for root."""
+        """Return nodes from the root's child to `node`; empty for root."""
         path: list[int] = []
         while node > 0:
             path.append(node)
@@ -163,5 +162,5 @@ class TokenTree:
 
 
 def distribution(token_ids: Sequence[int], probabilities: Sequence[float]) -> tuple[Int32, Float32]:
-    """Return a draft distribution in the form that `Proposal` keeps."""
+    """Return a draft distribution [K] as `Proposal` stores it."""
     return np.asarray(token_ids, np.int32), np.asarray(probabilities, np.float32)

@@ -1,15 +1,14 @@
 """Adjustments: changes of the target's logits by a request's parameters.
 
-They come before temperature, top-k and top-p, and so before any acceptance rule: P results from the changed
-logits, and tree, chain and plain decoding follow the same P. They depend on generated tokens, so a node's
-change depends on the tokens of its path; only the nodes that a rule visits are changed.
+They come before temperature, top-k, top-p and the acceptance rule: P follows from the adjusted logits, so trees,
+chains and plain decoding have the same P. They depend on generated tokens, so a node's adjustment depends on the
+tokens of its path. Only nodes that a rule visits are adjusted.
 
     prompt | generated, committed | root's child, ... , node
            | `Adjustment.read`    | `path` of `Adjustment.change`
 
-A request's adjustment is stored with its cache and reads the same tokens, so it is rebuilt
-whenever the cache is (base_len 0). The constraint comes last: it needs masks that the engine's threads make,
-and may end the text.
+A request's adjustments are stored with its cache, and rebuilt with it if the request starts over (base_len 0).
+The constraint is the last: it waits for masks that the mask threads make, and may end the text.
 """
 
 from collections import Counter
@@ -30,12 +29,12 @@ class Adjustment(Protocol):
     """One kind of change to one request's logits."""
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read generated tokens that are committed now: the next ones, in order."""
+        """Read the generated tokens that a step committed, in order."""
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
         """Change in place the logits [V] after committed tokens and path.
 
-        -infinity forbids a token. Paths come in any order, so `change` must undo its state of a path.
+        -infinity forbids a token. Paths come in any order, so `change` must leave no state of a path.
         """
 
 
@@ -44,9 +43,9 @@ class Biases:
 
         logit(x) := logit(x) + bias(x) - presence_penalty [c(x) > 0] - frequency_penalty c(x)
 
-    c(x) counts how often x was generated, tokens on the path included, those of the prompt not.
-    Invariant: `_added[x]` is a function of the count of x alone, computed again at each change. So it has the
-    same bits whether x was committed or lies on a path, and greedy speculation stays exact.
+    c(x) counts x among generated tokens and the path, without the prompt.
+    Invariant: `_added[x]` is recomputed from c(x) alone at each change. So the sum has the same bits whether x
+    was committed or is on the path, and greedy speculation stays exact.
     """
 
     def __init__(self, sampling: Sampling, vocab_size: int) -> None:
@@ -79,9 +78,9 @@ class Biases:
 class Repetition:
     """The repetition penalty of CTRL (Keskar et al., 2019), as in vLLM.
 
-        logit(x) := logit(x) / r  if it is positive, else logit(x) r,  for every x of prompt, answer and path
-    Invariant: a changed logit is a function of the logit and of whether its token occurs. So it has the same
-    bits whether the token was committed or lies on a path, and greedy speculation stays exact.
+        logit(x) := logit(x) / r  if positive, else logit(x) r,  for every x of prompt, answer and path
+    Invariant: a changed logit depends only on the logit and on whether x occurs. So it has the same bits whether
+    x was committed or is on the path, and greedy speculation stays exact.
     """
 
     def __init__(self, sampling: Sampling, vocab_size: int) -> None:
@@ -106,8 +105,8 @@ class Constrained:
 
         logit(x) := -infinity  unless x may follow the generated tokens
 
-    If the text is complete and nothing may follow, nothing is changed: later tokens are cut off (`end`), so
-    that a model without an end-of-sequence token ends, too.
+    If the text is complete and no token may follow, no logit is changed: `end` cuts later tokens, so that a
+    model without an end-of-sequence token ends, too.
     """
 
     def __init__(self, masks: RequestMasks) -> None:
@@ -121,17 +120,17 @@ class Constrained:
         """Change the logits [V] after a path in place.
 
         Raises:
-            MaskLateError: if its mask is not made in time.
-            ConstraintError: if the constraint is too complex or too expensive, or was not followed.
+            MaskLateError: if the mask is not ready in time.
+            ConstraintError: if the constraint is too complex or too expensive, or a token has broken it.
         """
         allowed = self.masks.mask(path)
         if allowed is not None:
             row[~allowed] = -np.inf
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Count the tokens up to the text's end; None if it continues.
+        """Return how many tokens complete the text; None if it continues.
 
-        All tokens may follow, and none may follow the one that completes the text.
+        The constraint must allow them. 0: the text was complete before them.
         """
         return self.masks.end(tokens)
 
@@ -144,18 +143,18 @@ class RequestAdjustment:
         constrained: Constrained | None = None,
         repetition: Repetition | None = None,
     ) -> None:
-        """Join the parts; `prompt_len` context tokens were not generated.
+        """Join the parts; the first `prompt_len` context tokens were not generated.
 
-        `repetition` comes first and reads the prompt, too; `constrained` is the last part.
+        `repetition` is applied first and also reads the prompt; `constrained` is the last of `parts`.
         """
         self._prompt_len, self._constrained = prompt_len, constrained
         self._repetition = repetition
         self.masks = constrained.masks if constrained is not None else None
-        """Masks of its constraint; None without one."""
+        """Masks of the constraint; None if the request has no constraint."""
         self._parts = [*parts, constrained] if constrained is not None else parts
 
     def read(self, position: int, tokens: Sequence[int]) -> None:
-        """Read context tokens that were committed from a position on."""
+        """Read committed context tokens; the first is at this position."""
         if self._repetition is not None:
             self._repetition.read(tokens)
         generated = self.generated(position, tokens)
@@ -164,7 +163,7 @@ class RequestAdjustment:
                 part.read(generated)
 
     def generated(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the generated ones of context tokens from a position on."""
+        """Return the generated part of context tokens; `position` is the first one's."""
         return generated_of(self._prompt_len, position, tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
@@ -179,22 +178,22 @@ class RequestAdjustment:
             part.change(row, path)
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Count the tokens up to the constrained text's end, if any."""
+        """Return how many tokens complete the constrained text; None: it continues."""
         return None if self._constrained is None else self._constrained.end(tokens)
 
 
 def generated_of(prompt_len: int, position: int, tokens: Sequence[int]) -> Sequence[int]:
-    """Return the generated ones of context tokens from a position on."""
+    """Return the generated part of context tokens; `position` is the first one's."""
     return tokens[max(0, prompt_len - position) :]
 
 
 def adjustment_of(
     job: VerifyJob, vocab_size: int, masks: RequestMasks | None = None
 ) -> RequestAdjustment | None:
-    """Return a request's adjustments from its first job, if any.
+    """Return a request's adjustments from its first job; None if none.
 
     Raises:
-        InvalidInputError: for an invalid field.
+        InvalidInputError: if a bias has a token outside the vocabulary.
     """
     job.sampling.check_tokens(vocab_size)
     parts = [Biases(job.sampling, vocab_size)] if job.sampling.adjusts else []

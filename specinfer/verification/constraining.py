@@ -1,7 +1,7 @@
 """Constraints of a verifier's requests: compilation, and masks during passes.
 
-A step takes a request only after the mask of its next token is made, which begins with the verdict of the
-previous step. So a request with expensive masks waits while others run.
+The mask threads start a request's next mask when the previous step's verdict is known, and a step takes a request
+only when that mask is ready. So a request with expensive masks waits while others run.
 """
 
 from collections import OrderedDict
@@ -16,40 +16,42 @@ from specinfer.verification.adjustments import RequestAdjustment, generated_of
 from specinfer.verification.jobs import VerifyJob
 
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
-"""Seconds for which a step waits for compilations, with others or alone.
+"""Seconds that a step waits for compilations: with several jobs, alone.
 
-Typical ones take a millisecond; for others the gateway repeats its call.
+A typical compilation takes a millisecond; a longer one ends the entry with EXHAUSTED, and the gateway retries.
 """
 _MIN_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
-"""Seconds of waiting for masks before a pass, and again after it.
+"""Seconds of waiting for masks: minimum, and per constrained request.
 
-The first is the minimum, the second counts for each constrained request. Masks of expensive requests are not
-waited for, and the others' budgets need no longer.
+A step waits before its pass, and again after it.
+Longer waits gain nothing: `BUDGET_S` limits a request's masks, and no step waits for expensive requests.
 """
 _MASKS_ALONE_S = 0.05
-"""Seconds for which a step without any ready request waits."""
+"""Seconds of waiting for a mask if no request is ready."""
 _LIKELY = 0.5
-"""Minimum score of a node for a mask in advance."""
+"""Minimum score of a node whose mask is made in advance."""
 _REMEMBERED = 1024
+"""Maximum number of requests in `_opened`."""
 
 
 class Constraining:
-    """Opens the masks of requests, and limits the wait for them."""
+    """Compiles constraints, starts masks, and limits the wait for them."""
 
     def __init__(
         self, compiler: Compiler | None, threads: MaskThreads | None, clock: Callable[[], float]
     ) -> None:
-        """Without a compiler constraints are refused."""
+        """Create it; without `compiler` constraints are refused."""
         self.threads = threads or MaskThreads()
         self._compiler, self._clock = compiler, clock
         self._opened: OrderedDict[str, tuple[Constraint, RequestMasks]] = OrderedDict()
-        """Masks of requests that no step has taken yet."""
+        """Masks of requests that no step has taken yet, oldest first."""
         self._late: list[Future[MaskState | None]] = []
         self._line: list[str] = []
-        """Requests with pending expensive masks, in the order of steps."""
+        """Requests with expensive masks that wait; the first has the turn."""
         self._turn: str | None = None
+        """The request with expensive masks that this step may take."""
         self._waiting = self._constrained = 0
-        """Expensive requests that wait, and constrained requests of the latest pass."""
+        """Number of waiting expensive requests; of constrained ones in the pass."""
         self._compiling_until = 0.0
 
     def begin_step(self, jobs: Sequence[VerifyJob]) -> None:
@@ -63,8 +65,8 @@ class Constraining:
         """Return the masks of a request that starts over, if constrained.
 
         Raises:
-            ConstraintError: if it cannot be compiled.
-            ExhaustedError: while it is being compiled; other jobs continue.
+            ConstraintError: if the constraint cannot be compiled.
+            ExhaustedError: while the constraint is being compiled.
         """
         constraint = job.constraint
         if constraint is None or job.base_len:
@@ -73,13 +75,13 @@ class Constraining:
         if known is not None and known[0] == constraint:
             return known[1]
         if self._compiler is None:
-            raise ConstraintError(f"{constraint.field}: not supported by this verifier")
+            raise ConstraintError(f"{constraint.field}: this verifier's tokenizer allows no constraints")
         try:
             matcher = self._compiler.ready(constraint, max(0.0, self._compiling_until - self._clock()))
         except InvalidInputError as error:
             raise ConstraintError(error.for_logs) from error
         if matcher is None:
-            raise ExhaustedError("its constraint is being compiled")
+            raise ExhaustedError("the constraint is being compiled")
         masks = self.threads.open(constraint, matcher, self._compiler.is_expensive(constraint))
         self._opened[job.request_id] = constraint, masks
         while len(self._opened) > _REMEMBERED:
@@ -89,12 +91,12 @@ class Constraining:
     def check(
         self, job: VerifyJob, opened: RequestMasks | None, adjustment: RequestAdjustment | None
     ) -> None:
-        """Check that a step may take a job, `opened` or known.
+        """Check that a step may take a job with these masks.
 
-        A step takes one with expensive masks, as reading its tokens is expensive, too.
+        A step takes at most one request with expensive masks: reading its tokens is expensive, too.
 
         Raises:
-            ExhaustedError: while its root's mask is being made; other jobs continue.
+            ExhaustedError: while the root's mask is being made, or if another expensive request has its turn.
         """
         if job.tree is None:
             return
@@ -106,7 +108,7 @@ class Constraining:
     def _check(self, request_id: str, masks: RequestMasks, generated: Sequence[int]) -> None:
         if not masks.made(generated):
             self._late.append(masks.want(generated))
-            raise ExhaustedError("its masks are being made")
+            raise ExhaustedError("the constraint's next mask is being made")
         if not masks.expensive:
             return
         if request_id not in self._line:
@@ -114,11 +116,11 @@ class Constraining:
         self._turn = self._turn or request_id
         if self._turn != request_id:
             self._waiting += 1
-            raise ExhaustedError("others with dear masks come first")
+            raise ExhaustedError("another request with expensive masks comes first")
         self._line.remove(request_id)
 
     def wait_for_late(self, jobs: Sequence[VerifyJob]) -> bool:
-        """Wait briefly for a late mask; return whether there is one."""
+        """Wait briefly for a late mask; return whether to try again."""
         late = self._late
         if late:
             wait_for_any(late, _MASKS_ALONE_S)
@@ -126,7 +128,7 @@ class Constraining:
         return bool(late)
 
     def begin_pass(self, jobs: Sequence[VerifyJob], adjustments: Sequence[RequestAdjustment | None]) -> None:
-        """Start masks of likely nodes during a pass; count waiting requests."""
+        """Start masks of probable nodes; count the requests that wait."""
         self.threads.deferred += len(self._late) + self._waiting
         self._constrained = sum([known is not None and known.masks is not None for known in adjustments])
         for job, adjustment in zip(jobs, adjustments, strict=True):
@@ -137,25 +139,25 @@ class Constraining:
                     adjustment.masks.want(job.tree.token_ids[job.tree.path_to(node)].tolist(), ahead=True)
 
     def end_pass(self) -> None:
-        """Wait for the masks of a pass from now on."""
+        """Wait for masks of the pass, within the time limit."""
         self._wait()
 
     def _wait(self) -> None:
         self.threads.wait_for(max(_MIN_MASKS_S, _MASKS_S * self._constrained))
 
     def settle(self, masks: RequestMasks, bonus: int) -> None:
-        """Start the next step's mask of a request, after this bonus token."""
+        """Start the mask of a request's next step, after this bonus token."""
         if masks.very_expensive and self._compiler is not None:
             self._compiler.note_expensive(masks.constraint)
         masks.end_step()
         masks.want([bonus])
 
     def note_scheduled(self, request_id: str) -> None:
-        """Note that a step has taken a request, with its masks."""
+        """Note that the engine now stores a request's masks."""
         self._opened.pop(request_id, None)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget masks of requests that no step has taken."""
+        """Cancel the masks of requests that no step has taken."""
         for request_id in request_ids:
             opened = self._opened.pop(request_id, None)
             if opened is not None:

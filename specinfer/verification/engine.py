@@ -1,7 +1,7 @@
 """The verifier's core: context deltas and trees in, verdicts out.
 
-It has no gRPC. There is one path for everything: append a delta, score a tree, accept; after the verdicts are
-sent, compact the cache. A wrong or failing entry gets its own error; the rest of the batch is served.
+It has no gRPC. Each step appends the deltas, scores the trees and applies the acceptance rules; after the verdicts
+are sent, it compacts the cache. An invalid or failing entry gets its own error; the rest of the batch is served.
 """
 
 import logging
@@ -35,11 +35,11 @@ class CachedRequest:
     last_used: float
     adjustment: RequestAdjustment | None = None
     cached_tokens: int = 0
-    """Tokens of the latest delta that were found in the cache."""
+    """Tokens of the latest delta whose keys and values were already cached."""
 
 
 class VerifierEngine:
-    """The model and all caches. Used by one thread at a time."""
+    """The target and its caches. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class VerifierEngine:
         compiler: Compiler | None = None,
         masks: MaskThreads | None = None,
     ) -> None:
-        """Start empty; without `compiler` constraints are refused. `masks` makes masks."""
+        """Start without requests; without `compiler` constraints are refused."""
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._cached: dict[str, CachedRequest] = {}
@@ -61,10 +61,10 @@ class VerifierEngine:
         self._passes, self._faults = Passes(runner, self._trees), 0
         self._clock, self._constraining = clock, Constraining(compiler, masks, clock)
         self.on_release: Callable[[Sequence[str]], None] = lambda _: None
-        """Called with requests that are forgotten."""
+        """Called with the ids of forgotten requests."""
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
-        """Serve one step; one outcome per job, in order."""
+        """Run one step; return one outcome per job, in order."""
         self.settle()
         self._forget_idle()
         self._passes.begin_step()
@@ -87,7 +87,7 @@ class VerifierEngine:
             try:
                 verified = self._trees.verify(jobs[index], rows, target, adjustment)
                 outcomes[index] = self._conclude(jobs[index], verified, feature_bytes)
-            except Exception as error:  # noqa: BLE001  # as above
+            except Exception as error:  # noqa: BLE001  # the other jobs are served
                 outcomes[index] = self._faulty(jobs[index], error)
         return [outcomes[index] for index in range(len(jobs))]
 
@@ -98,25 +98,25 @@ class VerifierEngine:
         outcomes: dict[int, VerifyOutcome],
         segments: dict[int, Segment],
     ) -> None:
-        """Add the parts of these jobs to a pass, or their outcomes."""
+        """Add a segment for each job, or its outcome without a pass."""
         room = self.limits.max_step_tokens
         for index in indexes:
             job = jobs[index]
             try:
                 if job.base_len == 0:
-                    self._drop([job.request_id])  # it starts over, whatever was cached
+                    self._drop([job.request_id])
                 cached_len = self._cached_len(job.request_id)
                 if cached_len != job.base_len:
                     outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, cached_len=cached_len)
                     continue
                 segment = self._admit(job, room)
-                if not segment.delta:  # all that may be read is cached
+                if not segment.delta:  # the cache has all tokens that `read_limit` allows
                     outcomes[index] = self._conclude(job, Verification(), 0)
                     continue
                 segments[index] = segment
             except SpecInferError as error:
                 outcomes[index] = self._refused(job, error)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+            except Exception as error:  # noqa: BLE001  # the other jobs are served
                 outcomes[index] = self._faulty(job, error)
             else:
                 room -= len(segment.delta) + len(segment.nodes)
@@ -124,16 +124,16 @@ class VerifierEngine:
     def settle(self) -> None:
         """Commit the last step's accepted nodes to the cache; drop the others.
 
-        The next call does it, too; called before, it takes no time from a step.
+        `verify` does it, too; an earlier call saves the next step that time.
         """
         unsettled, self._unsettled = self._unsettled, []
         for sequence, kept in unsettled:
             try:
                 self.runner.cache.commit(sequence, kept)
                 self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
-            except Exception:  # this request resynchronises, the others continue
+            except Exception:  # the other requests continue
                 self._faults += 1
-                log.exception("could not keep what a step accepted")
+                log.exception("committing accepted nodes failed; the request is dropped and starts over")
                 self.abandon(
                     [request_id for request_id, cached in self._cached.items() if cached.sequence is sequence]
                 )
@@ -144,7 +144,7 @@ class VerifierEngine:
         return self._release(request_ids)
 
     def _release(self, request_ids: Sequence[str]) -> int:
-        """Forget all of requests but their constraints."""
+        """Forget requests, except masks that no step has taken."""
         known = self._drop(request_ids)
         if known:
             self.on_release(known)
@@ -165,11 +165,11 @@ class VerifierEngine:
         return known
 
     def release_all(self) -> int:
-        """Forget every request; return how many were known. Prefix blocks stay."""
+        """Forget every request; return how many were known. Prompt blocks stay shareable."""
         return self.release(list(self._cached))
 
     def abandon(self, request_ids: Sequence[str]) -> None:
-        """Forget requests after a fault within their step, in any cache state."""
+        """Forget requests after a fault in their step, without committing accepted nodes."""
         broken = [
             self._cached[request_id].sequence for request_id in request_ids if request_id in self._cached
         ]
@@ -177,12 +177,12 @@ class VerifierEngine:
         self.release(request_ids)
 
     def holds(self, request_id: str) -> bool:
-        """Return whether the cache has anything of a request."""
+        """Return whether the request has a cache here."""
         return request_id in self._cached
 
     @property
     def passes(self) -> list[tuple[int, float]]:
-        """Tokens and nodes of each pass of the last step, and seconds."""
+        """(Tokens and nodes, seconds) of each pass of the last step."""
         return self._passes.done
 
     @property
@@ -211,7 +211,7 @@ class VerifierEngine:
         self._constraining.check(job, opened, adjustment)
         if cached is None:
             if len(self._cached) >= self.limits.max_requests:
-                raise ExhaustedError(f"{len(self._cached)} requests held, no more are allowed")
+                raise ExhaustedError(f"{len(self._cached)} requests are cached, the maximum of this verifier")
             adjustment = adjustment_of(job, self.runner.config.vocab_size, opened)
             cached = self._cached[job.request_id] = CachedRequest(
                 self.runner.open(job.cache_scope), 0.0, adjustment
@@ -219,14 +219,14 @@ class VerifierEngine:
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         cached.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
-        # the last token is computed, now or as the root of a tree: its logits may be wanted
+        # the last token is always computed, now or as a tree's root, as its logits may be needed
         cache, before = self.runner.cache, self.runner.cache.restored_tokens
         known = cached.cached_tokens = cache.share(cached.sequence, job.delta[:-1], job.read_limit or None)
         part = job.part_to_read(known, cache.restored_tokens - before)
         try:
             cache.reserve(cached.sequence, len(part), len(nodes), parents)
         except ExhaustedError:
-            if known:  # half a delta would look like another base_len
+            if known:  # else the retry's base_len would not match the cache
                 self.release([job.request_id])
             raise
         if cached.adjustment is not None:
@@ -263,9 +263,9 @@ class VerifierEngine:
         )
 
     def features(self, request_id: str, since: int, max_bytes: int = MESSAGE_BYTES) -> FeatureSpan:
-        """Return a request's hidden states from a context position.
+        """Return a request's hidden states from a context position on.
 
-        Call it after a step and before `settle`. States of accepted nodes are included; at most `max_bytes` bytes.
+        Call it after a step and before `settle`. States of accepted nodes are included.
         """
         sequence = self._cached[request_id].sequence
         accepted = next((kept for other, kept in self._unsettled if other is sequence), [])
@@ -281,7 +281,7 @@ class VerifierEngine:
     def _read_features(
         self, sequence: KVSequence, accepted: Sequence[int], since: int, max_bytes: int
     ) -> FeatureSpan:
-        """Return states of the context and of these nodes, from a position."""
+        """Return hidden states of context and accepted nodes, from a context position."""
         store = self.runner.features
         if not store.layers:
             return NO_FEATURES
@@ -290,14 +290,14 @@ class VerifierEngine:
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         cached = self._cached.get(job.request_id)
         if cached is not None and not cached.sequence.blocks:
-            self._drop([job.request_id])  # opened for this very entry
+            self._drop([job.request_id])  # this job has opened it
         cached_len = self._cached_len(job.request_id)
         return VerifyOutcome(job.request_id, _status_of(error), error.for_logs, cached_len=cached_len)
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
-        """Return the outcome of an internal fault, and drop the cache."""
+        """Forget the request after an internal fault; return the outcome."""
         self._faults += 1
-        log.exception("an entry failed", extra=about(job.request_id))
+        log.exception("an entry failed; its request is forgotten", extra=about(job.request_id))
         self.abandon([job.request_id])
         reason = FaultError("internal error", error).for_logs
         return VerifyOutcome(job.request_id, EntryStatus.ERROR, reason)
@@ -306,7 +306,9 @@ class VerifierEngine:
         limit = self._clock() - self.limits.idle_seconds
         idle = [request_id for request_id, cached in self._cached.items() if cached.last_used < limit]
         if idle:
-            log.warning("forgetting %d idle requests", self.release(idle))
+            log.warning(
+                "forgetting %d requests idle for %.0f s", self.release(idle), self.limits.idle_seconds
+            )
 
 
 def _status_of(error: SpecInferError) -> EntryStatus:
@@ -317,7 +319,7 @@ def _status_of(error: SpecInferError) -> EntryStatus:
 
 
 def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
-    """Return tokens and parents below the root, with the cache's numbering."""
+    """Return tokens and parents below the root, whose index is -1."""
     if tree is None:
         return [], []
     return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()

@@ -1,4 +1,4 @@
-"""Hidden states of a verdict: first position and number per message."""
+"""Reads the hidden states (features) that a verdict returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 
 MESSAGE_BYTES = 2**23
-"""Maximum bytes of features per message, half of the 16 MiB limit."""
+"""Maximum bytes of features per message, half of gRPC's 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,11 @@ class FeatureSpan:
     """Hidden states of consecutive context tokens."""
 
     start: int
-    """Context position of the first."""
+    """Context position of the first token."""
     data: bytes
     """[positions, layers, hidden] bfloat16."""
     hidden: int = 0
-    """Numbers of a state."""
+    """Size of a hidden state."""
 
 
 NO_FEATURES = FeatureSpan(0, b"")
@@ -36,11 +36,12 @@ def features_of(
     since: int,
     max_bytes: int,
 ) -> FeatureSpan:
-    """Return the known features from a context position.
+    """Return the stored features from a context position.
 
     Args:
-        accepted: tentative nodes that become context, in order.
-        since: context position. max_bytes: of a message.
+        accepted: accepted nodes, which become context, in order.
+        since: minimum context position; the span starts later if features before are not stored.
+        max_bytes: maximum size of the span.
     """
     first = max(since, _first_position(cache, sequence))
     slots = sequence.slots(first - sequence.evicted, sequence.cached) if first < sequence.length else []
@@ -60,10 +61,7 @@ def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:
-    """Return the start of the cached context without a gap.
-
-    A window drops tokens after the sinks.
-    """
+    """Return the first position after the gap that a window leaves."""
     if cache.window is None or not sequence.evicted:
         return 0
     return sequence.evicted + cache.window.sink_blocks * cache.block_tokens

@@ -27,13 +27,13 @@ class EngineLimits:
 
 
 def checked_context(field: str, wanted: int, positions: int) -> int:
-    """Return the maximum context: `wanted` tokens, or all positions for 0.
+    """Return the maximum context in tokens; 0 wants all positions.
 
     Raises:
-        SettingError: for the field, if the model has fewer positions.
+        SettingError: naming `field`, if the model has fewer positions.
     """
     if wanted > positions:
-        raise SettingError(field, wanted, f"the model has {positions} positions")
+        raise SettingError(field, wanted, f"must be at most {positions}, the model's positions")
     return wanted or positions
 
 
@@ -51,25 +51,25 @@ class VerifyJob:
     """Number of most probable tokens to return per returned token."""
     top_k: int = 0
     features_from: int | None = None
-    """First context position whose features are wanted."""
+    """First context position whose hidden states to return; None: return none."""
     prompt_len: int = 0
-    """Number of prompt tokens; set by jobs that start over."""
+    """Number of prompt tokens; only jobs with `base_len` 0 set it."""
     constraint: Constraint | None = None
-    """Constraint on the text; set by jobs that start over."""
+    """Constraint on the text; only jobs with `base_len` 0 set it."""
     cache_scope: str = ""
-    """Only equal scopes share prompts; set by jobs that start over."""
+    """Requests of equal scopes share prompt blocks; set if `base_len` is 0."""
     read_limit: int = 0
     """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Those found in memory do not count, and whole blocks are restored. With a limit the last token is not taken:
-    it will be the root of a tree.
+    Tokens shared in memory do not count, and blocks are restored whole. With a limit the delta's last token is
+    left for a later step, as the root of a tree.
     """
 
     def part_to_read(self, known: int, restored: int = 0) -> Sequence[int]:
-        """Return the tokens to compute after `known` cached ones.
+        """Return the tokens to compute after the delta's `known` cached tokens.
 
-        The `restored` ones of these count for the limit. A part that it ends is up to the end of a block, so that other
-        requests can share all of it.
+        The limit counts `restored` of the `known` tokens. If it ends the part, the part ends with a block, if
+        possible, as requests share whole blocks.
         """
         if not self.read_limit:
             return self.delta[known:]
@@ -93,28 +93,28 @@ class VerifyOutcome:
     finished: bool = False
     """True if the bonus token completes the constrained text."""
     cached_tokens: int = 0
-    """Tokens of the delta found in the cache."""
+    """Tokens of the delta whose keys and values were already cached."""
 
 
 MAX_TOP_K = 256
-"""Maximum token ids returned per node, by the message size."""
+"""Maximum of returned token ids per node, given the maximum message size."""
 
 
 def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) -> None:
     """Check one job.
 
     Args:
-        room: tokens that may still be added to the pass.
+        room: number of tokens and nodes that the pass can still take.
 
     Raises:
-        InvalidInputError: naming what is wrong.
+        InvalidInputError: naming the invalid field.
         MalformedTreeError: naming the broken invariant of its tree.
     """
     _check_tokens(job, vocab_size)
     total = job.base_len + len(job.delta)
     if total > limits.max_context_len:
         raise InvalidInputError(
-            "context", total, f"longer than the {limits.max_context_len} positions served"
+            "context", total, f"at most {limits.max_context_len} tokens are served per request"
         )
     nodes = 0
     if job.tree is not None:
@@ -124,7 +124,8 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
         _check_tree(job, job.tree, vocab_size, limits)
     rows = min(job.read_limit or len(job.delta), len(job.delta)) + nodes
     if rows > room:
-        raise InvalidInputError("delta_token_ids", rows, f"step exceeds {limits.max_step_tokens} tokens")
+        reason = f"only {room} of the step's {limits.max_step_tokens} tokens and nodes are free"
+        raise InvalidInputError("delta_token_ids", rows, reason)
 
 
 def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: EngineLimits) -> None:
@@ -136,15 +137,15 @@ def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: Engine
     depth = int(depths(tree.parents).max())
     max_depth = depth_limit(job.base_len, len(job.delta), limits.max_context_len)
     if depth > max_depth:
-        served = limits.max_context_len
-        raise InvalidInputError("tree.depth", depth, f"{max_depth} of the {served} positions served are left")
+        reason = f"at most {max_depth}: the context may have {limits.max_context_len} tokens"
+        raise InvalidInputError("tree.depth", depth, reason)
 
 
 def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
     if not job.delta:
         raise InvalidInputError("delta_token_ids", [], "must not be empty")
     if job.read_limit and len(job.delta) == 1:
-        raise InvalidInputError("read_limit", job.read_limit, "must be 0 for a single token")
+        raise InvalidInputError("read_limit", job.read_limit, "must be 0 for a delta of one token")
     for token in job.delta:
         if not 0 <= token < vocab_size:
             raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")

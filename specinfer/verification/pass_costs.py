@@ -1,6 +1,6 @@
-"""Warm-up, and measurement of passes by tokens, for the gateway's planner.
+"""Warms the model up, and measures passes by size for the planner.
 
-The first steps take several times as long as later ones.
+The first steps of a process take several times as long as later ones.
 """
 
 import logging
@@ -21,39 +21,40 @@ from specinfer.verification.jobs import VerifyJob
 log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
-"""Measured sizes.
+"""Measured sizes: rows (tokens and nodes) of a pass.
 
-Dense kernels take six rows at a time, so sizes 7 and 13 are the most expensive.
+Dense kernels compute six rows at a time: 7 and 13 rows cost most per row.
 """
 _CONTEXT = 256
-"""Tokens of the context."""
+"""Context tokens before the measured rows."""
 _FIRST = 16
-"""Context tokens before the first pass; all if passes are slow."""
+"""Context tokens before the first measured pass; all if passes are slow."""
 _MAX_ROUNDS = 8
 _LARGE = 32
-"""Minimum size with fewer rounds: such passes are slow and rare."""
+"""Minimum size that is measured `_ROUNDS_OF_LARGE` times only."""
 _ROUNDS_OF_LARGE = 2
 _HEAVY_S = 0.01
-"""Seconds of a pass from which only `_POWERS` are measured."""
+"""Seconds of a one-row pass above which only `_POWERS` are measured."""
 _POWERS = (1, 2, 4, 8, 16, 32)
 _SLOW_S = 0.5
-"""Seconds of a pass from which only `_FEW` sizes are measured."""
+"""Seconds of a one-row pass above which only `_FEW` are measured."""
 _FEW = (1, 16, 64)
 _CHEAP = 2.0
-"""Maximum time of measured passes, relative to a pass over one token."""
+"""Maximum time of measured passes, relative to a one-row pass."""
 _MOVED = 4 / 3
 """Maximum ratio of two undisturbed measurements of a size."""
 _FELL = 0.8
-"""Minimum ratio of a larger size's time to a smaller size's."""
+"""Minimum undisturbed ratio of a size's time to a smaller size's."""
 _AGAIN = 3
-"""Maximum repetitions of the measurement."""
+"""Maximum number of repeated measurements."""
 
 _LONG_CONTEXT, _MIN_LONG_CONTEXT = 4096, 1024
-"""Tokens after which the cost of context is measured."""
+"""Context tokens for measuring the cost of context: wanted, and minimum."""
 _ROWS_OF_CONTEXT, _ROUNDS_OF_CONTEXT = 16, 3
+"""Maximum rows of such a pass, and number of passes."""
 
 Costs = dict[int, float]
-"""Seconds by tokens."""
+"""Seconds of a pass by number of rows."""
 
 
 def measure_passes(
@@ -62,15 +63,14 @@ def measure_passes(
     clock: Callable[[], float] = time.perf_counter,
     max_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
-    """Measure (tokens, seconds) of passes after a context of 256 tokens.
+    """Measure (rows, seconds) of passes after a context of 256 tokens.
 
-    The context is shorter if passes are slow. All is measured twice, in half the time each, and again, a few
-    times at most, while results differ by more than a third or fall with more tokens: another process was
-    busy. Disturbances only prolong, so the minimum of each size counts. Beyond 64 tokens sizes are doubled up
-    to `max_tokens`, the verifier's maximum of a step, while passes stay cheap; that maximum is measured
-    last. If a pass is slow, as with offloaded weights, there is one round of few sizes.
+    All sizes are measured at least twice, in `budget_s` / 2 each, and again while two results differ by more than a
+    third or a larger size is faster: another process was busy. Disturbances only add time, so each size's minimum
+    counts. Above 64 rows sizes are doubled, up to `max_tokens` (the maximum of a step), while passes stay cheap. Slow
+    passes, as of offloaded weights, are measured once, in few sizes and after a shorter context.
 
-    The gateway corrects remaining errors while it serves (`specinfer.planning.pass_curve`).
+    The planner corrects remaining errors while it serves (`specinfer.planning.pass_curve`).
     """
     with progress("measuring passes"):
         costs = list(_measure(runner, budget_s, clock, max_tokens).items())
@@ -83,10 +83,10 @@ def measure_context(
     costs: Sequence[tuple[int, float]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the seconds that a token of context adds to each row.
+    """Return the seconds that a context token adds to a pass's row.
 
-    They follow from passes after a long context of empty keys and values, compared with the measured `costs` of the
-    same rows. 0 if such a context does not fit, or has recurrent states or a window.
+    Compares passes after a long context of empty keys and values with `costs`, (rows, seconds) after a short one.
+    0 if such a context does not fit the cache, or if the cache has recurrent states or a window.
     """
     cache = runner.cache
     rows = max(size for size, _ in costs if size <= _ROWS_OF_CONTEXT)
@@ -138,7 +138,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
 
 
 def undisturbed(measure: Callable[[], Costs]) -> Costs:
-    """Return minimums of repeated measurements, until the last two agree."""
+    """Measure until two results in a row agree; return each size's minimum."""
     least = latest = measure()
     for number in range(_AGAIN):
         before, latest = latest, measure()
@@ -147,7 +147,9 @@ def undisturbed(measure: Callable[[], Costs]) -> Costs:
             return least
         if number == 0:
             log.info("times of passes vary; measuring again")
-    log.warning("times of passes still vary (is the machine busy?): the gateway corrects them")
+    log.warning(
+        "times of passes still vary (is the machine busy?); the planner corrects them while it serves"
+    )
     return least
 
 
@@ -168,8 +170,8 @@ def _in_turns(
 ) -> Costs:
     """Return medians of rounds over all sizes.
 
-    Sizes take turns, so that disturbances hit all alike. At least one round is run, and no further one after
-    the time is up.
+    Sizes take turns, so that a disturbance affects all.
+    At least one round is run; no round begins after `budget_s` seconds.
     """
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     until = clock() + budget_s
@@ -183,18 +185,15 @@ def _in_turns(
 
 
 def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
-    """Return a segment with this many nodes below the root.
+    """Return a segment of `size` nodes below the root.
 
-    Their tokens differ, as equal ones would share experts.
+    Their tokens differ: rows of equal tokens would share experts, and so be faster.
     """
     return Segment(sequence, (), [node % vocabulary for node in range(size)], [-1] * size)
 
 
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
-    """Return the seconds of a pass that leaves the cache unchanged.
-
-    A fetched logit waits for the device.
-    """
+    """Return the seconds of a pass on the unchanged cache, synchronised."""
     started = clock()
     runner.forward([segment])[0][-1, :1].cpu()
     seconds = clock() - started
@@ -205,7 +204,7 @@ def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float])
 _NAME = "warm-up"
 _WARM_ROUNDS = 3
 _WARM_UP_S = 0.5
-"""Seconds after which two steps are enough."""
+"""Warm-up ends after this time, if at least two steps were run."""
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _TREE_NODES = (0, 2, 4, 8)
 
@@ -213,7 +212,7 @@ _TREE_NODES = (0, 2, 4, 8)
 def warm_up(engine: VerifierEngine, clock: Callable[[], float] = time.perf_counter) -> None:
     """Verify trees of several sizes, greedy and sampled.
 
-    Their prompt fills no block of the cache, so that nothing of it stays.
+    Their prompt is shorter than a block, so that none of its blocks stays in the cache.
     """
     limits = engine.limits
     max_nodes = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1

@@ -1,4 +1,4 @@
-"""Passes of a step: all entries together, or separate after a fault."""
+"""Runs a step's passes: together, or one per entry after a fault."""
 
 import logging
 import time
@@ -17,23 +17,23 @@ log = logging.getLogger(__name__)
 
 
 class Passes:
-    """Runs a step's passes, and measures them."""
+    """Runs and times the passes of a step."""
 
     def __init__(self, runner: ModelRunner, trees: TreeVerifier) -> None:
         self._runner, self._trees = runner, trees
         self.done: list[tuple[int, float]] = []
-        """Tokens and nodes of each pass since `begin_step`, and its seconds."""
+        """(Number of tokens and nodes, seconds) of each pass since `begin_step`."""
         self.faults = 0
-        """Number of failed passes, except for unreadable layers."""
+        """Number of failed passes, except for unreadable offloaded layers."""
 
     def begin_step(self) -> None:
-        """Measure the passes of another step."""
+        """Forget the passes of the step before."""
         self.done = []
 
     def forward(self, segments: list[Segment]) -> list[Rows]:
         """Run one pass over all segments, or one each if it fails.
 
-        So only the culprit fails. An unreadable layer fails all of them.
+        So only entries that cause the fault fail. If a layer is unreadable, all entries fail.
         """
         if not segments:
             return []

@@ -1,8 +1,8 @@
 """The target's predictions at a tree's nodes, for the acceptance rules.
 
-With logits on the host, each node is computed when a rule visits it: many are never visited, and rows are
-long. On a device that can choose (`specinfer.model.sampling.choices`) all nodes of all requests are chosen
-for at once, and the logits stay there.
+If the logits are on the host, a node's distribution is computed when a rule visits the node: many nodes are never
+visited. If the logits are on a device with a chooser (`specinfer.model.sampling.choices`), the device chooses
+tokens for all nodes of all requests at once, and the logits stay there.
 """
 
 import logging
@@ -32,19 +32,19 @@ Rows: TypeAlias = "torch.Tensor | Exception"
 
 
 class BrokenModelError(SpecInferError):
-    """The model's output is not usable."""
+    """The model's logits are missing or not finite."""
 
 
 class LateNodeError(SpecInferError):
-    """A node's target is late; those above it are known."""
+    """A node's mask is not ready; the masks of its ancestors are."""
 
     def __init__(self, node: int) -> None:
-        super().__init__("its masks are being made")
+        super().__init__("the node's mask is being made")
         self.node = node
 
 
 class LogitsTarget:
-    """Predictions from logits [N, V] of a tree, computed on request."""
+    """Predictions from a tree's logits [N, V], computed on first use."""
 
     def __init__(self, logits: torch.Tensor, sampling: Sampling) -> None:
         self.logits, self._sampling = logits, sampling
@@ -73,7 +73,7 @@ class LogitsTarget:
         return p
 
     def choose(self, node: int, noise: Noise) -> int:
-        """Return a token drawn from these probabilities.
+        """Return a token sampled from the node's distribution.
 
         Raises:
             BrokenModelError: if the node's logits are not finite.
@@ -89,7 +89,7 @@ class LogitsTarget:
 
 
 class AdjustedTarget(LogitsTarget):
-    """Predictions from adjusted logits, by each node's path."""
+    """Predictions from logits that a request's parameters adjust."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class AdjustedTarget(LogitsTarget):
         super().__init__(logits, sampling)
         self._tree, self._adjustment = tree, adjustment
         self._rows: dict[int, torch.Tensor] = {}
-        """Changed logits by node: rules may request a node twice."""
+        """Adjusted logits [V] by node: a rule may read a node twice."""
 
     def row(self, node: int) -> torch.Tensor:
         """Return the adjusted logits [V] after a node.
 
         Raises:
             LateNodeError: if the constraint's mask for the node is not ready in time.
-            ConstraintError: if the constraint cannot be followed further.
+            ConstraintError: if the constraint is too complex or too expensive, or a token has broken it.
         """
         if node not in self._rows:
             row = self.logits[node].cpu().numpy().copy()
@@ -121,7 +121,7 @@ class AdjustedTarget(LogitsTarget):
 
 
 class ChosenTarget:
-    """Precomputed choices for every node, with the request's sampling and noise."""
+    """Choices of a device for every node, with the request's sampling."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -134,7 +134,7 @@ class ChosenTarget:
         return token
 
     def probabilities(self, node: int) -> Excerpt:
-        """Return probabilities of the tokens drawable below a node with draws."""
+        """Return probabilities of drawable tokens after a node with draws below."""
         self.best(node)
         return self._choices.excerpts[node]
 
@@ -152,7 +152,7 @@ def targets_of(
 ) -> list[Target | Exception | None]:
     """Return each job's target, its error, or None without a tree.
 
-    If it fails for all jobs together, it is done for each by itself, so that only the culprit fails.
+    If the device fails to choose for all jobs together, it chooses job by job: only those that cause the fault fail.
     """
     try:
         return _targets_of(jobs, logits, adjustments, chooser)
@@ -179,7 +179,7 @@ def _targets_of(
     targets: dict[int, Target | Exception | None] = {
         index: rows for index, rows in enumerate(logits) if isinstance(rows, Exception)
     }
-    # a rule that is not lossless looks at whole distributions, and adjustments change whole rows
+    # lossy rules read whole distributions, and adjustments change whole rows: both need logits on the host
     here = [
         i for i in verified if chooser is None or adjustments[i] is not None or not jobs[i].sampling.lossless
     ]

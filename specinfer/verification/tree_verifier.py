@@ -1,8 +1,7 @@
 """Verifies the trees of a pass: logits in, verdicts out.
 
-Log-probabilities of returned tokens are the model's own, before adjustments, temperature, top-k and top-p (as vLLM's
-by default): so they do not depend on the request, and at the node that emitted a token they equal those of plain
-decoding.
+Log-probabilities of returned tokens are computed before adjustments, temperature, top-k and top-p (vLLM's default).
+So they do not depend on the request's parameters, and equal those of plain decoding.
 """
 
 from collections.abc import Sequence
@@ -41,7 +40,7 @@ def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int)
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a pass for a job; no verdict without a tree."""
+    """Result of a job; jobs without a tree have no verdict."""
 
     verdict: Verdict | None = None
     logprobs: Sequence[LogprobRow] = ()
@@ -56,7 +55,7 @@ class TreeVerifier:
     """Applies the acceptance rules to the logits of a pass."""
 
     def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
-        """Create it; `chooser` chooses tokens on the logits' device."""
+        """Select the rule; `chooser` chooses tokens on the logits' device, if any."""
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
         self._chooser = chooser
 
@@ -66,7 +65,7 @@ class TreeVerifier:
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | Exception | None]:
-        """Return the targets of jobs; wait for logits on a device."""
+        """Return each job's target, its error, or None without a tree."""
         return targets_of(jobs, logits, adjustments, self._chooser)
 
     def verify(
@@ -76,7 +75,7 @@ class TreeVerifier:
         target: Target | Exception | None,
         adjustment: RequestAdjustment | None = None,
     ) -> Verification | SpecInferError:
-        """Verify a job by its logits, or return an error. Pure."""
+        """Return a job's result or error, from its logits."""
         if isinstance(target, UnavailableError):
             return target
         if isinstance(target, Exception):
@@ -106,12 +105,11 @@ class TreeVerifier:
 
 
 def _cut_at(tree: TokenTree, node: int) -> Verdict:
-    """Return the verdict up to a node. Its token becomes the bonus.
+    """Return the verdict whose bonus is the token of this node.
 
-    The rule has already accepted that node, so the text has the same distribution: the next step begins
-    there.
+    The rule has already accepted the node, so the output keeps its distribution: the next step continues there.
     """
-    assert node, "a pass takes no request whose root has no mask"
+    assert node, "a pass takes no request without its root's mask"
     *accepted, last = tree.path_to(node)
     return Verdict(tuple(accepted), int(tree.token_ids[last]))
 
@@ -121,7 +119,7 @@ def _cut_at_end(
 ) -> tuple[Verdict, bool]:
     """Cut a verdict at the token that completes the constrained text.
 
-    That becomes the bonus token. Returns the verdict, and True if there is such a token.
+    Return the verdict, with that token as its bonus, and True if the text is complete.
     """
     if adjustment is None:
         return verdict, False

@@ -1,4 +1,4 @@
-"""Compute the size of a cache for the memory that is left."""
+"""Computes the size of the KV cache that fits in memory."""
 
 import torch
 
@@ -8,12 +8,9 @@ from specinfer.model.weights.config import ModelConfig
 AUTO_TOKENS = 0
 """Value of `RunnerOptions.kv_tokens` for the maximum that fits."""
 SHARE = 0.75
-"""Share of the memory left by the weights for the cache.
-
-Drafts and buffers need the rest.
-"""
+"""Cache's share of the free memory; drafters and buffers need the rest."""
 MAX_REQUESTS = 16
-"""Maximum number of requests of full length in the cache."""
+"""Maximum size of the cache, in contexts of the model's maximum length."""
 _MIN_TOKENS = 512
 _SCALE_BYTES = 4
 
@@ -26,16 +23,16 @@ def token_bytes(config: ModelConfig, dtype: torch.dtype, kv_type: str) -> int:
 
 
 def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: int) -> int:
-    """Return how many tokens of cache fit next to the weights.
+    """Return the number of context tokens that fit next to the weights.
 
     Args:
-        available: bytes that are left before the weights are read.
+        available: free bytes before the weights are loaded.
         weights: bytes of the weights.
-        bytes_per_token: see `token_bytes`; 0 without attention.
-        longest: positions of the model.
+        bytes_per_token: see `token_bytes`; 0 for a model without attention.
+        longest: maximum context length of the model, in tokens.
 
     Raises:
-        SettingError: if there is too little memory.
+        SettingError: if fewer than 512 tokens fit.
     """
     room = int((available - weights) * SHARE)
     tokens = min(room // max(1, bytes_per_token), MAX_REQUESTS * longest)

@@ -1,10 +1,10 @@
-"""Hidden states of the target, stored with keys and values.
+"""Stores hidden states of the target next to keys and values.
 
-Speculators that read them (EAGLE, Medusa) may come late, restart, or find a prompt in shared blocks. So a
-hidden state is kept by the cache slot of its token and lives as long as its key: it is found again whenever
-a drafter lacks it. Nothing is kept before the first request, so earlier tokens have none (see `read`).
+Speculators that read hidden states (EAGLE, Medusa) may connect late, restart, or share a prompt's blocks. So a
+state is stored by its token's cache slot as long as the token's key, and can be read at any time. Tokens computed
+before `keep` have no states (see `read`).
 
-It is between the cache and its storage, and moves entries together with the cache.
+The store wraps the cache's storage, so that states move together with keys and values.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ Bfloat16 = NDArray[np.int16]
 
 
 class FeatureStore:
-    """Keeps [layers, hidden] bfloat16 for every slot of a storage."""
+    """Hidden states [layers, hidden], bfloat16, of every slot of a storage."""
 
     def __init__(self, storage: KVStorage, slots: int) -> None:
         self._storage, self._slots = storage, slots
         self.layers: tuple[int, ...] = ()
-        """Layers of the stored hidden states; empty if none are wanted."""
+        """Layers whose hidden states are stored; empty: nothing is stored."""
         self._states: Bfloat16 = np.empty((slots, 0, 0), np.int16)
         self._known = np.zeros(slots, np.bool_)
 
@@ -34,7 +34,7 @@ class FeatureStore:
         return int(np.prod(self._states.shape[1:])) * self._states.itemsize
 
     def keep(self, layers: Sequence[int], hidden: int) -> None:
-        """Keep these layers from now on; states of others are forgotten."""
+        """Store states of these layers from now on; other layers forget theirs."""
         if tuple(layers) == self.layers:
             return
         self.layers = tuple(layers)
@@ -47,16 +47,16 @@ class FeatureStore:
         self._known[slots] = True
 
     def forget(self, slots: Slots) -> None:
-        """Forget slots to which other tokens were written without their states."""
+        """Forget the states of slots whose tokens were overwritten."""
         if self.layers:
             self._known[slots] = False
 
     def read(self, slots: Slots, max_rows: int) -> tuple[int, Bfloat16]:
-        """Return the known states of consecutive tokens, up to the last.
+        """Return the stored states of the slots of consecutive tokens.
 
         Returns:
-            Number of skipped first tokens, as their states are not known, and the states
-            [at most `max_rows`, layers, hidden] of those after them.
+            The number of skipped first tokens, up to the last one without a state, and the states
+            [at most `max_rows`, layers, hidden] of the tokens after them.
         """
         unknown = np.flatnonzero(~self._known[slots]) if len(slots) else np.zeros(0, np.int64)
         first = int(unknown[-1]) + 1 if len(unknown) else 0
@@ -71,7 +71,7 @@ class FeatureStore:
 
     @property
     def blocks(self) -> BlockStorage | None:
-        """Storage with copyable blocks, without hidden states, if supported."""
+        """This store, if its storage can copy blocks; otherwise None."""
         return self if isinstance(self._storage, BlockStorage) else None
 
     @property
@@ -81,7 +81,7 @@ class FeatureStore:
 
     @property
     def block_layout(self) -> str:
-        """Name of what the bytes mean."""
+        """Name of the format of a block's bytes."""
         return self._copied.block_layout
 
     def read_block(self, block: int) -> bytes:

@@ -4,21 +4,20 @@
                                             committed       tentative tree nodes, in scoring order
     physical slot of position p             blocks[p // B] * B + p % B
 
-A forward pass writes the keys and values of appended context and of tree nodes. `commit(path)` keeps
-the nodes of one root path as context, moving their scattered entries to consecutive positions, and
-drops the others.
+A forward pass writes the keys and values of appended context and of tree nodes. `commit(path)` keeps the nodes of
+one path from the root as context, moves their entries to consecutive positions, and drops the other nodes.
 
-A prompt prefix is computed once: a full block of context is filed under a hash of its tokens and of the
-block before it, and `share` lets another sequence use it. Shared blocks are full, so no sequence writes to
-them. A block that no sequence uses keeps its content until it is handed out again, oldest first.
+Prefix cache: a full block of context is filed under a hash of its tokens and of the block before it, and `share`
+lets other sequences use it. Shared blocks are full, so no sequence writes to them. A block that no sequence uses
+keeps its content until it is allocated again, least recently used first.
 
-With a window (`KVWindow`, StreamingLLM, arXiv 2309.17453) the cache keeps a request's first tokens, the
-attention sinks, and its last ones; `slide` drops whole blocks between them. Positions are those inside the
-cache: because rotary attention sees only differences, it is enough to turn the sinks' keys after the rest
-(`KVStorage.rotate`). That is lossy, so it is off unless asked for, and windowed prefixes are not shared.
+With a window (`KVWindow`, StreamingLLM, arXiv 2309.17453) the cache keeps a request's first tokens, the attention
+sinks, and its last tokens; `slide` drops whole blocks between them. Rotary attention depends only on differences
+of positions, so a drop rotates only the sinks' keys (`KVStorage.rotate`). A window is lossy and off by default;
+windowed prefixes are not shared.
 
-Invariant (`check`): a block is free, or its count is the number of sequences that use it; a sequence has
-exactly the blocks its tokens need.
+Invariant (`check`): a block is free, or its count is the number of sequences that use it; a sequence has exactly
+the blocks its tokens need.
 """
 
 import hashlib
@@ -34,9 +33,9 @@ from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, blocks_for
 
 CACHE_TOKENS = 32768
-"""Default number of context tokens in a cache."""
+"""Default capacity of a cache, in context tokens."""
 _STATES_OF_DELTA = 2
-"""States written per context: after its last whole block and last token."""
+"""Recurrent states per delta: after its last whole block, and its end."""
 
 
 class KVStorage(Protocol):
@@ -46,7 +45,7 @@ class KVStorage(Protocol):
         """Copy entries between slots; read all sources before writing any target."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
+        """Rotate the keys of slots by `delta` rotary positions."""
 
 
 @runtime_checkable
@@ -59,16 +58,13 @@ class BlockStorage(Protocol):
 
     @property
     def block_layout(self) -> str:
-        """Name of the format of a block's bytes, apart from the model.
-
-        It changes with everything that decides the meaning of the bytes.
-        """
+        """Name of the bytes' format; only equal formats share blocks."""
 
     def read_block(self, block: int) -> bytes:
         """Return the bytes of a block."""
 
     def write_block(self, block: int, data: bytes) -> None:
-        """Fill a block with bytes that were read before."""
+        """Fill a block with bytes of `read_block`."""
 
 
 class PagedKVCache:
@@ -84,18 +80,18 @@ class PagedKVCache:
         self.num_blocks, self._storage, self.window = num_blocks, storage, window
         self.states = states
         """States of recurrent layers; None: the model has no such layers."""
-        # in the order in which they will be handed out
+        # in order of allocation
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._uses = [0] * num_blocks
         self._filed: dict[bytes, int] = {}  # hash of a full block -> block
-        self._hash_of: dict[int, bytes] = {}  # and back
+        self._hash_of: dict[int, bytes] = {}  # block -> hash
         self._sequences: list[KVSequence] = []
         self.queried_tokens = 0
-        """Context tokens, in whole blocks, that were looked up since the start."""
+        """Context tokens looked up, in whole blocks, since the start."""
         self.shared_tokens = 0
-        """Context tokens that were found instead of computed, since the start."""
+        """Looked-up tokens that `share` found, since the start."""
         self.restored_tokens = 0
-        """Found tokens that were read from the directory of prefixes."""
+        """Found tokens that came from the directory of prefixes, since the start."""
         self._prefixes: tuple[PrefixDirectory, BlockStorage] | None = None
 
     @property
@@ -110,18 +106,18 @@ class PagedKVCache:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that still fit into free blocks."""
+        """Tokens that fit into the free blocks."""
         return len(self._free) * BLOCK_TOKENS
 
     def keep_prefixes(self, directory: PrefixDirectory, storage: BlockStorage) -> None:
-        """Save evicted blocks to a directory, and look blocks up there."""
+        """Write evicted blocks to a directory; let `share` read them."""
         self._prefixes = directory, storage
 
     def save_prefixes(self) -> None:
-        """Write all full blocks that are missing in the directory of prefixes.
+        """Write all filed blocks that the directory of prefixes lacks.
 
-        The first blocks of prompts, which all others need, and the blocks used last are written last: a directory
-        that is too small keeps these.
+        A directory that is too small keeps the last written. So recently used blocks are written last, and of a
+        prompt the first blocks, as later blocks are useless without them.
         """
         used = [block for block in reversed(self._hash_of) if block not in self._free]
         for block in (*self._free, *used):
@@ -136,9 +132,9 @@ class PagedKVCache:
             directory.write(key, storage.read_block(block), wait)
 
     def _restore(self, key: bytes) -> int | None:
-        """Fill a free block from the directory of prefixes and return it.
+        """Read a block from the directory into a free block; return it.
 
-        None: there is no free block, or no such file.
+        None: no block is free, or the directory lacks the block.
         """
         if self._prefixes is None or not self._free:
             return None
@@ -163,11 +159,11 @@ class PagedKVCache:
         """Reserve space for context tokens and nodes at the sequence's end.
 
         Args:
-            parents: those of the nodes, if known; recurrent layers keep a state where a node with children ends a
-                block.
+            parents: parents of the nodes, as in `add_nodes`, if known. Recurrent layers store a state after each node
+                that has children and ends a block.
 
         Raises:
-            ExhaustedError: if there is too little; the sequence is unchanged.
+            ExhaustedError: if too few blocks or states are free; the sequence is unchanged.
         """
         missing = blocks_for(sequence.cached + sequence.nodes + delta + nodes) - len(sequence.blocks)
         if missing > len(self._free):
@@ -182,7 +178,7 @@ class PagedKVCache:
         """Extend the context by leading blocks of `tokens` from the cache.
 
         Args:
-            max_restored: tokens, rounded up to blocks, that may be read from the directory of prefixes; None: all.
+            max_restored: maximum tokens, rounded up to blocks, to read from the directory of prefixes; None: all.
 
         Returns:
             Number of added tokens, a multiple of the block size.
@@ -199,9 +195,9 @@ class PagedKVCache:
         return sequence.length - start
 
     def _claim(self, sequence: KVSequence, tokens: Seq[int], max_restored: int | None) -> list[int]:
-        """Claim filed blocks of further tokens, up to the last usable one.
+        """Return the filed blocks of a sequence's next tokens, counted as used.
 
-        With recurrent layers, a request can continue only after a block whose last state is stored.
+        With recurrent layers, the last of them has a stored state after its last token.
         """
         blocks: list[int] = []
         restored: list[bytes] = []
@@ -211,7 +207,7 @@ class PagedKVCache:
             block = self._filed.get(known)
             if block is None:
                 if max_restored is not None and len(restored) * BLOCK_TOKENS >= max_restored:
-                    queried = at  # the rest is looked up next time
+                    queried = at  # the next call looks the rest up
                     break
                 block = self._restore(known)
                 if block is None:
@@ -229,26 +225,23 @@ class PagedKVCache:
         return blocks
 
     def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
-        """Add context tokens; their keys and values were just written."""
-        assert sequence.nodes == 0, "context cannot grow behind tentative nodes"
+        """Add context tokens whose keys and values the pass has written."""
+        assert sequence.nodes == 0, "context must grow before nodes are added"
         self._extend(sequence, tokens)
 
     def lengthen(self, sequence: KVSequence, count: int) -> None:
-        """Add context tokens without keys and values, to measure passes after them.
+        """Add context tokens without keys and values, to measure passes.
 
         Raises:
-            ExhaustedError: if there is too little space.
+            ExhaustedError: if too few blocks are free.
         """
-        assert self.states is None, "recurrent states cannot be left out"
+        assert self.states is None, "a model with recurrent layers needs its states"
         self.reserve(sequence, count)
         sequence.unwritten = True
         sequence.tokens.extend([0] * count)
 
     def add_nodes(self, sequence: KVSequence, tokens: Seq[int], parents: Seq[int]) -> None:
-        """Add tree nodes.
-
-        `parents` index tentative nodes; -1 is the last context token.
-        """
+        """Add tentative nodes; parents are node indices, -1 the context's end."""
         for token, parent in zip(tokens, parents, strict=True):
             if not -1 <= parent < sequence.nodes:
                 raise InvalidInputError("node parent", parent, "must be an earlier tentative node or -1")
@@ -259,14 +252,13 @@ class PagedKVCache:
             self.states.note_ends(sequence, sequence.block_ends())
 
     def commit(self, sequence: KVSequence, path: Seq[int]) -> None:
-        """Keep the tentative nodes of `path` as context and drop the rest.
-
-        The path begins with a child of the root.
-        """
+        """Keep a path's nodes, from the root down, as context; drop others."""
         expected = -1
         for node in path:
             if not 0 <= node < sequence.nodes or sequence.node_parents[node] != expected:
-                raise InvalidInputError("path", list(path), "not a path of tentative nodes from the root")
+                raise InvalidInputError(
+                    "path", list(path), "must be a path of tentative nodes from a root's child"
+                )
             expected = node
         self._compact(sequence, path)
         kept = [sequence.node_tokens[node] for node in path]
@@ -293,7 +285,7 @@ class PagedKVCache:
         """Drop blocks after the sinks if more than the window is cached.
 
         Args:
-            ahead: tokens the next pass may add; rotary positions are wound back in time for them.
+            ahead: maximum tokens of the next pass; rotary positions are reset before they exceed the model's maximum.
 
         Returns:
             Number of dropped tokens.
@@ -314,7 +306,7 @@ class PagedKVCache:
         return dropped
 
     def release(self, sequence: KVSequence) -> None:
-        """Give all blocks back; a released sequence must not be used again."""
+        """Free all blocks and states of a sequence, which is unusable afterwards."""
         if sequence.released:
             return
         sequence.released = True
@@ -328,14 +320,14 @@ class PagedKVCache:
         self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
-        """Give back what was reserved and is not needed."""
+        """Free reserved blocks and states that no token needs."""
         if self.states is not None:
             self.states.unclaim(sequence)
         keep = blocks_for(sequence.cached + sequence.nodes)
         self._drop(sequence, keep)
 
     def _take_free(self) -> int:
-        """Return the free block unused for longest, whose content is forgotten."""
+        """Return the least recently used free block; save its content first."""
         block, _ = self._free.popitem(last=False)
         known = self._hash_of.pop(block, None)
         if known is not None:
@@ -347,10 +339,7 @@ class PagedKVCache:
         return block
 
     def _drop(self, sequence: KVSequence, keep: int) -> None:
-        """Give back the sequence's blocks after the first `keep`.
-
-        The last ones are reused first.
-        """
+        """Free the blocks after the first `keep`; the last are reused first."""
         for block in reversed(sequence.blocks[keep:]):
             self._give_back(block)
         del sequence.blocks[keep:]
@@ -363,7 +352,7 @@ class PagedKVCache:
     def _extend(self, sequence: KVSequence, tokens: Seq[int], scored: int = 0) -> None:
         """Add committed tokens and file the blocks that they complete.
 
-        `scored` is the number of scored nodes from which they were chosen.
+        `scored` is the number of the tree's nodes among which an accepted path was chosen.
         """
         if self.states is not None and (tokens or scored):
             first = max(sequence.cached - 1, 0)
@@ -382,10 +371,7 @@ class PagedKVCache:
             self._file(sequence.chain[-1], block)
 
     def _file(self, key: bytes, block: int) -> None:
-        """File a block under a hash of its tokens.
-
-        A filed block without the state after it is replaced by one with that state.
-        """
+        """File a block by hash; one with a recurrent state replaces another."""
         filed = self._filed.get(key)
         if block in self._hash_of:
             return
@@ -400,7 +386,7 @@ class PagedKVCache:
         self._filed[key], self._hash_of[block] = block, key
 
     def check(self) -> None:
-        """Assert the cache's invariant; call it when nothing is in flight."""
+        """Assert the cache's invariant; no pass may be running."""
         owned = Counter(block for sequence in self._sequences for block in sequence.blocks)
         for block in range(self.num_blocks):
             assert self._uses[block] == owned[block], "a block's count is wrong"
@@ -422,7 +408,7 @@ def _last_hash(sequence: KVSequence) -> bytes:
 
 
 def _block_hash(before: bytes, tokens: Seq[int]) -> bytes:
-    """Return a 128-bit hash of a block's tokens, its predecessors and scope."""
+    """Return a 128-bit hash of a block's tokens and the hash `before`."""
     digest = hashlib.blake2b(before, digest_size=16)
     digest.update(np.asarray(tokens, np.int32).tobytes())
     return digest.digest()

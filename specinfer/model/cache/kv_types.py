@@ -1,21 +1,21 @@
-"""Settings of caches: names and help texts, without torch."""
+"""Names and help texts of the cache's settings; importable without torch."""
 
 AUTO_KV = "auto"
-"""The numeric type of the model."""
+"""Store keys and values in the model's numeric type."""
 KV_TYPES = (AUTO_KV, "bf16", "q8_0")
-"""q8_0: bytes with one scale per token and head."""
+"""Values of `--kv-type`; q8_0: bytes, one scale per token and head."""
 KV_TYPE_HELP = (
     "Storage of keys and values: q8_0 (8 bits, half the memory of bf16), bf16, or auto, the numeric type. All but the "
     "numeric type need the native executor"
 )
-"""Help of `--kv-type`, wherever there is one."""
+"""Help of `--kv-type`."""
 KV_TOKENS_HELP = (
-    "Context tokens in the KV cache of all requests; auto: three quarters of the memory that machine or container "
-    "have left after loading"
+    "Capacity of the KV cache in context tokens, for all requests; auto: three quarters of the free memory of "
+    "machine or container after loading"
 )
 """Help of `--kv-tokens`."""
 PREFIXES_HELP = (
-    "Directory for prefixes that leave the memory, and for all at the end of the process. Needs the native executor. "
+    "Directory for prefixes that the cache evicts, and for all when the process ends. Needs the native executor. "
     "Empty: none"
 )
 """Help of `--prefix-cache-directory`."""

@@ -4,10 +4,10 @@ A file has a header and the bytes of one block:
 
     magic (8) | fingerprint (16) | hash (16) | checksum of the bytes (16) | bytes
 
-The hash is that of a block's tokens and all tokens before. The fingerprint is that of the model and of the
-layout of its cache. A file with another one, or whose checksum is wrong, is left aside with one line in the
-log. Files appear whole (`os.replace`), so processes may share a directory. A thread writes and deletes them:
-a block takes milliseconds, and a prompt may displace hundreds in one step.
+The hash covers a block's tokens and all tokens before. The fingerprint covers the model and the layout of its cache.
+A file with another fingerprint or a wrong checksum is ignored and logged. Files appear whole (`os.replace`), so
+processes may share a directory. A thread writes and deletes files: a block takes milliseconds, and a prompt may
+evict hundreds of blocks in one step.
 """
 
 import logging
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 _MAGIC = b"SIKV0001"
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _BACKLOG_BYTES = 1 << 28
-"""Bytes of blocks that may wait for the disk."""
+"""Maximum bytes of blocks queued for the disk."""
 _UNFINISHED_S = 600.0
-"""Age in seconds after which an unfinished file is abandoned."""
+"""Age in seconds after which an unfinished file is deleted."""
 _PARTS = (len(_MAGIC), 16, 16, 16)
 
 
@@ -36,12 +36,12 @@ class PrefixDirectory:
     """A bounded directory of blocks (least recently used). For one thread."""
 
     def __init__(self, directory: Path, fingerprint: str, limit_bytes: int) -> None:
-        """Read which blocks are there.
+        """List the directory's blocks.
 
         Args:
-            directory: may be missing.
-            fingerprint: of everything that decides the bytes of a block.
-            limit_bytes: bytes of all files, those of other fingerprints included.
+            directory: created with the first block if missing.
+            fingerprint: fingerprint of model, cache type and block layout.
+            limit_bytes: maximum bytes of all files, including files of other fingerprints.
         """
         self._fingerprint = blake2b(fingerprint.encode(), digest_size=16).digest()
         self._directory, self._limit = directory, limit_bytes
@@ -51,33 +51,33 @@ class PrefixDirectory:
         self._failed = False
         self._writer = ThreadPoolExecutor(1, "prefixes")
         self._tasks: deque[tuple[Path, Future[None]]] = deque()
-        """Blocks that are being written, in order."""
+        """Files that the thread is to write, in order."""
         self._pending: dict[Path, bytes] = {}
-        """Their bytes."""
+        """Content of these files."""
         _delete_unfinished(directory)
         self._latest = 0
-        """Time of the latest use, in nanoseconds, always rising."""
+        """Time of the latest use in nanoseconds; strictly rising."""
         for used, path, size in _files(directory):
             self._sizes[path] = size
             self._total += size
             self._latest = used
         self.read_blocks = 0
-        """Blocks that were read since the start."""
+        """Number of blocks read since the start."""
         self.written_blocks = 0
-        """Blocks that were written since the start."""
+        """Number of blocks written since the start."""
 
     @property
     def total_bytes(self) -> int:
         return self._total
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether a block has a file, with unchecked content."""
+        """Return whether a block has a file; the content is not checked."""
         self._collect()
         path = self._path(key)
         return path in self._sizes and path not in self._left_aside
 
     def read(self, key: bytes, size: int) -> bytes | None:
-        """Return a block's bytes, if usable."""
+        """Return a block's `size` bytes; None without a usable file."""
         path = self._path(key)
         if key not in self:
             return None
@@ -93,27 +93,24 @@ class PrefixDirectory:
             return None
         header, data = content[: sum(_PARTS)], content[sum(_PARTS) :]
         if header != self._header(key, data) or len(data) != size:
-            self._leave_aside(path, "torn, or of another model or format")
+            self._leave_aside(path, "damaged, or of another model or format")
             return None
         self.read_blocks += 1
         return data
 
     def note_use(self, keys: Sequence[bytes]) -> None:
-        """Count a prompt's blocks as used, the first ones last.
-
-        Without the first ones, the others are useless.
-        """
+        """Count a prompt's blocks as used, the indispensable first blocks last."""
         for path in map(self._path, reversed(keys)):
             if path in self._sizes:
                 self._sizes.move_to_end(path)
                 self._writer.submit(_touch, path, self._now())
 
     def write(self, key: bytes, data: bytes, wait: bool = False) -> None:
-        """Write a missing block. An unwritable directory is logged once.
+        """Queue a missing block for writing. An unwritable directory is logged once.
 
         Args:
-            wait: for the disk if too many blocks are queued; else the oldest of these are dropped, as memory
-                first evicts the last blocks of a prompt, which are useless without the others.
+            wait: if the queue is full, wait for the disk. Otherwise drop the oldest queued blocks: the cache evicts a
+                prompt's last blocks first, and they are worth least.
         """
         if key in self:
             return
@@ -146,7 +143,7 @@ class PrefixDirectory:
         return False
 
     def flush(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all queued blocks are written and deletions are done."""
         for _, task in self._tasks:
             task.exception()
         self._writer.submit(lambda: None).result()  # deletions
@@ -157,12 +154,12 @@ class PrefixDirectory:
         return self._latest
 
     def _write(self, path: Path, key: bytes, data: bytes, used: int) -> None:
-        """Write a file; runs in the thread."""
+        """Write a block's file; runs in the writer thread."""
         _write_whole(path, self._header(key, data) + data)
         _touch(path, used)
 
     def _collect(self) -> None:
-        """Note which blocks were written."""
+        """Note finished writes, and their errors."""
         while self._tasks and self._tasks[0][1].done():
             path, task = self._tasks.popleft()
             if not any(path == other for other, _ in self._tasks):
@@ -186,7 +183,7 @@ class PrefixDirectory:
         self._total -= self._sizes.pop(path, 0)
 
     def _leave_aside(self, path: Path, reason: str) -> None:
-        log.warning("%s: left aside: %s", path, reason)
+        log.warning("%s: this prefix is ignored: %s", path, reason)
         self._left_aside.add(path)
 
     def _path(self, key: bytes) -> Path:
@@ -199,7 +196,7 @@ class PrefixDirectory:
 
 
 def _files(directory: Path) -> list[tuple[int, Path, int]]:
-    """Return times, paths and sizes of all blocks, least recently used first."""
+    """Return (time of use in ns, path, bytes) of files, oldest first."""
     files = []
     for path in directory.glob(f"*/*/*{_SUFFIX}"):
         try:
@@ -211,8 +208,8 @@ def _files(directory: Path) -> list[tuple[int, Path, int]]:
 
 
 def _touch(path: Path, used: int) -> None:
-    """Set a file's precise time: the order of use survives restarts."""
-    with suppress(OSError):  # another user's file, one that may only be read, one that was deleted
+    """Store the time of use in ns, so that it survives restarts."""
+    with suppress(OSError):  # the file is another user's, read-only or deleted
         os.utime(path, ns=(used, used))
 
 
@@ -224,7 +221,7 @@ def _delete(path: Path) -> None:
 
 
 def _delete_unfinished(directory: Path) -> None:
-    """Delete files of processes that ended while they wrote."""
+    """Delete old unfinished files, of processes that ended while writing."""
     for path in directory.glob(f"*/*/*{_UNFINISHED}"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_S:

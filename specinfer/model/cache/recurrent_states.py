@@ -1,9 +1,8 @@
-"""Store the states of recurrent layers, by the slot of their token.
+"""Stores the states of recurrent layers by their token's cache slot.
 
-Like keys and values, a token's state is a function of its path, so a tree node has one, too. A state is large:
-only those are kept from which a pass may begin. These are the states after the last token of each context, after
-tentative nodes, and, while there is room, after the last tokens of blocks, from which other requests continue
-(`PagedKVCache.share`).
+Like keys and values, a state depends on all tokens up to its own, so each tree node has a state. States are large:
+only states from which a pass may continue are stored. These follow each context's last token, tentative nodes and,
+if memory is left, the last tokens of blocks, where other requests continue (`PagedKVCache.share`).
 """
 
 from collections import Counter, OrderedDict
@@ -13,33 +12,30 @@ from specinfer.errors import ExhaustedError
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 
 _SNAPSHOTS = 32
-"""Maximum number of states after blocks that no current request needs."""
+"""Maximum number of snapshots: states after blocks that no present request needs."""
 State = TypeVar("State")
 
 
 class RecurrentStates(Generic[State]):
-    """States of one model.
-
-    Its executor writes them; `PagedKVCache` decides which are needed.
-    """
+    """A model's states: the executor writes them, `PagedKVCache` keeps or drops them."""
 
     def __init__(self, nodes_per_state: int = 1) -> None:
         """Create an empty store.
 
-        The states of `nodes_per_state` tentative nodes take about the memory of one other state.
+        `nodes_per_state` tentative nodes take about as much memory as one whole state.
         """
         self._nodes_per_state = nodes_per_state
         self._states: dict[int, State] = {}
         self._users = Counter[int]()
         """Number of contexts that end at a slot."""
         self._snapshots: OrderedDict[int, None] = OrderedDict()
-        """Slots of states that no context needs, least recently used first."""
+        """Slots of snapshots, least recently used first."""
         self._claims: dict[KVSequence, int] = {}
         """Number of states that a sequence may write in its next pass."""
         self._ends: dict[KVSequence, int] = {}
-        """Number of states at block ends, by sequence, for its nodes."""
+        """Number of whole states of nodes, by sequence (see `note_ends`)."""
         self.limit: int | None = None
-        """Number of states that fit in memory; None: size not known yet."""
+        """Number of whole states that fit in memory; None: not known yet."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -56,7 +52,7 @@ class RecurrentStates(Generic[State]):
 
     @property
     def needed(self) -> int:
-        """Number of states that must stay, counted by their memory."""
+        """Memory of states that must stay, in whole states."""
         contexts = sum(slot in self._states for slot in self._users)
         nodes = len(self._states) - len(self._snapshots) - contexts
         return contexts + self._memory_of(nodes) + sum(self._ends.values())
@@ -65,15 +61,15 @@ class RecurrentStates(Generic[State]):
         return -(-nodes // self._nodes_per_state)
 
     def claim(self, sequence: KVSequence, states: int, nodes: int, ends: int = 0) -> None:
-        """Claim room for the states of a sequence's next pass.
+        """Reserve memory for the states of a sequence's next pass.
 
-        The claim includes the states of its new nodes and lasts until its context is extended.
-        `ends` of its nodes, old and new, end a block and have children (see `note_ends`).
+        The claim covers `states` of the context and those of `nodes` new nodes, and lasts until the context is
+        extended. `ends` nodes, old and new, end a block and have children (see `note_ends`).
 
-        A sequence that is alone is never refused: no other one could release memory.
+        The only sequence is never refused: no other sequence could release memory.
 
         Raises:
-            ExhaustedError: if there is too little; claims are unchanged.
+            ExhaustedError: if too little memory is free; claims are unchanged.
         """
         if self.limit is None:
             return
@@ -89,7 +85,7 @@ class RecurrentStates(Generic[State]):
         self.shrink(max(free - states, 0))
 
     def note_ends(self, sequence: KVSequence, ends: int) -> None:
-        """Note the number of nodes with children at block ends.
+        """Note how many nodes end a block and have children.
 
         Each of them has a whole state.
         """
@@ -101,7 +97,7 @@ class RecurrentStates(Generic[State]):
         return ends if self._nodes_per_state > 1 else 0
 
     def unclaim(self, sequence: KVSequence) -> None:
-        """Give up the claim of a sequence, if it has one."""
+        """Remove the claim of a sequence, if any."""
         self._claims.pop(sequence, None)
 
     def extend(
@@ -114,13 +110,11 @@ class RecurrentStates(Generic[State]):
     ) -> None:
         """Move the end of a context from slot `before` to slot `last`.
 
-        None: the context is empty, or released.
-
         Args:
-            sequence: whose context it is.
-            before: slot of its last token up to now.
-            written: slots of its other tokens since then.
-            last: slot of its last token from now on.
+            sequence: sequence of the context.
+            before: slot of the context's last token so far; None: it was empty.
+            written: slots of the tokens after `before`, up to `last`.
+            last: slot of the context's new last token; None: it is empty or released.
             dropped: slots of nodes that did not become context; no request can continue from their states.
         """
         self.unclaim(sequence)
@@ -137,7 +131,7 @@ class RecurrentStates(Generic[State]):
                 self._dismiss(slot)
 
     def _dismiss(self, slot: int) -> None:
-        """Keep a state if it follows a whole block; else drop it."""
+        """Make a state after a whole block a snapshot; drop others."""
         if slot not in self._states:
             return
         if slot % BLOCK_TOKENS != BLOCK_TOKENS - 1:
@@ -148,7 +142,7 @@ class RecurrentStates(Generic[State]):
         self.shrink(_SNAPSHOTS)
 
     def shrink(self, snapshots: int) -> None:
-        """Drop states that no context needs until there are so many."""
+        """Drop the least recently used snapshots above this number."""
         while len(self._snapshots) > snapshots:
             slot, _ = self._snapshots.popitem(last=False)
             del self._states[slot]

@@ -1,4 +1,4 @@
-"""Contents of the paged cache for one request, and their blocks."""
+"""A request's tokens in the paged cache, and their blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,41 +11,41 @@ Slots = Sequence[int]
 
 
 class KVSequence:
-    """Contents of the cache for one request. Only `PagedKVCache` changes it."""
+    """Tokens, nodes and blocks of one request. Only `PagedKVCache` changes them."""
 
     def __init__(self, scope: str = "") -> None:
         self.scope = scope
-        """Blocks are shared with sequences of the same scope only."""
+        """Only sequences of the same scope share blocks."""
         self.tokens: list[int] = []
-        """Committed context."""
+        """Committed context tokens."""
         self.blocks: list[int] = []
         self.node_tokens: list[int] = []
         self.node_parents: list[int] = []
         """Parent of each tentative node; -1 for the last context token."""
         self.node_depths: list[int] = []
         self.chain: list[bytes] = []
-        """Hash of every full block of context, each covering those before it."""
+        """Hash of each full block of context and the blocks before it."""
         self.evicted = 0
-        """Context tokens dropped after the sinks."""
+        """Number of context tokens that a window dropped after the sinks."""
         self.shift = 0
         """Rotary position of a token minus its position in the cache."""
         self.unwritten = False
-        """True if context tokens have no keys; blocks are not shared."""
+        """True after `PagedKVCache.lengthen`: tokens have no keys, so blocks are not shared."""
         self.released = False
 
     @property
     def length(self) -> int:
-        """Committed context tokens, dropped ones included."""
+        """Number of committed context tokens, including dropped tokens."""
         return len(self.tokens)
 
     @property
     def cached(self) -> int:
-        """Context tokens with cached keys and values."""
+        """Number of context tokens with cached keys and values."""
         return len(self.tokens) - self.evicted
 
     @property
     def nodes(self) -> int:
-        """Tentative tree nodes."""
+        """Number of tentative tree nodes."""
         return len(self.node_parents)
 
     def slots(self, start: int, stop: int) -> list[int]:
@@ -54,11 +54,11 @@ class KVSequence:
         return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
 
     def block_ends(self, delta: int = 0, parents: Sequence[int] = ()) -> int:
-        """Count tentative inner nodes at the last place of a cache block.
+        """Count the tentative nodes that have children and end a block.
 
         Args:
-            delta: number of tokens to be added to the context before the nodes.
-            parents: parents of nodes to be added.
+            delta: number of context tokens to add before the nodes.
+            parents: parents of nodes to add.
         """
         depths = list(self.node_depths)
         for parent in parents:
@@ -67,7 +67,7 @@ class KVSequence:
         return sum((self.cached + delta + depths[node]) % BLOCK_TOKENS == 0 for node in inner)
 
     def node_path(self, node: int) -> list[int]:
-        """Return the tentative nodes from the root's child down to `node` itself."""
+        """Return the tentative nodes from the root's child to `node`, inclusive."""
         path: list[int] = []
         while node >= 0:
             path.append(node)
@@ -89,11 +89,11 @@ class KVWindow:
     """Part of a request's context that a windowed cache keeps. Lossy."""
 
     tokens: int
-    """Context tokens kept, sinks included; up to a block more."""
+    """Number of kept context tokens, sinks included; up to a block more."""
     sinks: int
-    """First tokens that are never dropped, rounded up to whole blocks."""
+    """Number of first tokens to keep, rounded up to whole blocks."""
     max_positions: int
-    """Rotary positions that the model knows."""
+    """Number of rotary positions of the model."""
 
     def __post_init__(self) -> None:
         if self.tokens < self.sink_blocks * BLOCK_TOKENS + BLOCK_TOKENS:
@@ -102,5 +102,5 @@ class KVWindow:
 
     @property
     def sink_blocks(self) -> int:
-        """Blocks that are never dropped."""
+        """Number of first blocks that are never dropped."""
         return blocks_for(self.sinks)

@@ -1,1 +1,1 @@
-"""Token trees expanded by a small model."""
+"""Growth of token trees with a draft model."""

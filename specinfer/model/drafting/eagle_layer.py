@@ -5,9 +5,9 @@
               position j               logits = head(norm(out)), of the token after t_{j+1}
     node      hidden = out of the row of its parent
 
-So the last context token, the tree's root, is the token of the last row; its own hidden state, which the
-target has not computed yet, is not needed. This is the layer in torch operations, for any device, and the
-reference of the compiled one (`specinfer.model.native.eagle_layer`).
+The last context token, the tree's root, is the token of the last row. The target has not computed the root's
+hidden state yet, and the layer does not need it. This file has the layer in torch operations, for any device; it is
+the reference of the compiled layer (`specinfer.model.native.eagle_layer`).
 """
 
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ from specinfer.model.weights.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    """Parts of an EAGLE model."""
+    """Configuration and tensors of an EAGLE model."""
 
     config: ModelConfig
-    """The target's shape, with one layer and the draft vocabulary."""
+    """The target's sizes, with one layer and the draft vocabulary."""
     tensors: Mapping[str, torch.Tensor]
     """Names as in `specinfer.drafters.published.eagle3.EagleSource`."""
     embedding: torch.Tensor
@@ -41,7 +41,7 @@ class EagleWeights:
 
 
 class EagleModel:
-    """The layer with its weights and the memory of its cache."""
+    """The layer with its weights and its cache."""
 
     def __init__(self, weights: EagleWeights, dtype: torch.dtype, device: str, num_blocks: int) -> None:
         config = self.config = weights.config
@@ -57,11 +57,11 @@ class EagleModel:
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Return fc of the target's states [T, layers, hidden]: [T, hidden]."""
+        """Return the reduced (fc) states [T, hidden] of states [T, layers, hidden]."""
         return self._fc(states.to(self._embedding.device, self._embedding.dtype).flatten(1))
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows' outs [T, hidden], given their hidden states [T, hidden]."""
+        """Return the rows' outputs [T, hidden], given their hidden states [T, hidden]."""
         token_ids, positions, slots = (
             torch.tensor(numbers, dtype=torch.int64, device=self.device)
             for numbers in (batch.token_ids, batch.positions, batch.write_slots)
@@ -84,17 +84,17 @@ class EagleModel:
         return self._head(self._norm(outs)).float()
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Do nothing: no node of a tree is kept, so none moves."""
-        raise NotImplementedError("trees of drafts are dropped whole")
+        """Refuse: a drafter drops all nodes of a tree."""
+        raise NotImplementedError("an EAGLE drafter keeps no nodes of a tree")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
-        raise NotImplementedError("this cache has no window")
+        """Refuse: a drafter's cache has no window."""
+        raise NotImplementedError("an EAGLE drafter's cache has no window")
 
 
 @dataclass(frozen=True, slots=True)
 class EagleTask:
-    """A growth task with its delta's hidden states."""
+    """A growth task with the hidden states of its context."""
 
     task: GrowthTask
     states: torch.Tensor

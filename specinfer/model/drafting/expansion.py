@@ -3,22 +3,20 @@
 Two ways to grow, both level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
 for best-first):
 
-- best-first (default): every level expands the `beam` most probable nodes; of all candidates the budget's
-  worth with the highest path probability are kept.
+- best-first (default): every level expands the `beam` most probable nodes; the tree keeps the candidates with the
+  highest path probability, up to its maximum of nodes.
 - an expansion vector <k1, ..., km>: at depth i every node expands its top k_i tokens.
 
-The children of greedy requests are their parents' most probable tokens, as points. Those of stochastic
-requests are points as well, the tokens that win with the noise by which the target will choose
-(`specinfer.model.sampling.noise`); or they are drawn from q, which is first cut to its `q_support` most
-probable tokens and renormalised. Best-first, draws are ranked by what is known before they are drawn
-(`specinfer.tree.draws`): a rank that depended on their tokens would not be lossless. Whether a node is
-expanded, and whether a draw is made at all, depends on draws of higher rank only, so the tree lists its
-draws by rank (`specinfer.tree.cut`, rule 3); those of an expansion vector as they were made. The ranks of
-points may depend on the noise, so if any speculator draws for a request, its points are made without it
-(`GrowthTask.blind`).
+Children of greedy requests are points: the most probable tokens. Children of sampled requests are points, too: the
+tokens that win with the noise by which the target will choose (`specinfer.model.sampling.noise`). Or they are
+drawn from q, cut to its `q_support` most probable tokens and renormalised. Best-first growth ranks a draw before
+its token is known (`specinfer.tree.draws`): a rank that depends on the token is not lossless. Whether a node is
+expanded or a draw made depends only on draws of higher rank, so the tree lists its draws by rank
+(`specinfer.tree.cut`, rule 3); with an expansion vector, in the order of drawing. Ranks of points may depend on the
+noise, so a request for which any speculator draws gets points without noise (`GrowthTask.blind`).
 
-The compiled kernels do the same in one call (`native/csrc/drafting/growth.h`, rules in `growth_rules.h`);
-this is their reference.
+The compiled kernels grow the same trees in one call (`native/csrc/drafting/growth.h`, rules in `growth_rules.h`);
+this file is their reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,22 +40,22 @@ Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 @dataclass(slots=True)
 class _Growth:
-    """A tree under construction. Its nodes are not the cache's: see `scored`."""
+    """A tree under construction; its node numbers differ from the cache's."""
 
     task: GrowthTask
     position: int
-    """Absolute position of the token after the root. It keys random streams."""
+    """Absolute position of the token after the root; it keys random streams."""
     builder: TreeBuilder
     frontier: list[int] = field(default_factory=lambda: [0])
-    """Builder nodes of the coming logits, in order."""
+    """Builder's nodes of the next pass's logits, in order."""
     path_probability: list[float] = field(default_factory=lambda: [1.0])
     """Estimated probability that each builder node's path is accepted."""
     scored: dict[int, int] = field(default_factory=lambda: {0: -1})
-    """Builder node -> tentative node of the cache; -1 is the context's end."""
+    """Cache's tentative node by builder's node; the root is -1."""
     drawings: list[Drawing] = field(default_factory=list)
     """Drawings of all expanded nodes, if children are drawn."""
     draws: list[tuple[int, int, float]] = field(default_factory=list)
-    """(drawing, place, path probability before the draw), in order of draws."""
+    """(Drawing, place, path probability before the draw) of all draws, in order."""
 
     @property
     def limits(self) -> TreeLimits:
@@ -65,20 +63,20 @@ class _Growth:
 
     @property
     def full(self) -> bool:
-        """True if every further node takes the place of another."""
+        """True if the tree has its maximum of nodes."""
         return len(self.path_probability) > self.limits.nodes
 
     @property
     def bar(self) -> float:
-        """Path probability of the tree's last kept node; 0 until full."""
+        """Minimum path probability for a place in the tree; 0 until full."""
         return sorted(self.path_probability[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
 
     def next_path_probability(self, drawing: Drawing) -> float:
-        """Return the next drawn child's path probability, before its draw."""
+        """Return the next draw's path probability, which ignores its token."""
         return self.path_probability[drawing.node] * drawing.chance
 
     def draw(self, drawing: Drawing) -> None:
-        """Draw a child; a token drawn again is the same node."""
+        """Draw a child; a repeated token is the same node."""
         path_probability, chance = self.next_path_probability(drawing), drawing.chance
         child = self.builder.add(drawing.node, drawing.draw(), chance)
         self.draws.append((drawing.index, len(drawing.children), path_probability))
@@ -99,7 +97,7 @@ class ReferenceGrowth:
         self._forward, self._shape, self._token_ids = forward, shape, token_ids
 
     def grow(self, tasks: Sequence[GrowthTask]) -> list[TokenTree]:
-        """Grow one tree per task. Context is committed; nodes stay tentative."""
+        """Grow one tree per task. Contexts are committed; nodes stay tentative."""
         growths = [_Growth(t, t.context_length, TreeBuilder(t.delta[-1])) for t in tasks]
         segments = [Segment(t.sequence, t.delta, want_last=not t.limits.empty) for t in tasks]
         logits = self._forward(segments) if segments else []
@@ -126,7 +124,7 @@ class ReferenceGrowth:
         return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
 
     def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
-        """Run the frontier nodes of all trees in one pass."""
+        """Run one pass over the frontier nodes of all trees."""
         if not growths:
             return []
         segments = []
@@ -139,39 +137,39 @@ class ReferenceGrowth:
         return self._forward(segments)
 
     def _expand(self, growth: _Growth, rows: torch.Tensor, depth: int) -> None:
-        """Add children to frontier nodes, and choose the next frontier."""
+        """Add children to frontier nodes; choose the next frontier."""
         if self._shape.draws(growth.task.sampling):
             added = self._expand_sampled(growth, rows, depth)
         else:
             added = self._expand_best(growth, rows, depth)
         if self._shape.expansion is None:
-            # no child is likelier than its parent: below the least likely node of a full tree none will be in it
+            # a child is no more probable than its parent: children of nodes below the bar cannot be kept
             bar, least = growth.bar, self._shape.followed(growth.limits)
             likelier = {n: p for n in added if (p := growth.path_probability[n]) > bar and p >= least}
             added = sorted(likelier, key=lambda node: -likelier[node])[: self._shape.beam]
         growth.frontier = added
 
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Add the likeliest choices of the target to each frontier node."""
+        """Add the target's most probable choices below each frontier node."""
         limits = growth.limits
         width = self._shape.width(limits, depth, len(self._token_ids))
         if width == 0:
             return []
         scores, ids = candidates(growth.task, rows, self._token_ids, width, growth.position + depth)
         below = np.array([growth.path_probability[node] for node in growth.frontier])[:, None] * scores
-        # a candidate that is not among the level's `nodes` best cannot be among the tree's
+        # only the level's best `limits.nodes` candidates can be among the tree's best
         least = 0.0
         if self._shape.expansion is None and below.size > limits.nodes:
             least = float(np.partition(below, -limits.nodes, axis=None)[-limits.nodes])
         added: list[int] = []
         for row, node in enumerate(growth.frontier):
-            count = int(((below[row] >= least) & (below[row] > 0)).sum())  # a row falls: its first ones
+            count = int(((below[row] >= least) & (below[row] > 0)).sum())  # scores fall along a row
             added += growth.builder.propose_points(node, ids[row][:count], scores[row, :count].tolist())
             growth.path_probability.extend(below[row, :count].tolist())
         return added
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Draw the frontier's children, by expansion vector or likelihood."""
+        """Draw children of frontier nodes, by expansion vector or best first."""
         drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
         before = len(growth.path_probability)
         width = self._shape.width(growth.limits, depth, len(self._token_ids))
@@ -191,16 +189,16 @@ class ReferenceGrowth:
 
 
 def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
-    """Draw equally many children for every node, within the limit."""
+    """Draw `count` children for every node, within the tree's maximum."""
     for drawing in drawings:
         while len(drawing.children) < count and drawing.chance > 0 and not growth.full:
             growth.draw(drawing)
 
 
 def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], max_draws: int) -> None:
-    """Draw the likeliest children while they may be among the tree's best.
+    """Draw the most probable children while they may be kept.
 
-    No node gets more than `max_draws`.
+    A node gets at most `max_draws`.
     """
     while open_ := [d for d in drawings if len(d.children) < max_draws and d.chance > 0]:
         likeliest = max(open_, key=growth.next_path_probability)
@@ -212,8 +210,8 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], max_draws: int
 def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
     """Return the tree of the first draws within the budget.
 
-    They are sorted by rank or draw order. The tree ends with the budget even if the next draw repeats a node:
-    another rule would depend on its token.
+    Draws are in order of rank (best first) or of drawing. The tree ends when the budget is used up, even if the
+    next draw repeats a node: any other rule would depend on its token.
     """
     made = sorted(growth.draws, key=lambda draw: -draw[2]) if best_first else growth.draws
     nodes: set[int] = set()
@@ -231,12 +229,12 @@ def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
 def candidates(
     task: GrowthTask, rows: torch.Tensor, token_ids: torch.Tensor, width: int, position: int
 ) -> tuple[Float32, list[list[int]]]:
-    """Return scores and target tokens [F, width] of F nodes' candidates.
+    """Return F nodes' candidates: scores and target tokens [F, width].
 
     Args:
         rows: logits [F, draft vocabulary].
         token_ids: [draft vocabulary] target token of each draft token.
-        position: position of the candidates in the context, which keys the noise.
+        position: context position of the candidates, which keys the noise.
     """
     if task.sampling.greedy:
         top = (rows / task.score_temperature).softmax(-1).topk(width, dim=-1)
@@ -251,7 +249,7 @@ def candidates(
 
 
 def _largest(rows: Float64, count: int) -> NDArray[np.intp]:
-    """Return [F, most] indices of each row's largest numbers, descending."""
+    """Return the indices [F, count] of each row's largest numbers, descending."""
     count = min(count, rows.shape[-1])
     places = np.argpartition(-rows, count - 1, axis=-1)[:, :count]
     order = np.argsort(-np.take_along_axis(rows, places, -1), axis=-1)

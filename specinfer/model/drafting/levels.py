@@ -1,10 +1,10 @@
 """Trees of heads: one distribution per depth, perhaps with a bias.
 
-A bias depends on the token before. Without it no distribution depends on earlier tokens. A node's path
-probability is the product of its tokens' along the path, so the most probable nodes are found without looking
-at others: the next one is the best sibling or the best child of one that is in the tree. Points are taken so,
-exactly. Draws follow the rules of `ReferenceGrowth`, every node by numbers of its own. With a bias every
-node's children have a distribution of their own, and all trees follow these rules.
+A bias depends on the token before. Without a bias, a token's distribution depends on its depth only, so a node's path
+probability is the product of its tokens' probabilities. The most probable nodes are then found exactly: the next node
+of a tree of points is the next sibling or the best child of a node in the tree. Draws follow the rules of
+`ReferenceGrowth`, with random numbers per node. With a bias each node's children have their own distribution, and
+all trees follow these rules.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from specinfer.tree.builder import point_tree
 
 
 class _Candidate(NamedTuple):
-    """A candidate node; the minimum is the most probable, first one."""
+    """A candidate node; the minimum is the most probable, then the first."""
 
     negated: float
     """Path probability, negated."""
@@ -39,7 +39,7 @@ def grow_levels(
     """Return the tree of one request.
 
     Args:
-        levels: by depth, the logits [draft vocabulary] of the token there; no tree is deeper.
+        levels: the logits [draft vocabulary] of each depth; they limit the tree's depth.
         token_ids: [draft vocabulary] target token of each draft token.
     """
     limits = replace(task.limits, depth=min(task.limits.depth, len(levels)))
@@ -51,7 +51,7 @@ def grow_levels(
     left = iter(levels)
 
     def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
-        rows = next(left)  # requested level by level
+        rows = next(left)  # one call per level
         return [rows.expand(len(segment.nodes) or 1, -1) for segment in segments]
 
     return ReferenceGrowth(forward, shape, token_ids).grow([task])[0]
@@ -64,18 +64,18 @@ def grow_edges(
     shape: GrowthShape,
     token_ids: torch.Tensor,
 ) -> list[TokenTree]:
-    """Return one tree per task, each with its own sequence.
+    """Return one tree per task; each task has its own sequence.
 
     Args:
-        levels: by depth, the logits [tasks, draft vocabulary] of the token there; no tree is deeper.
-        bias: returns the addition to them after each of N tokens, [N, draft vocabulary].
+        levels: the logits [tasks, draft vocabulary] of each depth; they limit the trees' depth.
+        bias: returns what N tokens add to the logits after them, [N, draft vocabulary].
         token_ids: [draft vocabulary] target token of each draft token.
     """
     place = {id(task.sequence): index for index, task in enumerate(tasks)}
     left = iter(levels)
 
     def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
-        rows = next(left)  # requested level by level
+        rows = next(left)  # one call per level
         before = [list(segment.nodes or segment.delta[-1:]) for segment in segments]
         biases = bias(torch.tensor([token for tokens in before for token in tokens]))
         parts = torch.split(biases, [len(tokens) for tokens in before])
@@ -101,8 +101,8 @@ def _most_probable(
     waiting: list[_Candidate] = []
 
     def consider(parent: int, depth: int, rank: int) -> None:
-        """Return a candidate, unless its path has no probability."""
-        if depth == len(scores) < len(levels):  # no path came so deep before
+        """Add a candidate, unless its path has probability 0."""
+        if depth == len(scores) < len(levels):  # the first path of this depth
             width, position = shape.width(limits, depth, len(token_ids)), task.context_length + depth
             level = candidates(task, levels[depth][None], token_ids, width, position)
             scores.append(level[0][0].tolist())

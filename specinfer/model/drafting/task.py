@@ -1,4 +1,4 @@
-"""Tasks of tree expansion: shapes, caches, contexts and limits."""
+"""Tasks of tree growth: shape, cache, context and limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,40 +15,42 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 GREEDY_SCORE_TEMPERATURE = 0.75
 """Temperature of candidates' scores for greedy requests.
 
-A greedy target takes the draft's first token more often than the draft's probability: the draft learnt the
-target's distribution. So trees for it should be deeper and narrower (docs/performance.md#greedy-scores).
+A greedy target chooses the draft's most probable token more often than the draft's probability of it, as the draft
+learnt the target's distribution. So its trees should be deep and narrow (docs/performance.md#greedy-scores).
 """
 
 
 NOISY_SCORE_TEMPERATURE = 1.25
 """Temperature of candidates' scores for sampled requests, over `NOISY_RIVALS`.
 
-The noise is the target's but q is not P: a winner here wins there less often than its lead suggests.
+Draft and target share the noise, but q differs from P: the draft's winner wins in the target less often than its lead
+under q suggests.
 """
 NOISY_RIVALS = 8
+"""Number of candidates in the softmax of a score."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthShape:
-    """Shape of growing trees."""
+    """Rules by which a drafter's trees grow."""
 
     expansion: ExpansionVector | None = None
     beam: int = 4
     """Maximum nodes expanded per level in best-first growth."""
     deepest: int | None = None
-    """Maximum levels of a best-first tree: each costs a pass."""
+    """Maximum depth of a best-first tree: each level costs a pass."""
     min_path_probability: float = 0.0
     """Minimum path probability of expanded nodes in best-first growth.
 
-    Levels without any are not run.
+    Levels without such nodes are not run.
     """
     kind: ProposalKind = ProposalKind.POINT
-    """Kind of children for sampled requests: points or draws."""
+    """Children of sampled requests: points or draws."""
     q_support: int = 32
-    """Number of tokens from which draws are made."""
+    """Number of most probable tokens to draw from."""
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Return the requested limits, with a best-first tree no deeper than `deepest`."""
+        """Return the limits, with `deepest` applied to best-first trees."""
         if self.deepest is None or not self.best_first(asked):
             return asked
         return replace(asked, depth=min(asked.depth, self.deepest))
@@ -62,7 +64,7 @@ class GrowthShape:
         return self.expansion is None and limits.width is None
 
     def width(self, limits: TreeLimits, depth: int, vocabulary: int) -> int:
-        """Return the maximum children of a node at this depth."""
+        """Return the maximum number of children of a node at this depth."""
         width = min(limits.nodes, vocabulary)
         if self.expansion is not None:
             widths = self.expansion.widths
@@ -70,11 +72,11 @@ class GrowthShape:
         return min(width, limits.width) if limits.width is not None else width
 
     def draws(self, asked: Sampling) -> bool:
-        """Return whether children are drawn."""
+        """Return whether children are drawn for a request."""
         return self.kind is not ProposalKind.POINT and not asked.greedy
 
     def scored_nodes(self, limits: TreeLimits) -> int:
-        """Return the most nodes that growing one tree runs through the model."""
+        """Return the maximum nodes of one tree that passes score."""
         if self.expansion is None:
             return self.beam * max(limits.depth, 1)
         widths = self.expansion.widths[: limits.depth]
@@ -83,33 +85,32 @@ class GrowthShape:
 
 @dataclass(frozen=True, slots=True)
 class GrowthTask:
-    """A request's task: cache, new context, and the tree's limits."""
+    """One request's cache, new context, and the limits of its tree."""
 
     sequence: KVSequence
     delta: Sequence[int]
-    """Context tokens missing in the cache, at least one, ending with root."""
+    """Context tokens missing in the cache; the last is the root."""
     limits: TreeLimits
     sampling: Sampling
     """Sampling of the request.
 
-    Its seed is that of the noise if children are points, and the drafter's own if they are drawn. Greedy:
-    children are the most probable tokens.
+    Points: the seed is the request's, for its noise. Draws: the seed is the drafter's own. Greedy: children are
+    the most probable tokens.
     """
     blind: float | None = None
-    """Temperature of a sampled request with hidden noise.
+    """Temperature of a sampled request whose noise is hidden.
 
-    Its `sampling` is greedy, and the most probable tokens are scored at this temperature, the frequency of
-    the target's choices.
+    Its `sampling` is greedy; the scores are probabilities at this temperature, at which the target samples.
     """
     offset: int = 0
-    """Number of context tokens without cache entries.
+    """Number of context tokens before the cache's first.
 
-    Noise and draws depend on positions in the whole context.
+    Noise and random streams depend on positions in the whole context.
     """
 
     @property
     def context_length(self) -> int:
-        """Position of the token after the tree's root."""
+        """Context position of the token after the tree's root."""
         return self.offset + self.sequence.length + len(self.delta)
 
     @property
@@ -121,13 +122,13 @@ class GrowthTask:
 
 
 class LevelTimes:
-    """Measured seconds of a level, by number of trees."""
+    """Measured seconds per level, by number of trees."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
 
     def note(self, trees: int, seconds: float, levels: int) -> None:
-        """Count the levels of a call. Outliers hardly count."""
+        """Count a call's levels; an outlier has little weight."""
         size = trees.bit_length()
         usual = self._seconds.get(size, seconds / levels)
         level_s = min(seconds / levels, _MOST * usual)
@@ -140,20 +141,20 @@ class LevelTimes:
 
 
 _NEW, _MOST = 0.1, 1.5
-"""Weight of a new time in the mean, and its maximum ratio."""
+"""Weight of a new time in the mean; its maximum ratio."""
 
 
 @runtime_checkable
 class Grower(Protocol):
-    """An executor that grows whole trees by itself."""
+    """An executor that grows whole trees itself."""
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether it grows these; otherwise the reference does."""
+        """Return whether the executor grows these trees; else the reference does."""
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task; write all keys and values.
+        """Grow one tree per task; write its keys and values.
 
-        The cache must have space.
+        The cache must have space for them.
         """

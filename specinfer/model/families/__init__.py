@@ -1,4 +1,4 @@
-"""List the families that our decoder knows: one file and line each."""
+"""Lists the families that our decoder supports: one file each."""
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import Family, GgufLayout
@@ -34,7 +34,7 @@ def family_of(model_type: str) -> Family:
     """Return the family of a `model_type`.
 
     Raises:
-        IncompatibleError: if our decoder does not know it.
+        IncompatibleError: if our decoder does not support the family.
     """
     if model_type not in FAMILIES:
         raise IncompatibleError(f"model_type = {model_type!r}: supported are {', '.join(FAMILIES)}")
@@ -45,7 +45,7 @@ def gguf_layout(architecture: str) -> GgufLayout:
     """Return the layout of GGUF files of an architecture.
 
     Raises:
-        IncompatibleError: if it is not known.
+        IncompatibleError: if the architecture is not supported.
     """
     if architecture not in GGUF:
         raise IncompatibleError(f"GGUF architecture = {architecture!r}: supported are {', '.join(GGUF)}")

@@ -1,10 +1,10 @@
-"""Describe the differences between families of decoders in one record.
+"""Describes a family of decoders: its configuration and its tensors' names.
 
-A family's file has one `Family`; the registry (`specinfer.model.families`) lists them. Our decoder reads
-tensors under Llama's names, with two more norms (those of GLM-4):
+Each family's file has a `Family`; `specinfer.model.families` lists them. Our decoder reads tensors under Llama's
+names, and two more norms under GLM-4's names:
 
-    post_self_attn_layernorm    of what attention adds to the hidden states
-    post_mlp_layernorm          of what the MLP adds
+    post_self_attn_layernorm    norm of attention's output
+    post_mlp_layernorm          norm of the MLP's output
 """
 
 from collections.abc import Callable, Mapping
@@ -18,40 +18,40 @@ from specinfer.model.families.positions import head_width, rotary
 from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
 
 POSITIONS = "model.embed_positions.weight"
-"""Name of the table of learnt positions."""
+"""Name of the table of learnt position embeddings."""
 
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
-    """Shape of recurrent layers."""
+    """Kind and sizes of recurrent layers."""
 
     kind: str
-    """One of delta_net, state_space and short_convolution."""
+    """"delta_net", "state_space" or "short_convolution"."""
     key_heads: int
-    """Groups of a state space; a short convolution has none."""
+    """Number of key heads: a state space's groups; 0 for short convolutions."""
     value_heads: int
     key_dim: int
     value_dim: int
     convolved: int
-    """Inputs that a convolution sees, the token's own included."""
+    """Number of tokens in a convolution, the present one included."""
     factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """Factors on queries, keys and values before they are convolved."""
+    """Factors on queries, keys and values before the convolution."""
 
     @property
     def values(self) -> int:
-        """Numbers of all heads' values."""
+        """Total size of all heads' values."""
         return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """Numbers that are convolved: queries, keys and values, in this order."""
+        """Total size of convolved queries, keys and values, in this order."""
         return 2 * self.key_heads * self.key_dim + self.values
 
 
 class HeadSizes(NamedTuple):
-    """Attention heads of a model, its experts and recurrent layers."""
+    """Sizes of attention heads, number of experts, and recurrent layers."""
 
     query: int
     key_value: int
@@ -61,16 +61,13 @@ class HeadSizes(NamedTuple):
 
 
 class TensorSource(NamedTuple):
-    """Place of a tensor of ours in a checkpoint."""
+    """Tensor of a checkpoint that has one of our tensors."""
 
     name: str
     pick: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Returns the wanted part; None: all.
-
-    The part consists of rows, if the tensor may be a quantised matrix.
-    """
+    """Returns our part, whole rows if quantised; None: all of the tensor."""
     matrix: int | None = None
-    """Number of the matrix in a stacked tensor; None: not stacked."""
+    """Index of our matrix in a stacked tensor; None: not stacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,62 +75,62 @@ class GgufLayout:
     """Layout of GGUF files of one architecture."""
 
     parts: dict[str, str]
-    """Parts of a layer: name of `transformers`, name in the file."""
+    """Parts of a layer: name in `transformers` -> name in the file."""
     config: Callable[[GgufFile], tuple[Any, Fields]]
-    """Returns the class of the `transformers` configuration, and its additional fields."""
+    """Returns the `transformers` configuration class and its additional fields."""
     paired: bool = False
-    """True if rows of queries and keys are interleaved rotary pairs."""
+    """True if a head's query and key rows are interleaved rotary pairs."""
     raised: bool = False
-    """True if weights of norms are stored plus one."""
+    """True if norms' weights w are stored as 1 + w."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """Further tensors of a layer: name of `transformers`, name in the file."""
+    """Further tensors of a layer: name in `transformers` -> name in the file."""
     further: dict[str, str] = field(default_factory=dict)
-    """Additional parts of a layer that predicts further tokens."""
+    """Additional parts of a multi-token-prediction layer."""
     top: Mapping[str, str] = field(default_factory=dict)
-    """The same outside the layers."""
+    """Tensors outside the layers: name in `transformers` -> name in the file."""
     layers: str = "model.layers"
-    """Name of the layers in `transformers`."""
+    """Prefix of the layers in `transformers`."""
     attends: bool = True
     """False if no layer has attention."""
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
     """Returns a tensor as `transformers` stores it.
 
-    Its arguments are the metadata, the name in `transformers`, the stored tensor and the weights in a block. The last
-    is 1 for a tensor of numbers. A quantised tensor has rows of bytes; None means that these cannot be reordered.
+    Arguments: metadata, name in `transformers`, stored tensor, number of weights in a block (1 for numbers). Rows of a
+    quantised tensor are bytes; the result is None if they cannot be reordered.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family, or some that are close."""
+    """Names and fields of a family, or of several similar families."""
 
     model_types: tuple[str, ...]
     fields: Callable[[Any], Fields]
-    """Translates a configuration of `transformers` into fields of `ModelConfig`."""
+    """Returns the fields of `ModelConfig` for a `transformers` configuration."""
     rename: Callable[[HeadSizes, str], dict[str, TensorSource]] | None = None
-    """Maps a checkpoint's tensor to our tensors; None: same names."""
+    """Returns our tensors in a checkpoint's tensor; None: the names are equal."""
     gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
-    """GGUF layouts by architecture."""
+    """Layouts of GGUF files by architecture."""
     joined: Callable[[Any, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     """Joins tensors of a GGUF file as `transformers` stores them.
 
-    None: nothing is to be joined. Its arguments are the configuration of `transformers` and all tensors.
+    Arguments: the `transformers` configuration and all tensors. None: all tensors are stored so.
     """
     counts: tuple[str, ...] = ()
     """Fields of a configuration that must be whole numbers above 0.
 
-    Those of every family are checked in addition.
+    `_COUNTS` has further fields, checked for every family.
     """
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """Fields that must be numbers other than 0.
+    """Fields of a configuration that must be numbers other than 0.
 
-    The value is the length of a list, or 0 for one number.
+    Values: 0 for one number, otherwise the length of a list of numbers.
     """
 
     def check_fields(self, values: Mapping[str, Any]) -> None:
-        """Check the fields that a configuration has.
+        """Check the values of a configuration's fields.
 
-        `null` is a value like others, except where `transformers` computes the value from other fields.
+        None is checked like other values, unless `transformers` computes the value from other fields.
 
         Raises:
             IncompatibleError: naming a field and its value.
@@ -156,9 +153,9 @@ _COMPUTED = {
     **dict.fromkeys(("num_key_value_heads", "head_dim", "mamba_d_ssm"), None),
     "mamba_d_head": "auto",
 }
-"""Values for which `transformers` computes a count."""
+"""Values for which `transformers` computes a count from other fields."""
 _LARGEST = 1e30
-"""Bound of numbers in a configuration."""
+"""Maximum magnitude of numbers in a configuration."""
 
 
 def _check_numbers(name: str, value: Any, length: int) -> None:
@@ -166,7 +163,7 @@ def _check_numbers(name: str, value: Any, length: int) -> None:
     right = all(type(number) in (int, float) and 0 < abs(number) < _LARGEST for number in numbers)
     if right and len(numbers) == (length or 1):
         return
-    if length and value is None:  # transformers takes ones
+    if length and value is None:  # transformers then uses ones
         return
     wanted = f"a list of {length} numbers" if length else "a number"
     raise IncompatibleError(f"{name} = {value!r}: must be {wanted} other than 0")
@@ -181,21 +178,21 @@ GGUF_PARTS = {
     "post_attention_layernorm": "ffn_norm",
     **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
 }
-"""Parts of a layer like Llama's."""
+"""Parts of a layer with Llama's structure."""
 POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-"""Norms after attention and MLP: name of `transformers`, name in GGUF files."""
+"""Norms after attention and MLP: name in `transformers` -> name in the file."""
 
 
 def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
-    """Return the fields for grouped-query attention, rotary positions, RMS norm, gated MLP.
+    """Return fields for rotary grouped-query attention, RMS norms, gated MLP.
 
-    `positions` are the fields about rotary frequencies, where they are not those of Llama.
+    `positions` are the rotary fields, if they are not like Llama's.
     """
     if getattr(hf, "mlp_bias", False):
-        raise IncompatibleError("mlp_bias = True: not supported")
+        raise IncompatibleError("mlp_bias = True: must be False")
     size = getattr(hf, "intermediate_size", None)
     inner = size or getattr(hf, "moe_intermediate_size", None)
     if inner is None:
@@ -213,12 +210,12 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
 
 
 def nth_part(which: int, parts: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that picks one of some equal parts of rows."""
+    """Return a function that picks part `which` of `parts` equal row ranges."""
     return lambda rows: rows.chunk(parts)[which]
 
 
 def replaced(name: str, parts: Mapping[str, str]) -> str:
-    """Return a name with some of its parts replaced, each once."""
+    """Return a name with some substrings replaced, each once."""
     for old, new in parts.items():
         if old in name:
             return name.replace(old, new)

@@ -1,12 +1,12 @@
-"""Describe mixtures of experts, and name their tensors.
+"""Describes mixtures of experts, and names their tensors.
 
-Our decoder reads, in a layer with experts,
+Our decoder reads these tensors of a layer with experts:
 
     mlp.router.weight                   [experts, hidden]
-    mlp.experts.N.gate_proj.weight      and up_proj, down_proj, of expert N
-    mlp.gate_proj.weight                and up_proj, down_proj, of the shared expert
-    mlp.shared_gate.weight              [1, hidden], its weight
-    self_attn.sinks                     [heads], in any layer of some families
+    mlp.experts.N.gate_proj.weight      expert N; also up_proj, down_proj
+    mlp.gate_proj.weight                shared expert; also up_proj, down_proj
+    mlp.shared_gate.weight              [1, hidden] gate of the shared expert
+    self_attn.sinks                     [heads] attention sinks, in any layer of some families
 """
 
 import re
@@ -31,25 +31,25 @@ class Experts:
 
     count: int
     used: int
-    """Number of experts of a row."""
+    """Number of experts that compute a row."""
     intermediate_size: int
-    """Size of one."""
+    """MLP size of one expert."""
     renormalised: bool
-    """True if the softmax is over the chosen experts' scores, not all."""
+    """True if the softmax is over the chosen experts' scores only."""
     shared_size: int = 0
-    """Size of the expert shared by all rows; 0: there is none."""
+    """MLP size of the expert that computes all rows; 0: none."""
     dense_layers: frozenset[int] = frozenset()
-    """Layers with an MLP of `ModelConfig.intermediate_size` instead."""
+    """Layers with a dense MLP of `ModelConfig.intermediate_size` instead."""
     limit: float = 0.0
-    """Upper bound of an expert's gate, and bound of |up|; 0: none.
+    """Maximum of an expert's gate and of |up|; 0: none.
 
-    With a bound, the product is `(up + 1) * gate * sigmoid(alpha * gate)`; without, that of an MLP.
+    With a maximum the expert's inner product is `(up + 1) * gate * sigmoid(alpha * gate)`.
     """
     alpha: float = 1.0
     biased: bool = False
     """True if router and experts have biases."""
     gated_shared: bool = False
-    """True if the router weights the shared expert."""
+    """True if a gate weights the shared expert."""
 
     def __post_init__(self) -> None:
         if type(self.count) is not int:
@@ -61,9 +61,9 @@ class Experts:
 
 
 def qwen_experts(hf: Any) -> Experts | None:
-    """Return the mixture of a configuration of Qwen; None for dense models.
+    """Return the mixture of a Qwen configuration; None for dense models.
 
-    A setting that a family does not have has the value that its code assumes.
+    A setting that the configuration lacks gets the value in the family's code.
     """
     layers = range(hf.num_hidden_layers)
     only, step = getattr(hf, "mlp_only_layers", ()), getattr(hf, "decoder_sparse_step", 1)
@@ -81,12 +81,12 @@ def qwen_experts(hf: Any) -> Experts | None:
 _PART = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.(.+)")
 _EXPERT = re.compile(r"experts\.(\d+)\.(\w+)\.weight")
 _PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-"""Mixtral's names of an expert's matrices."""
+"""Mixtral's names of an expert's matrices -> ours."""
 _WHOLE = {
     **dict.fromkeys(("gate.weight", "router.weight", "router.layer.weight"), ROUTER),
     **{f"shared_expert.{name}_proj.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
-"""Names of tensors that checkpoints store in our form -> ours."""
+"""Names of tensors in checkpoints with our structure -> ours."""
 
 
 def _one_row(vector: torch.Tensor) -> torch.Tensor:
@@ -95,9 +95,9 @@ def _one_row(vector: torch.Tensor) -> torch.Tensor:
 
 Pick = Callable[[torch.Tensor], torch.Tensor] | None
 Stacks = dict[str, dict[str, Pick]]
-"""Stacked tensors -> our tensors of an expert, and their rows.
+"""Stacked tensor -> our tensors of an expert, and their rows.
 
-A stacked tensor has a matrix or vector for each expert.
+A stacked tensor has a matrix or vector per expert.
 """
 _FUSED: dict[str, Pick] = {"gate_proj.weight": nth_part(0, 2), "up_proj.weight": nth_part(1, 2)}
 _STACKS: Stacks = {
@@ -112,9 +112,9 @@ _OF_GGUF: Stacks = {
 
 
 def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dict[str, TensorSource]:
-    """Return our tensors in a checkpoint's tensor of a mixture.
+    """Return our tensors in one of a checkpoint's tensors of a mixture.
 
-    The checkpoint may store experts one by one or stacked.
+    The checkpoint may store each expert separately or stacked.
     """
     found = _PART.fullmatch(name)
     if found is None:
@@ -139,7 +139,7 @@ def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dic
 
 
 def gguf_experts(prefix: str = "mlp", router: str = "gate") -> dict[str, str]:
-    """Return the GGUF names of a mixture's parts, by those of `transformers`."""
+    """Return a mixture's parts: name in `transformers` -> name in the file."""
     projections = {f"{prefix}.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")}
     return projections | {f"{prefix}.{router}": "ffn_gate_inp"}
 
@@ -148,29 +148,29 @@ GGUF_SHARED = {
     **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-"""Parts of a shared expert in GGUF files."""
+"""Parts of a shared expert: name in `transformers` -> name in the file."""
 
 
 def expert_counts(file: GgufFile, count: str) -> Fields:
-    """Return the numbers of experts of a file.
+    """Return a file's number of experts and of experts per row.
 
-    `count` is the name of the total in `transformers`.
+    `count` is the name of the former in `transformers`.
     """
     used = file.meta.count("expert_used_count")
     return {count: file.meta.count("expert_count"), "num_experts_per_tok": used}
 
 
 def expert_size(file: GgufFile) -> int:
-    """Return the size of an expert.
+    """Return the MLP size of an expert.
 
-    Old files state it only by the shapes of its matrices.
+    In old files only the shapes of its matrices state it.
     """
     stored = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0, 0))[1]
     return file.meta.count("expert_feed_forward_length", stored or None)
 
 
 def shared_size(file: GgufFile) -> int:
-    """Return the size of the shared expert, stated or by its matrices."""
+    """Return the shared expert's MLP size, stated or from its matrices."""
     stored = file.shapes.get("blk.0.ffn_gate_shexp.weight", (0, 0))[0]
     return file.meta.count("expert_shared_feed_forward_length", stored or None)
 

@@ -1,7 +1,7 @@
 """Gemma 1 to 3: norms of 1 + w, and scaled embeddings.
 
-From the second on, there are norms after attention and MLP, too. The second has soft caps, the third norms of
-heads and other rotary frequencies in layers with a window.
+Gemma 2 and 3 also have norms after attention and MLP. Gemma 2 has soft caps; Gemma 3 has norms of heads, and other
+rotary frequencies in layers with a window.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ _NAMES = {
     ".post_feedforward_layernorm.": ".post_mlp_layernorm.",
 }
 _LARGEST = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B models, with another attention scale (as in llama.cpp)."""
+"""Number of layers of 27B models, which scale attention differently."""
 
 
 def _raised(weight: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def _raised(weight: torch.Tensor) -> torch.Tensor:
 
 def _first_fields(hf: Any) -> Fields:
     if hf.use_bidirectional_attention:
-        raise IncompatibleError("use_bidirectional_attention = True: not supported")
+        raise IncompatibleError("use_bidirectional_attention = True: must be False")
     kinds = fields_by_kind(hf) if hf.model_type == "gemma3_text" else {}
     return llama_fields(hf, kinds) | {"embedding_scale": hf.hidden_size**0.5}
 

@@ -1,6 +1,6 @@
 """GPT-NeoX and Pythia: partial rotary positions, parallel attention and MLP.
 
-They have layer norms and biases. Query, key and value of a head lie one below the other in one matrix.
+They have layer norms and biases. One matrix has query, key and value rows, head by head.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def _fields(hf: Any) -> Fields:
 def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     if name == "embed_out.weight":
         return {"lm_head.weight": TensorSource(name)}
-    if not name.startswith("gpt_neox."):  # a trained SSM, whose names are ours
+    if not name.startswith("gpt_neox."):  # a trained draft model has our names
         return {name: TensorSource(name)}
     ours = f"model.{name.removeprefix('gpt_neox.')}"
     if ".attention.query_key_value." not in ours:

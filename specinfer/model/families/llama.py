@@ -1,4 +1,4 @@
-"""Llama and Mistral; their GGUF architecture is that of Mixtral, too."""
+"""Llama and Mistral; Mixtral's GGUF files have their architecture, too."""
 
 from typing import Any
 

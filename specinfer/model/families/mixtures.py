@@ -64,7 +64,7 @@ def _mixtral_fields(hf: Any) -> Fields:
 
 
 MIXTRAL = Family(model_types=("mixtral",), fields=_mixtral_fields, rename=rename_experts)
-"""Its GGUF files have Llama's architecture."""
+"""Mixtral; its GGUF files have Llama's architecture."""
 
 
 def _olmoe_fields(hf: Any) -> Fields:
@@ -144,7 +144,7 @@ _GPT_OSS_STACKS: Stacks = {
     "experts.down_proj": {"down_proj.weight": _turned},
     "experts.down_proj_bias": {"down_proj.bias": None},
 }
-"""Matrices [inputs, outputs], with gate and up in turns."""
+"""Matrices [inputs, outputs], with gate and up in alternate columns."""
 
 
 def _gpt_oss_fields(hf: Any) -> Fields:

@@ -1,6 +1,6 @@
 """OLMo 2 and 3: norms after attention and MLP.
 
-Queries and keys are normed over whole rows.
+Query and key norms are over whole rows.
 """
 
 from typing import Any

@@ -20,9 +20,11 @@ _NAMES = {
 
 def _fields(hf: Any) -> Fields:
     if not hf.do_layer_norm_before or hf._remove_final_layer_norm or not hf.layer_norm_elementwise_affine:
-        raise IncompatibleError("do_layer_norm_before = False, or norms without weights: not supported")
+        raise IncompatibleError("do_layer_norm_before must be True, and all norms must have weights")
     if hf.word_embed_proj_dim != hf.hidden_size:
-        raise IncompatibleError(f"word_embed_proj_dim = {hf.word_embed_proj_dim}: must be hidden_size")
+        raise IncompatibleError(
+            f"word_embed_proj_dim = {hf.word_embed_proj_dim}: must be hidden_size, {hf.hidden_size}"
+        )
     return {
         "intermediate_size": hf.ffn_dim,
         "norm_eps": 1e-5,
@@ -34,7 +36,7 @@ def _fields(hf: Any) -> Fields:
 
 def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     _, own, part = name.rpartition("decoder.")
-    if not own:  # the head; or a trained SSM, whose names are ours
+    if not own:  # the head; or a trained draft model, which has our names
         return {name: TensorSource(name)}
     if part == "embed_positions.weight":
         return {POSITIONS: TensorSource(name, lambda table: table[_UNUSED_POSITIONS:])}

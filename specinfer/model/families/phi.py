@@ -1,6 +1,6 @@
 """Phi-3, Phi-4 and Phi-4-mini: fused projections, partial rotary positions.
 
-LongRoPE is read by its factors for short texts; longer ones are not served.
+LongRoPE uses the factors for short texts; contexts beyond the original length are not served.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,9 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
             "original_max_position_embeddings": original,
         }
     elif file.factors or kind == "longrope":
-        raise IncompatibleError(f"GGUF: rope.scaling.type = {kind!r} with factors {[*file.factors]}")
+        raise IncompatibleError(
+            f"GGUF: rope.scaling.type = {kind!r} with factors {[*file.factors]}: longrope needs both lists"
+        )
     window = int(meta.number("attention.sliding_window", 0)) or None
     own = {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": window}
     return Phi3Config, own

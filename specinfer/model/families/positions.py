@@ -8,21 +8,21 @@ import torch
 from specinfer.errors import IncompatibleError
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-"""Kinds of layers, as `layer_types` names them."""
+"""Kinds of layers in `layer_types`."""
 NO_ROTARY = -1
-"""Entry of `ModelConfig.layer_rotary` of layers without positions."""
+"""Entry of `ModelConfig.layer_rotary` for layers without rotary positions."""
 UNBOUNDED = 1 << 20
-"""Positions to which a model without positions is served."""
+"""Maximum context of a model without positions, in tokens."""
 _KNOWN = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
-    """Return rotary frequencies like `transformers`, and the scale of cosines.
+    """Return rotary frequencies as in `transformers`, and the scale of cosines.
 
-    Its code of models is not loaded: that takes seconds, and 200 MB.
+    The models' own code is not loaded, as it takes seconds and 200 MB.
 
     Args:
-        partial: whether the family can turn a part of each head only.
+        partial: True if the family may rotate only a part of each head.
 
     Raises:
         IncompatibleError: if the frequencies depend on the input.
@@ -32,7 +32,7 @@ def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
     parameters = _parameters(hf)
     kind = parameters.get("rope_type", "default")
     if kind not in _KNOWN:
-        raise IncompatibleError(f"rope_type = {kind!r}: its frequencies depend on the input length")
+        raise IncompatibleError(f"rope_type = {kind!r}: supported are {', '.join(_KNOWN)}")
     if kind != "default":
         inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](hf, device="cpu")
         return tuple(inv_freq.to(torch.float32).tolist()), float(scale)
@@ -48,12 +48,12 @@ def head_width(hf: Any) -> int:
     """Return the size of an attention head.
 
     Raises:
-        IncompatibleError: if there are more heads than hidden numbers.
+        IncompatibleError: if `hidden_size` is below the number of heads.
     """
     width: int = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     if width < 1:
         raise IncompatibleError(
-            f"hidden_size = {hf.hidden_size}: below {hf.num_attention_heads} attention heads"
+            f"hidden_size = {hf.hidden_size}: must be at least num_attention_heads = {hf.num_attention_heads}"
         )
     return width
 
@@ -65,10 +65,10 @@ def _positive(name: str, value: Any) -> float:
 
 
 def fields_by_kind(hf: Any) -> dict[str, Any]:
-    """Return rotary fields for windowed layers with separate frequencies.
+    """Return rotary fields of models with other frequencies in windowed layers.
 
     Raises:
-        IncompatibleError: if those are scaled.
+        IncompatibleError: if those frequencies are scaled.
     """
     inv_freq, scale = _of_kind(hf, FULL)
     local, local_scale = _of_kind(hf, SLIDING)
@@ -95,10 +95,10 @@ def _of_kind(hf: Any, kind: str) -> tuple[tuple[float, ...], float]:
 
 
 def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
-    """Return each layer's window, 0 for none; empty without any.
+    """Return each layer's window in tokens, 0 for none; () without windows.
 
     Args:
-        kinds: of the layers; None: all have the window.
+        kinds: kind of each layer; None: all layers have the window.
 
     Raises:
         IncompatibleError: for an unknown kind of layer.
@@ -114,22 +114,24 @@ def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
 
 
 def longest_text(text: Any) -> int:
-    """Return the maximum exact context, independent of the pass.
+    """Return the maximum context whose keys do not depend on its length.
 
-    LongRoPE rotates all keys of a text differently as soon as it is longer than the original length, those in
-    the cache too: such models are served up to there.
+    LongRoPE rotates all keys differently, also cached ones, once a text exceeds the original length. So
+    such models are served up to that length.
 
     Raises:
-        IncompatibleError: if the configuration names none.
+        IncompatibleError: if the configuration states no maximum.
     """
     longest = getattr(text, "max_position_embeddings", None)
     if not longest:
-        raise IncompatibleError(f"model_type = {text.model_type!r}: no max_position_embeddings")
+        raise IncompatibleError(
+            f"model_type = {text.model_type!r}: config.json lacks max_position_embeddings"
+        )
     return min([int(longest), *_original_lengths(_parameters(text))])
 
 
 def served_positions(text: Any) -> int:
-    """Return the maximum context of models that may have no positions."""
+    """Return the maximum context, also of models without positions."""
     return longest_text(text) if getattr(text, "max_position_embeddings", None) else UNBOUNDED
 
 

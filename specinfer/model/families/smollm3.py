@@ -1,4 +1,4 @@
-"""SmolLM3: like Llama, with no positions in every fourth layer."""
+"""SmolLM3: Llama without positions in every fourth layer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
 """Formats of weights in memory: `FORMATS` in `registry.py` has all of them.
 
-A new format of blocks is a quantiser, an entry in `BLOCK_FORMATS`, and a kind of storage of the compiled kernels.
+A new format of blocks needs a quantiser, an entry in `BLOCK_FORMATS`, and a storage class in the compiled kernels.
 """

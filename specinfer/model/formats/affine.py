@@ -1,4 +1,4 @@
-"""Least-squares scales and minimums of weight groups: Q2_K, Q4_K, Q5_K."""
+"""Fits scales and minimums of weight groups: Q2_K, Q4_K, Q5_K."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,22 +6,22 @@ from numpy.typing import NDArray
 from specinfer.model.formats.rounding import Floats, importance, inverse_of, sum_products, to_half
 
 SHIFTS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6)
-"""Offsets to the number of steps, for trial scales."""
+"""Trial offsets to the number of steps in a group's range."""
 
 
 class Affine:
-    """Groups of weights as `scale * code - minimum`, with scales and minimums in few bits.
+    """Groups of weights as `scale * code - minimum`, both in few bits.
 
-    The weights of group j of a block are `d * scales[j] * code - dmin * minimums[j]`.
+    In a block, weights of group j are `d * scales[j] * code - dmin * minimums[j]`.
     """
 
     def __init__(self, x: Floats, top: int, scale_top: int, groups: int) -> None:
-        """Find them for weights x [weights of a group, number of groups].
+        """Fit scales and minimums to x [weights of a group, groups].
 
         Args:
-            top: largest code; 0 is the smallest.
-            scale_top: largest scale and minimum.
-            groups: groups of a block.
+            top: maximum code; the minimum is 0.
+            scale_top: maximum of integer scales and minimums.
+            groups: number of groups in a block.
         """
         scale, minimum = fit(x, top)
         self.d, self.scales = _shared(scale, scale_top, groups)
@@ -36,14 +36,14 @@ class Affine:
 
 
 def fit(x: Floats, top: int) -> tuple[Floats, Floats]:
-    """Return non-negative scales and minimums of groups, x [weights, groups]."""
+    """Return non-negative scales and minimums [groups] of x [weights, groups]."""
     weight = importance(x)
     low, high = np.minimum(x.min(0), 0), x.max(0)
     weighted = weight * x
     sums, sums_x = weight.sum(0), weighted.sum(0)
     shifted, inverse = x - low, inverse_of(high - low)
     scale, minimum = (high - low) / np.float32(top), -low
-    best = np.zeros_like(low)  # error, less that of zeros: a fit is as good as this is low
+    best = np.zeros_like(low)  # error minus the error of all zeros; lower is better
     for shift in SHIFTS:
         codes = shifted * (inverse * np.float32(top + shift))
         np.clip(np.rint(codes, out=codes), 0, top, out=codes)
@@ -60,10 +60,10 @@ def fit(x: Floats, top: int) -> tuple[Floats, Floats]:
 def _least_squares(
     sums: Floats, sums_x: Floats, sums_q: Floats, sums_qq: Floats, sums_xq: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the best scale and non-negative minimum for given codes."""
+    """Return the best scale and non-negative minimum for these codes."""
     both = sums * sums_qq
     determinant = both - sums_q * sums_q
-    varied = determinant > np.float32(1e-5) * both  # not all codes are the same
+    varied = determinant > np.float32(1e-5) * both  # the codes are not all equal
     inverse = inverse_of(determinant)
     scale = (sums * sums_xq - sums_q * sums_x) * inverse
     minimum = (sums_q * sums_xq - sums_qq * sums_x) * inverse
@@ -72,7 +72,7 @@ def _least_squares(
 
 
 def _shared(values: Floats, top: int, groups: int) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Round non-negative numbers to integers up to `top` times a block's factor."""
+    """Round numbers >= 0 to integers <= `top`, times a factor per block."""
     blocks = values.reshape(-1, groups)
     factor = to_half(blocks.max(1) / np.float32(top))
     inverse = inverse_of(factor.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Kinds of formats, and where each fits."""
+"""Kinds of weight formats, and the backends that support them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,36 +12,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Format of matrices in memory. Vectors and looked-up embeddings stay numbers."""
+    """Format of matrices in memory; vectors and embeddings stay numbers."""
 
     name: str
     help: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return why a backend does not support the format, or nothing."""
+        """Return why a backend does not support the format, or ""."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat(Format):
-    """Numbers of one type, to which a quantised file is dequantised."""
+    """Numbers of one type; quantised files are dequantised."""
 
     dtype: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return why numbers of another type are unsupported, or nothing."""
+        """Return why `dtype` does not fit the format, or ""."""
         return "" if dtype == self.dtype else f"needs dtype = {self.dtype}"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFormat(Format):
-    """Bytes of a GPU's matrices."""
+    """Format of matrices on a GPU, 8 bits per weight."""
 
     instead: str
-    """Format of a CPU with as many bits."""
+    """Format with as many bits on a CPU."""
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return which executor it needs, or nothing."""
+        """Return which executor the format needs, or ""."""
         return (
             "" if backend == "gpu" else f"needs the gpu executor; on a CPU {self.instead} has 8 bits a weight"
         )
@@ -49,32 +49,29 @@ class GpuFormat(Format):
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat(Format):
-    """Blocks of a GGUF type."""
+    """Blocks of a GGUF type, for CPUs."""
 
     type_name: str
     block: int
-    """Weights of a block."""
+    """Number of weights in a block."""
     block_bytes: int
     quantise_blocks: Callable[[Floats], Bytes]
     """Quantises rows [n, K] to the bytes of their blocks."""
     fallback: str = ""
-    """Format of rows that fill no whole blocks; empty: they stay numbers."""
+    """Format of rows that `block` does not divide; empty: numbers."""
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return which executor and type it needs, or nothing."""
+        """Return which executor and type the format needs, or ""."""
         fits = backend == "native" and dtype == "bfloat16"
         return "" if fits else "needs the native executor in bfloat16"
 
     @property
     def bits(self) -> float:
-        """Bits of a weight."""
+        """Bits per weight."""
         return 8 * self.block_bytes / self.block
 
     def quantise(self, x: Floats) -> Bytes:
-        """Quantise [N, K] float32 to rows [N, bytes].
-
-        K must be a multiple of `block`.
-        """
+        """Quantise [N, K] float32 to rows [N, bytes]; `block` must divide K."""
         return in_pieces(x, x.shape[1] // self.block * self.block_bytes, self.quantise_blocks)
 
     def dequantise(self, rows: Bytes) -> Floats:

@@ -9,10 +9,10 @@ from specinfer.model.formats.symmetric import fit, shared
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _STEPS = np.arange(-254, 255, dtype=np.float32) / 2
 _CODES = np.abs(_STEPS[:, None] - VALUES).argmin(1).astype(np.uint8)
-"""Code of each half step from -127 to 127, midpoints included."""
+"""Code of each half step from -127 to 127, for rounding."""
 _ROUNDED = VALUES[_CODES]
 _SHARES = (0.8, 0.87, 0.94, 1.0, 1.06, 1.12, -0.89)
-"""Trial scales. The last maps the largest number to 113."""
+"""Tried values of the largest number over -127; the last gives 113."""
 
 
 def quantise_iq4_nl(x: Floats) -> Bytes:
@@ -40,7 +40,7 @@ def _half_steps(x: Floats) -> NDArray[np.int16]:
 
 
 def _nearest(x: Floats) -> Floats:
-    rounded: Floats = np.take(_ROUNDED, _half_steps(x), mode="clip")  # faster than an index
+    rounded: Floats = np.take(_ROUNDED, _half_steps(x), mode="clip")  # faster than indexing
     return rounded
 
 
@@ -49,5 +49,5 @@ def _codes(x: Floats) -> Bytes:
 
 
 def _nibbles(codes: Bytes) -> Bytes:
-    """Return [groups, 16] of codes [groups, 32]: both halves share bytes."""
+    """Pack codes [groups, 32] into [groups, 16]: both halves share bytes."""
     return codes[:, :16] | codes[:, 16:] << np.uint8(4)

@@ -1,8 +1,9 @@
 """GGUF's K formats: blocks of 256 weights in scaled groups.
 
-Unsigned codes have minimums, too. Q2_K has 16 groups of 16 weights with scales and minimums of 4 bits, Q3_K
-16 of 16 with signed scales of 6 bits, Q4_K and Q5_K 8 of 32 with scales and minimums of 6 bits, Q6_K 16 of 16
-with signed scales of 8 bits.
+Q2_K       16 groups of 16 weights; scales and minimums of 4 bits
+Q3_K       16 groups of 16; signed scales of 6 bits
+Q4_K Q5_K  8 groups of 32; scales and minimums of 6 bits
+Q6_K       16 groups of 16; signed scales of 8 bits
 """
 
 from functools import partial
@@ -14,7 +15,7 @@ from specinfer.model.formats.rounding import Bytes, Floats, grouped, half_bytes
 from specinfer.model.formats.symmetric import fit, shared
 
 _FOUR, _LOW = np.uint8(4), np.uint8(15)
-"""Bits of a nibble, and a mask of the low one."""
+"""Bits of a nibble; mask of the low nibble."""
 _SHARES_OF_THREE = (0.75, 0.85, 0.95, 1.0, 1.05, 1.15)
 _SHARES_OF_SIX = (0.96, 0.98, 1.0, 1.02)
 
@@ -62,7 +63,7 @@ def quantise_q6_k(x: Floats) -> Bytes:
     groups, nearest = grouped(x, 16), partial(_nearest, -32)
     factor, scales, inverse = shared(fit(groups, -32, nearest, _SHARES_OF_SIX), -128, 16)
     codes = np.ascontiguousarray((nearest(groups * inverse) + 32).astype(np.uint8).T)
-    runs = codes.reshape(-1, 2, 4, 32)  # of each half
+    runs = codes.reshape(-1, 2, 4, 32)  # two halves of each block
     low = runs & 15
     nibbles = low[:, :, :2] | low[:, :, 2:] << 4
     high = np.bitwise_or.reduce(runs >> 4 << np.arange(0, 8, 2, dtype=np.uint8)[:, None], 2)
@@ -79,7 +80,7 @@ def _nearest(least: int, x: Floats) -> Floats:
 def _pairs_of_bits(codes: Bytes) -> Bytes:
     """Pack codes [blocks, 256] of two bits into [blocks, 64].
 
-    Four runs of 32 share bytes.
+    Four runs of 32 codes share bytes.
     """
     runs = codes.reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     packed: Bytes = np.bitwise_or.reduce(runs, 2).reshape(len(codes), -1)
@@ -87,14 +88,14 @@ def _pairs_of_bits(codes: Bytes) -> Bytes:
 
 
 def _six_bits(scales: Bytes) -> Bytes:
-    """Pack six-bit scales into [blocks, 12]: low nibbles, then high bits."""
+    """Pack 16 six-bit scales into [blocks, 12]: low nibbles, then high bits."""
     low = scales[:, :8] & 15 | scales[:, 8:] << 4
     high = (scales >> 4).reshape(-1, 4, 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return np.concatenate([low, np.bitwise_or.reduce(high, 1)], 1)
 
 
 def _head(fitted: Affine) -> Bytes:
-    """Return factors, scales and minimums; the last four are split."""
+    """Return factors, scales and minimums; six-bit values 4 to 7 are split."""
     scales, minimums = fitted.scales, fitted.minimums
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = minimums[:, :4] | minimums[:, 4:] >> 4 << 6
@@ -103,6 +104,6 @@ def _head(fitted: Affine) -> Bytes:
 
 
 def _nibbles(codes: Bytes) -> Bytes:
-    """Return [blocks, 128]: the weights of two groups share bytes."""
+    """Pack four-bit codes into [blocks, 128]: two groups share bytes."""
     pairs = codes.reshape(-1, 4, 2, 32)
     return (pairs[:, :, 0] | pairs[:, :, 1] << _FOUR).reshape(len(codes), -1)

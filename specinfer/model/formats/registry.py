@@ -1,4 +1,4 @@
-"""All formats of `--weights`: choices, help texts and checks come from here."""
+"""Lists all values of `--weights`, with their help texts and checks."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def _block(
 
 BLOCK_FORMATS = (
     _block("Q8_0", 32, 34, _simple("Q8_0"), "hardly differs from bfloat16"),
-    _block("Q4_0", 32, 18, _simple("Q4_0"), "the oldest, for files that have it"),
+    _block("Q4_0", 32, 18, _simple("Q4_0"), "an old format, for files in it"),
     _block("Q4_1", 32, 20, _simple("Q4_1"), "for rows that fill no blocks of 256"),
     _block("Q5_0", 32, 22, _simple("Q5_0"), "for rows that fill no blocks of 256"),
     _block("Q5_1", 32, 24, _simple("Q5_1"), "for rows that fill no blocks of 256"),
@@ -53,7 +53,7 @@ _NUMBERS = (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
 FORMATS: dict[str, Format] = {
     format_.name: format_
     for format_ in (
-        Format(AUTO, "as the model's file has them: the blocks of a GGUF file, --dtype of safetensors"),
+        Format(AUTO, "the format of the model's file: the blocks of a GGUF file, --dtype for safetensors"),
         *(
             NumberFormat(name, f"numbers in {dtype}, which --dtype must be", dtype)
             for name, dtype in _NUMBERS
@@ -70,14 +70,14 @@ _RENAMED = {
     "int4": "q4_1",
     "w8a8": "q8_0",
 }
-"""Former names, and the formats that took their place."""
+"""Former names of formats, and their present names."""
 
 
 def find_format(name: str) -> Format:
     """Return the format of this name.
 
     Raises:
-        SettingError: if there is none.
+        SettingError: if no format has this name.
     """
     if name in FORMATS:
         return FORMATS[name]
@@ -91,20 +91,20 @@ def unknown_format(name: str) -> str:
 
 
 def weights_help() -> str:
-    """Return the help of a setting: all formats by kind."""
+    """Return the help text of `--weights`: all formats by kind."""
     numbers, blocks, gpu = (
         ", ".join(name for name, format_ in FORMATS.items() if isinstance(format_, kind))
         for kind in (NumberFormat, BlockFormat, GpuFormat)
     )
     return (
-        f"auto, {FORMATS[AUTO].help}; {numbers}: numbers of that type, which --dtype must be; {blocks}: "
-        "blocks of these GGUF types on a CPU, quantised while loading where the file has others, which makes "
-        f"another model; {gpu}: with the gpu executor"
+        f"auto, {FORMATS[AUTO].help}; {numbers}: numbers of that type, which --dtype must name, too; {blocks}: "
+        "blocks of these GGUF types on a CPU; matrices of other types are quantised while loading, which "
+        f"changes the output; {gpu}: with the gpu executor"
     )
 
 
 def format_for_rows(chosen: BlockFormat, columns: int) -> BlockFormat | None:
-    """Return the format for rows of this length: chosen, fallback, or None."""
+    """Return the format for rows of this length: chosen, fallback or None."""
     if columns % chosen.block == 0:
         return chosen
     if not chosen.fallback:

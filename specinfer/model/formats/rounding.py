@@ -1,4 +1,4 @@
-"""Provides sums for scale searches, and parallel quantisation."""
+"""Helpers of quantisation: sums for scale searches, threads, rounding."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +12,11 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 _WEIGHTS_AT_ONCE = 1 << 18
-"""Maximum weights of a piece, to bound memory and threads' waits."""
+"""Maximum weights of a piece: bounds memory and the threads' waits."""
 
 
 def in_pieces(x: Floats, row_bytes: int, quantise: Callable[[Floats], Bytes]) -> Bytes:
-    """Quantise x [N, K] to rows [N, row_bytes], by all threads."""
+    """Quantise x [N, K] to rows [N, row_bytes], with all threads."""
     out = np.empty((len(x), row_bytes), np.uint8)
     step = max(1, _WEIGHTS_AT_ONCE // x.shape[1])
 
@@ -30,19 +30,19 @@ def in_pieces(x: Floats, row_bytes: int, quantise: Callable[[Floats], Bytes]) ->
 
 
 def grouped(x: Floats, length: int) -> Floats:
-    """Return rows in groups [length, groups], for vectorised sums."""
+    """Return rows as groups [length, groups], for vectorised sums."""
     return np.ascontiguousarray(x.reshape(-1, length).T)
 
 
 def importance(x: Floats) -> Floats:
-    """Return weights of errors: large numbers matter more in products."""
+    """Return error weights: large numbers matter more in products."""
     weight = np.abs(x)
     weight += np.sqrt(sum_products(x, x) / np.float32(len(x)))
     return weight
 
 
 def sum_products(*factors: Floats) -> Floats:
-    """Return sums of products over groups [weights, groups]."""
+    """Return the sums over groups of products of [weights, groups]."""
     sums: Floats = np.einsum(",".join(["ij"] * len(factors)) + "->j", *factors)
     return sums
 
@@ -53,7 +53,7 @@ def inverse_of(x: Floats) -> Floats:
 
 
 def to_half(x: Floats) -> NDArray[np.float16]:
-    """Return factors as float16, the largest finite one for larger numbers."""
+    """Return numbers as float16; larger ones become the largest finite float16."""
     return np.clip(x, -65504, 65504).astype(np.float16)
 
 

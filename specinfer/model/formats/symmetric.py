@@ -1,4 +1,4 @@
-"""Least-squares scales of weights around zero: Q3_K, Q6_K, IQ4_NL, IQ4_XS."""
+"""Fits scales of weights around zero: Q3_K, Q6_K, IQ4_NL, IQ4_XS."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from specinfer.model.formats.rounding import Floats, importance, inverse_of, sum_products, to_half
 
 Nearest = Callable[[Floats], Floats]
-"""Rounds numbers to the values that a code may have."""
+"""Rounds numbers to the values of codes."""
 
 
 def fit(x: Floats, lowest: int, nearest: Nearest, shares: tuple[float, ...]) -> Floats:
-    """Return the scale of each group of x [weights, groups], perhaps negative.
+    """Return the scale [groups] of x [weights, groups]; it may be negative.
 
     Args:
-        lowest: value of the code that is farthest from zero; it is below 0.
-        shares: tried scales, as shares of the value that the group's largest number would have.
+        lowest: the negative value of the code farthest from zero.
+        shares: tried values of the group's largest number, relative to `lowest`.
     """
     weight = importance(x)
     weighted = weight * x
@@ -26,16 +26,16 @@ def fit(x: Floats, lowest: int, nearest: Nearest, shares: tuple[float, ...]) -> 
         values = nearest(x * (inverse * np.float32(lowest * share)))
         products, squares = sum_products(weighted, values), sum_products(weight, values, values)
         ratio = products * inverse_of(squares)
-        better = products * ratio > best  # what the fit takes off the error
+        better = products * ratio > best  # by how much the fit lowers the error
         scale, best = np.where(better, ratio, scale), np.where(better, products * ratio, best)
     return scale
 
 
 def shared(scale: Floats, lowest: int, groups: int) -> tuple[NDArray[np.float16], NDArray[np.int16], Floats]:
-    """Round scales to integers times a factor per block.
+    """Round scales to integers, times a factor per block.
 
     Returns:
-        Factors [blocks], numbers [blocks, groups], and the inverses of the scales that these give [groups].
+        Factors [blocks], integers [blocks, groups], and inverses [groups] of the rounded scales.
     """
     blocks = scale.reshape(-1, groups)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)[:, 0]

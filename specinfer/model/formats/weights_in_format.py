@@ -1,4 +1,4 @@
-"""Count the formats in which an executor really takes a model's weights."""
+"""Returns weights in a chosen format, and counts the types taken."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,19 +18,16 @@ _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """Formats in which a model's tensors are stored, and the reason."""
+    """Formats of a model's tensors in memory, and the reason for them."""
 
     reason: str
     counts: Mapping[str, int]
-    """Type of GGUF -> number of tensors."""
+    """Number of tensors by GGUF type."""
     blocks: tuple[str, ...] = ()
-    """Types of matrices in blocks or stored as in the file, sorted.
-
-    They affect the generated text.
-    """
+    """Types of matrices in blocks or the file's format, sorted."""
 
     def __str__(self) -> str:
-        """Return for example `as in the file: 169 Q4_K, 29 Q6_K, 141 F32`."""
+        """Return a summary such as `as in the file: 169 Q4_K, 29 Q6_K`."""
         numbers = set(_TYPE_NAMES.values())
         ordered = sorted(self.counts.items(), key=lambda item: (item[0] in numbers, -item[1], item[0]))
         counts = ", ".join(f"{count} {name}" for name, count in ordered)
@@ -49,12 +46,12 @@ def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> WeightFormats:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return a type's name in `--dtype`."""
+    """Return the name of a type in `--dtype`."""
     return str(dtype).removeprefix("torch.")
 
 
 class WeightsInFormat(NamedTensors):
-    """Returns weights to an executor in a format, and counts their types."""
+    """Weights in a format that an executor reads, with counts of types."""
 
     def __init__(
         self,
@@ -64,9 +61,9 @@ class WeightsInFormat(NamedTensors):
         dtype: torch.dtype,
         asked: bool = True,
     ) -> None:
-        """Open weights for a backend with numbers in `dtype`.
+        """Open weights for a backend whose numbers are `dtype`.
 
-        `asked` is true if somebody chose the format.
+        `asked` is True if the user chose the format.
         """
         self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
         self._in_blocks = isinstance(weights, BlockWeights)
@@ -79,14 +76,14 @@ class WeightsInFormat(NamedTensors):
             and not isinstance(chosen, NumberFormat)
             and isinstance(self._source, BlockWeights)
         )
-        """True if matrices may be in blocks; else all are numbers."""
+        """True if matrices may be in blocks; False: all are numbers."""
         self._numbers: dict[str, str] = {}
         self._blocks: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._source[name]
         self._numbers[name] = self._type_of(name, tensor.dim())
-        if name != EMBEDDING:  # which is looked up and may be the head
+        if name != EMBEDDING:  # the embedding is looked up, and may be the head
             self._blocks.pop(name, None)
         return tensor
 
@@ -112,7 +109,7 @@ class WeightsInFormat(NamedTensors):
         return shape_of(self._source, name)
 
     def formats(self) -> WeightFormats:
-        """Return what has been taken so far."""
+        """Return the formats of the tensors taken so far."""
         counts = Counter([*self._blocks.values(), *self._numbers.values()])
         blocks = set(self._blocks.values())
         if isinstance(self.format, GpuFormat):
@@ -152,10 +149,10 @@ class WeightsInFormat(NamedTensors):
 
 
 class QuantisedWeights(NamedTensors):
-    """Weights whose matrices are in blocks of a format or its fallback.
+    """Weights whose matrices are quantised to a format or its fallback.
 
-    This includes the head; embeddings to look up stay as they are. The quantised model is another model: good for a
-    speculator, whose mistakes cost only time, and a decision of the operator for a target.
+    The head is quantised, embeddings are not. The quantised model gives other outputs: harmless for a speculator, whose
+    errors cost only time, and a decision of the operator for a target.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], chosen: BlockFormat) -> None:
@@ -171,8 +168,8 @@ class QuantisedWeights(NamedTensors):
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return the matrix in blocks; None for numbers.
 
-        Blocks of the file are returned unchanged if they have this format; else the matrix is quantised. With
-        `as_stored`, return only blocks of the file.
+        Blocks of the file are returned unchanged if they have this format; otherwise the matrix is quantised. With
+        `as_stored`, only blocks of the file are returned.
         """
         if as_stored:
             return self._weights.blocks(name, True) if isinstance(self._weights, BlockWeights) else None

@@ -1,7 +1,4 @@
-"""Launch of tree attention: splits and outputs.
-
-The kernels and their picture are in `specinfer.model.gpu.tree_kernels`.
-"""
+"""Launches tree attention; `specinfer.model.gpu.tree_kernels` has the kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,18 +15,18 @@ MAX_PARTS = 32
 
 
 class TileOptions(NamedTuple):
-    """Launch of the kernel for tiles of one size."""
+    """Launch options of the attention kernel for one tile size."""
 
     step: int
     """Maximum positions per step of the loop over keys."""
     warps: int
     """Warps of a program."""
     programs: int
-    """Programs wanted for each multiprocessor."""
+    """Wanted number of programs per multiprocessor."""
     part: int
-    """Minimum positions of a part of a request."""
+    """Minimum positions per part of a request."""
     stages: int
-    """Steps of the loop under way at once."""
+    """Number of steps whose loads overlap."""
 
 
 _BY_TILE = {
@@ -40,28 +37,28 @@ _BY_TILE = {
 }
 """Options by tile, among the best measured on an H200.
 
-Some 400 settings were measured. In the largest tile, steps of 128 positions gain 9 % for eight requests, and
-lose 10 to 20 % for one request over 4,096 positions, with few steps per part.
+About 400 settings were measured. In the largest tile, steps of 128 positions gain 9 % for eight requests and lose
+10 to 20 % for one request of 4,096 positions.
 """
 _STEP_BYTES = 2**15
-"""Maximum bytes of a step's keys."""
+"""Maximum bytes of keys per step."""
 _LOG2_E = 1.4426950408889634
 _VECTOR_BYTES = 16
-"""Bytes that a thread loads at once."""
-TOLD = (
+"""Bytes of a thread's vector load."""
+KERNEL_SECTIONS = (
     *("write_slots", "visible", "masks", "held", "context", "row_start", "block_start"),
     *("tile_request", "tile_start", "tile_rows", "blocks"),
 )
-"""Sections of the description that the kernel reads, in its order."""
+"""Sections of the description that the kernel reads, in argument order."""
 
 
 def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -> int:
     """Return the number of parts of requests' positions, a power of two.
 
-    Enough for every multiprocessor, if parts are large enough.
+    Every multiprocessor gets programs, unless parts would be too small.
 
     Args:
-        positions: of the longest request.
+        positions: positions of the longest request.
     """
     options = _BY_TILE[bucket.tile]
     wanted = options.programs * processors // max(bucket.usual_tiles * kv_heads, 1)
@@ -72,8 +69,7 @@ def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -
 def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
     """Return compile options: positions per step, warps, pipeline stages.
 
-    Keys and values of the steps under way fit into the shared memory of sm_80
-    (tests/unit/model/gpu/test_compiling.py).
+    Keys and values of overlapping steps fit in the shared memory of sm_80 (tests/unit/model/gpu/test_compiling.py).
     """
     options = _BY_TILE[tile]
     step = min(options.step, _STEP_BYTES // (width * element_bytes))
@@ -82,17 +78,17 @@ def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A pass's description on the device, and the splits of requests."""
+    """A pass's description on the device, and its number of parts."""
 
     bucket: Bucket
     sections: Mapping[str, torch.Tensor]
     splits: int
     parts: torch.Tensor
-    """Attention of parts, [splits, rows, H, D] float32; empty without splits."""
+    """Attention of each part, [splits, rows, H, D] float32; empty without splits."""
     levels: torch.Tensor
-    """Levels of parts, [splits, rows, H] float32.
+    """log2 of each part's sum of weights, [splits, rows, H] float32.
 
-    They stay -infinity in rows of no request.
+    Rows of no request stay -infinity.
     """
 
     @classmethod
@@ -116,7 +112,7 @@ def tree_attention(
     """Attend from each row to its request; store its keys and values.
 
     Args:
-        query: [T, H, D], rotated; key, value: [T, KV heads, D]. Rows may lie apart, heads may not.
+        query: [T, H, D], rotated; key, value: [T, KV heads, D]. Rows may have a stride, heads may not.
         cache: keys and values of this layer, [KV heads, slots, D].
         out: [T, H, D], written for rows of requests.
     """
@@ -127,7 +123,7 @@ def tree_attention(
     padded = max(power_above(width), MIN_TILE)
     attend[plan.bucket.tiles, kv_heads, splits](
         *(query, key, value, *cache, out, plan.parts, plan.levels),
-        *(sections[name] for name in TOLD),
+        *(sections[name] for name in KERNEL_SECTIONS),
         *(_LOG2_E / width**0.5, query.stride(0), key.stride(0), cache[0].stride(0), rows, plan.bucket.words),
         D=width,
         WIDTH=padded,
@@ -146,7 +142,7 @@ def tree_attention(
 
 
 def _alignment(width: int, *tensors: torch.Tensor) -> int:
-    """Return the elements of which all heads' starts are multiples."""
+    """Return the number of elements that divides all heads' offsets."""
     size = tensors[0].element_size()
     starts = (number // size for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0) * size))
     return gcd(_VECTOR_BYTES // size, width, *starts)

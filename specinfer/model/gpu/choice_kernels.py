@@ -1,12 +1,11 @@
-"""Chooses tokens by logits, greedily or by noise, like the reference.
+"""Kernels that choose tokens from logits, greedily or by noise.
 
-    scan        one program per row and BLOCK columns: the largest logit, the sum of exp((x - largest) / T),
-                and the token that wins there
-    conclude    one program per row: joins the blocks; P of the winner and of the tokens left out
+    scan        one program per row and BLOCK columns: maximum logit, sum of exp((x - maximum) / T), winning token
+    conclude    one program per row: joins the blocks; P of the winner and of the excerpt's tokens
 
-The noise is that of `specinfer.model.sampling.noise`, bit for bit. All is computed in float64 after the
-loads, like the reference: exponential and logarithm may round differently in the last bit, so the same token
-wins unless two are within a relative 1e-15.
+The noise equals that of `specinfer.model.sampling.noise`, bit for bit. All arithmetic is in float64, as in the
+reference. Exponential and logarithm may differ in the last bit, so the same token wins unless two tokens are within
+a relative 1e-15.
 """
 
 from typing import Any
@@ -22,7 +21,7 @@ _MIX_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 @kernel
 def exponential(key: tl.tensor, token: tl.tensor) -> Any:
-    """Return tokens' noise E in float64: uniforms from SplitMix64."""
+    """Return the noise E of tokens in float64, from SplitMix64's uniform numbers."""
     z = key.to(tl.uint64) + (token.to(tl.uint64) + 1) * _GOLDEN
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2
@@ -45,14 +44,14 @@ def scan(
     parts: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Scan one block of one row.
+    """Scan one block of one row: maximum, sum and winner.
 
     Args:
         rows: [R] int64 addresses of rows [size] float32.
-        temperatures: [R] float64; 0 takes the most probable token. keys: [R] int64, of noise.
-        left_out, left_out_start: tokens that neither win nor are summed, and [R + 1] where each row's start.
-        peaks, sums, times, tokens: [R, parts] the results; all but `peaks` without those left out. Sums are
-            of exp((x - peak) / T), times E over that; of greedy rows, the distance to the peak.
+        temperatures: [R] float64; 0: greedy. keys: [R] int64 noise keys.
+        left_out, left_out_start: excerpts' tokens, which are excluded, and [R + 1] each row's start among them.
+        peaks, sums, times, tokens: [R, parts] results; only `peaks` include excluded tokens. Sums are of
+            weights exp((x - peak) / T); times are E / weight of the winner, or in greedy rows its distance to the peak.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = tl.load(rows + row).to(tl.pointer_type(tl.float32))
@@ -96,12 +95,11 @@ def conclude(
     PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Join the results of `scan` in one row's blocks.
+    """Join one row's blocks; compute the winner's P.
 
     Args:
-        found: [R, 3] float64: the winner (-1 if the row is not finite), its P, and the P of all that are not
-            left out.
-        p: float64, P of the tokens left out.
+        found: [R, 3] float64: the winner (-1 if the row is not finite), its P, and the sum of P without excerpt.
+        p: float64, P of the excerpt's tokens.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     inside, cell = part < parts, row * parts + part
@@ -149,7 +147,7 @@ def _weights(
     divisor: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> Any:
-    """Return [CHUNK] float64 exp((x - base) / T) of excluded tokens."""
+    """Return exp((x - base) / T) [CHUNK] in float64 of excerpt's tokens."""
     i = at + tl.arange(0, CHUNK)
     token = tl.load(left_out + i, mask=i < last, other=0)
     x = tl.load(start + token, mask=i < last, other=float("-inf"))

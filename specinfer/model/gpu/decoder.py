@@ -1,8 +1,7 @@
-"""Fuse the small operations of the decoder for a GPU.
+"""Fuses the decoder's small operations on a GPU.
 
-The decoder is that of `specinfer.model.torch.transformer`. A layer that is not like Llama's (another norm or
-activation, attention and MLP side by side) keeps torch's operations for that part; attention is the kernel's in any
-case.
+It extends `specinfer.model.torch.transformer`. torch computes the parts of a layer that differ from Llama's (another
+norm or activation, parallel attention and MLP); attention always uses the kernel.
 """
 
 from functools import partial
@@ -24,14 +23,14 @@ _GATE_BLOCK = 1024
 
 
 def normed(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-    """Return the norm of x [T, hidden]."""
+    """Return the RMS norm of x [T, hidden]."""
     return _add_norm(x, x, x, norm)
 
 
 def added_and_normed(
     x: torch.Tensor, change: torch.Tensor, norm: RMSNorm
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + change, [T, hidden], and its norm."""
+    """Return x + change [T, hidden], and its RMS norm."""
     total = torch.empty_like(x)
     return total, _add_norm(x, change, total, norm)
 
@@ -55,9 +54,10 @@ def turn(
     angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[RMSNorm, RMSNorm] | None = None,
 ) -> None:
-    """Turn queries and keys of `projected` by angles, in place.
+    """Rotate queries and keys of `projected` by angles, in place.
 
-    `projected` is [T, heads + 2 KV heads, D], each angle [T, 1, R]. With `norms`, norm queries and keys first.
+    `projected` is [T, heads + 2 KV heads, D], each angle [T, 1, R]. `norms`, if given, are applied to queries and
+    keys first.
     """
     cos, sin = angles
     half = cos.shape[-1] // 2
@@ -75,7 +75,7 @@ def turn(
 
 
 def gated(both: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) * up, [T, I], of `both` [T, 2 I]."""
+    """Return silu(gate) * up [T, I] of `both` [T, 2 I]."""
     rows, size = len(both), both.shape[1] // 2
     out = both.new_empty(rows, size)
     gate[rows, -(-size // _GATE_BLOCK)](both, out, size, BLOCK=_GATE_BLOCK)
@@ -83,21 +83,21 @@ def gated(both: torch.Tensor) -> torch.Tensor:
 
 
 class FusedMlp(Mlp):
-    """An MLP with a kernel for its activation, if gated SiLU."""
+    """An MLP with a fused kernel for gated SiLU."""
 
     def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
         super().__init__(prefix, config, parts)
         self._fused = config.gated and config.activation == "silu"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map rows [T, hidden] to what they add to the hidden states."""
+        """Return what the MLP adds to hidden states [T, hidden]."""
         return self.down(gated(self.up(x))) if self._fused else super().__call__(x)
 
 
 class FusedLayer(Layer):
-    """A decoder layer with kernels for norms, rotary positions and activation.
+    """A decoder layer with fused kernels for norms, rotation and activation.
 
-    Operations that the kernels do not support stay those of torch.
+    Other operations use torch.
     """
 
     mlp_type = FusedMlp
@@ -106,17 +106,17 @@ class FusedLayer(Layer):
         self, index: int, config: ModelConfig, parts: Parts, quantise: Quantise | None = None
     ) -> None:
         super().__init__(index, config, parts)
-        assert isinstance(self._mlp, Mlp), "mixtures are refused"
+        assert isinstance(self._mlp, Mlp), "models with mixtures are refused"
         convert = few_rows if quantise is None else quantise
         self._qkv, self._out = convert(self._qkv), convert(self._out)
         self._mlp.up, self._mlp.down = convert(self._mlp.up), convert(self._mlp.down)
         self.sums_later = isinstance(self._post_norm, RMSNorm) and not config.parallel
-        """True if the next layer's norm can take the sum."""
+        """True if the next layer's norm can add this layer's output."""
 
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
     ) -> torch.Tensor:
-        """Map hidden states [T, hidden] to those of the next layer."""
+        """Return the hidden states [T, hidden] after the layer."""
         return self.after_norm(x, _norm(x, self.input_norm), angles, attend)
 
     def after_norm(
@@ -126,7 +126,7 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Map hidden states to the next layer's, given attention's input."""
+        """Return the hidden states after the layer, given attention's input."""
         if not self.sums_later:
             return super().after_norm(x, normed, angles, attend)
         return torch.add(*self._summands(x, normed, angles, attend))
@@ -138,7 +138,7 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map hidden states x + change to the next layer's two summands."""
+        """Return the next layer's input as two summands, given this layer's."""
         assert isinstance(self.input_norm, RMSNorm)
         if change is None:
             return self._summands(x, normed(x, self.input_norm), angles, attend)
@@ -160,9 +160,9 @@ class FusedLayer(Layer):
     def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value, normed and turned by one kernel.
+        """Return query, key and value, normed and rotated by one kernel.
 
-        Norms and angles that it does not support are left to torch.
+        torch does what the kernel does not support.
         """
         c, norms = self._config, None
         if isinstance(self._q_norm, RMSNorm) and isinstance(self._k_norm, RMSNorm):
@@ -180,7 +180,7 @@ def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 class GpuTransformer(Transformer):
-    """The decoder of fused layers; shows progress while reading weights."""
+    """The decoder of fused layers; it shows the progress of loading."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class GpuTransformer(Transformer):
         device: str,
         quantise: Quantise | None = None,
     ) -> None:
-        """Load the decoder; `quantise` converts each layer's matrices once read."""
+        """Load the decoder; `quantise` converts each layer's matrices."""
         self.layer_type = partial(FusedLayer, quantise=quantise)
         with ShownWeights(weights) as shown:
             super().__init__(config, shown, dtype, device)
@@ -205,7 +205,7 @@ class GpuTransformer(Transformer):
     ) -> torch.Tensor:
         """Return hidden states [T, hidden] after all layers.
 
-        Norms take the sums of the layers before.
+        A layer's norm adds the output of the layer before.
         """
         layers = [layer for layer in self.layers if isinstance(layer, FusedLayer) and layer.sums_later]
         if features is not None or len(layers) < len(self.layers) or self.config.layer_rotary:

@@ -1,21 +1,21 @@
-"""A pass in one flat int32 array, copied to the device once.
+"""Describes a pass in one int32 array, which is copied once.
 
     token_ids positions write_slots visible            one number per row of the pass
     masks                                              `words` numbers per row, see below
-    `held` context row_start block_start               one number per request
+    `held` context row_start block_start               one number per request (`held`: positions in the cache)
     tile_request tile_start tile_rows                  one number per tile: rows of one request
-    logit_rows                                         one number per logit wanted
-    blocks                                             the block tables, one after the other
+    logit_rows                                         one number per row with requested logits
+    blocks                                             the block tables, concatenated
 
-A row sees position p of its request if  p < visible, or if p >= context and bit p - context of its mask is
-set: the topology-aware causal mask, in which every node sees its ancestors and itself.
+A row sees position p of its request if  p < visible, or if p >= context and bit p - context of its mask is set: the
+topology-aware causal mask, in which every node sees its ancestors and itself.
 
     the-+-cat-+-sat       tentative nodes  cat sat ran dog       masks  cat 0001   ran 0101
         |     +-ran       bits               0   1   2   3              sat 0011   dog 1000
         +-dog
 
-Sizes are those of a bucket, not of the pass: passes of one bucket differ in numbers only, so that a captured
-graph fits them all. Rows, tiles and logits that a pass lacks do nothing. Pure: nothing here runs on a device.
+Sections have a bucket's sizes, not the pass's: passes of one bucket only differ in numbers, so that one captured graph
+runs them all. Excess rows, tiles and logits do nothing. Pure: nothing here runs on a device.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from specinfer.model.batch import AttentionRows, Batch
 Int32 = NDArray[np.int32]
 WORD_BITS = 32
 MIN_WORDS = 8
-"""Minimum words of a mask, enough for trees of 256 nodes."""
+"""Minimum words of a mask: enough for 256 tree nodes."""
 MAX_TILE = 128
-"""Maximum query rows times heads of a group in one program."""
+"""Maximum size of a tile: query rows times heads of a group."""
 MIN_TILE = 16
-"""Minimum rows of Triton's matrix product."""
+"""Minimum rows of a matrix product in Triton."""
 _ALIGNED = 4
-"""Numbers in 16 bytes."""
+"""int32 numbers in 16 bytes, the alignment of sections."""
 _ROWS = ("token_ids", "positions", "write_slots", "visible")
 _REQUESTS = ("held", "context", "row_start", "block_start")
 _TILES = ("tile_request", "tile_start", "tile_rows")
@@ -45,35 +45,35 @@ _TILES = ("tile_request", "tile_start", "tile_rows")
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The sizes of passes that share a description's layout."""
+    """Sizes that define the layout of a description; passes are rounded up."""
 
     requests: int
     rows: int
     logits: int
     words: int
     tile: int
-    """Query rows times grouped heads of a tile: a power of two."""
+    """Size of a tile: query rows times `group`, a power of two."""
     group: int
-    """Query heads that share a key."""
+    """Number of query heads that share a key."""
 
     @property
     def tile_rows(self) -> int:
-        """Maximum rows of a tile."""
+        """Maximum query rows of a tile."""
         return self.tile // self.group
 
     @property
     def tiles(self) -> int:
-        """Maximum tiles: every request may have a partial one."""
+        """Maximum number of tiles: every request may have a partial one."""
         return self.requests + max(self.rows - self.requests, 0) // self.tile_rows
 
     @property
     def usual_tiles(self) -> int:
-        """Tiles of a pass whose requests have equally many rows."""
+        """Number of tiles of a pass whose requests have equally many rows."""
         return self.requests * -(-self.rows // (max(self.requests, 1) * self.tile_rows))
 
     @property
     def sections(self) -> dict[str, int]:
-        """Numbers of each section, in their order; the blocks follow."""
+        """Length of each section, in order; the block tables follow."""
         return {
             **dict.fromkeys(_ROWS, self.rows),
             "masks": self.rows * self.words,
@@ -84,50 +84,50 @@ class Bucket:
 
     @property
     def starts(self) -> dict[str, int]:
-        """Start of each section, aligned for the kernels."""
+        """Start of each section, aligned for vector loads."""
         starts, at = {}, 0
         for name, size in self.sections.items():
             starts[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
         return starts | {"blocks": at}
 
     def views(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a description's sections on a device; blocks end it."""
+        """Return views of a description's sections on the device."""
         starts = self.starts
         views = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
         return views | {"blocks": numbers[starts["blocks"] :]}
 
 
 def power_above(number: int) -> int:
-    """Return the least power of two that is not below a number."""
+    """Return the smallest power of two >= number."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def tree_words(rows: Sequence[AttentionRows], context: Sequence[int]) -> int:
-    """Return the words of a mask for every request's tentative nodes."""
+    """Return the words that a mask of all tentative nodes needs."""
     nodes = max((part.length - base for part, base in zip(rows, context, strict=True)), default=0)
     return max(MIN_WORDS, power_above(-(-nodes // WORD_BITS)))
 
 
 def contexts(batch: Batch) -> list[int]:
-    """Return requests' positions before their tentative nodes, or all."""
+    """Return each request's number of positions before its tentative nodes."""
     return [part.visible[-1] if part.extra and part.extra[-1] else part.length for part in batch.rows]
 
 
 def tile_size(rows: int, requests: int, group: int) -> int:
-    """Return the tile size, at most that of an average request."""
+    """Return the size of tiles: at most an average request's."""
     average = -(-rows // max(requests, 1)) * group
     return max(MIN_TILE, power_above(group), min(MAX_TILE, power_above(average)))
 
 
 def exact_bucket(batch: Batch, group: int) -> Bucket:
-    """Return the bucket that a pass fills."""
+    """Return the bucket with a pass's own sizes."""
     rows, requests = len(batch.token_ids), len(batch.rows)
     words = tree_words(batch.rows, contexts(batch))
     return Bucket(requests, rows, len(batch.logit_rows), words, tile_size(rows, requests, group), group)
 
 
 def describe(batch: Batch, bucket: Bucket) -> Int32:
-    """Return the description of a pass."""
+    """Return the description of a pass in a bucket's layout."""
     parts, context = batch.rows, contexts(batch)
     visible = [v for part in parts for v in part.visible]
     tiles = _tiles(parts, bucket.tile_rows)
@@ -156,7 +156,7 @@ def describe(batch: Batch, bucket: Bucket) -> Int32:
 
 
 def _tiles(parts: Sequence[AttentionRows], max_rows: int) -> list[tuple[int, int, int]]:
-    """Return (request, first row, rows) of every tile."""
+    """Return (request, first row, number of rows) of every tile."""
     return [
         (request, start, min(max_rows, part.stop - start))
         for request, part in enumerate(parts)
@@ -165,7 +165,7 @@ def _tiles(parts: Sequence[AttentionRows], max_rows: int) -> list[tuple[int, int
 
 
 def _masks(parts: Sequence[AttentionRows], context: Sequence[int], words: int) -> Int32:
-    """Return the masks [rows * words], row by row."""
+    """Return the masks [rows * words], row after row."""
     places = [
         (part.start + row, position - base)
         for part, base in zip(parts, context, strict=True)

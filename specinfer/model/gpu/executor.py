@@ -1,8 +1,7 @@
-"""The GPU executor: fused Triton kernels, passes in CUDA graphs.
+"""The GPU executor: fused Triton kernels and CUDA graphs.
 
-A pass is described by one array of numbers, copied once; small passes are rounded up to a bucket, whose graph
-was captured at start. It must be chosen by name: offloaded layers and models unlike Llama need the torch
-executor.
+One array of numbers describes a pass and is copied once. Small passes are rounded up to a bucket, whose graph was
+captured at start. `auto` never chooses this executor: offloaded layers and models unlike Llama need torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +52,7 @@ class GpuExecutor:
         device: str,
         weights_format: str = AUTO,
     ) -> None:
-        """Load the model, with layers' matrices in numbers, "int8" or "fp8"."""
+        """Load the model; layers' matrices in numbers, "int8" or "fp8"."""
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
         self._model = GpuTransformer(config, weights, dtype, device, quantiser(weights_format))
@@ -61,9 +60,9 @@ class GpuExecutor:
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self._group, self._positions = config.heads // config.kv_heads, config.max_positions
         grid = bucket_grid(self._group)
-        # rows without a request keep finite numbers, so that nothing overflows after them
+        # rows without a request have finite numbers, so that later operations do not overflow
         self._attended = torch.zeros(MAX_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
-        # only a tree's deepest node needs a position, but all of its nodes lie in the cache
+        # a tree may have more nodes than positions: only its depth needs positions, but each node a cache slot
         blocks = blocks_for(self._positions + MAX_ROWS) * max(bucket.requests for bucket in grid)
         self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
         self._graphs = self._graphs_of(self._replayed)
@@ -73,7 +72,7 @@ class GpuExecutor:
             self._graphs.capture(grid)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass and return its logits [R, V]."""
+        """Run a pass; return its float32 logits [R, V]."""
         bucket = None if batch.features else bucket_for(batch, self._group)
         if bucket is None:
             bucket = exact_bucket(batch, self._group)
@@ -82,27 +81,27 @@ class GpuExecutor:
             out = self._attended.new_empty(bucket.rows, *self._attended.shape[1:])
             return self._pass(bucket, sections, longest, out, batch.features)
         self._inputs.load(describe(batch, bucket))
-        # a copy, as the next pass writes where this one did
+        # a copy, as the next pass overwrites the graph's output
         return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
-        """Choose tokens, one result per task, in order."""
+        """Choose tokens; return one result per task."""
         with torch.inference_mode():
             return choose(tasks)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots."""
+        """Copy keys and values between slots."""
         move(self._keys, self._values, source, target)
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
+        """Rotate the keys of slots by `delta` rotary positions."""
         here = torch.tensor(slots, dtype=torch.int64, device=self._device)
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(2, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(2, here, turned.to(self._keys.dtype))
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether these trees can be grown: best-first, or chains of points."""
+        """Return whether the device can grow these trees (best-first points, chains)."""
         return can_grow(tasks, shape)
 
     def grow(
@@ -115,14 +114,14 @@ class GpuExecutor:
         return CudaGraphs(run) if torch.device(self._device).type == "cuda" else EagerPasses(run)
 
     def _scored(self, bucket: Bucket, sections: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return logits [rows, V] of a level of trees, described by `sections`."""
+        """Return the logits [rows, V] of one level's nodes."""
         kept = self._attended
         if bucket.rows > len(kept):
             kept = kept.new_zeros(bucket.rows, *kept.shape[1:])
         return self._pass(bucket, sections, self._positions, kept[: bucket.rows])
 
     def _replayed(self, bucket: Bucket) -> torch.Tensor:
-        """Return the bucket's logits, from the inputs, for all lengths."""
+        """Run a bucket's captured pass; return its logits."""
         sections = bucket.views(self._inputs.numbers)
         return self._pass(bucket, sections, self._positions, self._attended[: bucket.rows])
 
@@ -134,7 +133,7 @@ class GpuExecutor:
         out: torch.Tensor,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return a bucket's float32 logits; `out` [rows, H, D] is attention's output."""
+        """Return a bucket's float32 logits; `out` [rows, H, D]: attention's output."""
         c = self._config
         splits = splits_for(bucket, c.kv_heads, longest, self._processors)
         plan = AttentionPlan.of(bucket, sections, splits, c.heads, c.head_dim)

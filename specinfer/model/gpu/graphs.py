@@ -1,8 +1,7 @@
-"""Passes in CUDA graphs: one launch for hundreds of kernels.
+"""Captures passes in CUDA graphs: one launch for hundreds of kernels.
 
-A pass is captured once per bucket, a growth of trees once per sizes; both read their numbers at fixed
-addresses (`specinfer.model.gpu.launch`). On a CPU, where the interpreter runs the kernels, passes are simply
-run: the same code, but for the capture.
+A pass is captured once per bucket, a growth of trees once per `Levels`; both read their numbers at fixed addresses
+(`specinfer.model.gpu.launch`). On a CPU, where the interpreter runs the kernels, the same code runs without capture.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,19 +22,19 @@ from specinfer.model.gpu.description import (
 )
 
 MAX_ROWS, MAX_REQUESTS = 256, 64
-"""Limits of captured passes.
+"""Maximum rows and requests of captured passes.
 
-Larger ones read prompts, and are slow enough to hide launches.
+Larger passes read prompts: their kernels take longer than their launches.
 """
 
 
 def bucket_of(requests: int, rows: int, group: int) -> Bucket:
-    """Return the bucket of captured passes of this many requests and rows."""
+    """Return the bucket for passes of at most these sizes."""
     return Bucket(requests, rows, rows, MIN_WORDS, tile_size(rows, requests, group), group)
 
 
 def bucket_grid(group: int) -> list[Bucket]:
-    """Return all buckets, the one of most rows first."""
+    """Return all buckets, those with most rows first."""
     powers = [1 << i for i in range(MAX_ROWS.bit_length())]
     return [
         bucket_of(requests, rows, group)
@@ -46,7 +45,7 @@ def bucket_grid(group: int) -> list[Bucket]:
 
 
 def bucket_for(batch: Batch, group: int) -> Bucket | None:
-    """Return the smallest bucket for a pass; None if too large."""
+    """Return the smallest bucket that fits a pass; None if too large."""
     requests, rows = power_above(len(batch.rows)), power_above(len(batch.token_ids))
     wide = tree_words(batch.rows, contexts(batch)) > MIN_WORDS
     if rows > MAX_ROWS or requests > MAX_REQUESTS or wide:
@@ -55,39 +54,39 @@ def bucket_for(batch: Batch, group: int) -> Bucket | None:
 
 
 def largest(grid: Sequence[Bucket]) -> Bucket:
-    """Return the bucket with most numbers before the blocks."""
+    """Return the bucket with the longest sections."""
     return max(grid, key=lambda bucket: bucket.starts["blocks"])
 
 
 Sizes = TypeVar("Sizes", contravariant=True)
-"""Key of captured sequences: the bucket of a pass, for instance."""
+"""Key of captured sequences, such as the bucket of a pass."""
 
 
 class Graphs(Protocol[Sizes]):
-    """Runs sequences of kernels by size, with numbers from fixed addresses."""
+    """Runs sequences of kernels, whose numbers are at fixed addresses."""
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
         """Capture sequences of these sizes."""
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """Run a sequence of this size; its result is valid until another."""
+        """Run a sequence; its result is valid until the next run."""
 
 
 class EagerPasses(Generic[Sizes]):
-    """Runs each sequence without capture."""
+    """Runs each sequence without capturing it."""
 
     def __init__(self, run: Callable[[Sizes], torch.Tensor]) -> None:
         self._run = run
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
-        """Do nothing: nothing is captured."""
+        """Do nothing."""
 
     def run(self, sizes: Sizes) -> torch.Tensor:
         return self._run(sizes)
 
 
 class CudaGraphs(Generic[Sizes]):
-    """Replays captured sequences and runs others."""
+    """Replays captured sequences; runs others."""
 
     def __init__(self, run: Callable[[Sizes], torch.Tensor]) -> None:
         self._run = run
@@ -95,7 +94,7 @@ class CudaGraphs(Generic[Sizes]):
         self._pool: Any = None
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
-        """Capture sequences; the largest should be first, to share its memory."""
+        """Capture sequences, the largest first, as they share its memory."""
         shown = track(sizes, "capturing passes", console=Console(stderr=True), disable=len(sizes) < 2)
         for one in shown:
             self._captured[one] = self._capture(one)
@@ -112,7 +111,7 @@ class CudaGraphs(Generic[Sizes]):
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            self._run(sizes)  # compiles kernels and lets libraries set up what must not happen in a capture
+            self._run(sizes)  # compile kernels and initialise libraries, which a capture does not allow
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

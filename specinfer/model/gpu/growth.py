@@ -1,14 +1,13 @@
-"""Whole trees of points in one captured sequence.
+"""Grows whole trees of points in one captured sequence.
 
-Every level's pass and the work between levels run on the device one after another, and only the finished
-trees are copied to the host.
+The passes of all levels and the work between them run on the device; only the finished trees are copied to the host.
 
     host      context delta  | describe all levels, copy | wait, build trees
     device    pass           | candidates, extend | pass | candidates, extend | ... | best nodes of each tree
 
-The trees are those of `specinfer.model.drafting.expansion.ReferenceGrowth`, but for candidates whose scores
-differ by rounding only. Draws and expansion vectors are the reference's work (`can_grow`): a draw depends on
-how often those before it were drawn, which is a loop over single numbers.
+The trees equal those of `specinfer.model.drafting.expansion.ReferenceGrowth`, except for candidates whose scores differ
+by rounding. The reference grows trees with draws or expansion vectors (`can_grow`): each draw depends on the draws
+before it, a loop over single numbers.
 """
 
 import logging
@@ -37,18 +36,18 @@ from specinfer.tree.builder import point_tree
 
 log = logging.getLogger(__name__)
 MIN_WIDTH = 32
-"""Nodes up to which trees share a captured sequence."""
+"""Minimum width of a captured sequence; smaller trees share it."""
 MAX_CANDIDATES = 4096
-"""Maximum candidates of a level: the capacity of one program."""
+"""Maximum candidates per level and tree: the capacity of one program."""
 BLOCK = 1024
-"""Columns of a program of `favour`. Other sizes were not measured."""
+"""Columns per program of `favour`. Other sizes were not measured."""
 
 Pass = Callable[[Bucket, dict[str, torch.Tensor]], torch.Tensor]
-"""Runs a pass by its description; returns its logits [rows, V]."""
+"""Runs a described pass; returns its logits [rows, V]."""
 
 
 def can_grow(tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-    """Return whether these trees can be grown; otherwise the reference grows them."""
+    """Return whether the device can grow these trees; else the reference does."""
     levels = max((task.limits.depth for task in tasks), default=0)
     widest = max((task.limits.nodes for task in tasks), default=0)
     return (
@@ -64,7 +63,7 @@ def _width(nodes: int) -> int:
 
 
 def launch_options(candidates: int) -> dict[str, int]:
-    """Return the warps of `extend`: at most eight candidates per thread."""
+    """Return the launch options of `extend`: at most eight candidates per thread."""
     return {"num_warps": min(max(candidates // 256, 1), 16)}
 
 
@@ -72,9 +71,9 @@ class GpuGrowth:
     """Grows trees of points with one model.
 
     Args:
-        read: runs the pass over the context (`Executor.run`).
-        score: runs a pass over one level's nodes.
-        graphs: makes a runner of captured sequences.
+        read: runs a pass over contexts (`Executor.run`).
+        score: runs a pass over the nodes of one level.
+        graphs: makes a runner of captured sequences from a function.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class GpuGrowth:
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task."""
+        """Grow one tree per task; return them in order."""
         roots = self._read(flatten([Segment(t.sequence, t.delta, (), (), not t.limits.empty) for t in tasks]))
         growing = [task for task in tasks if not task.limits.empty]
         trees = iter(self._trees(growing, shape, token_ids, roots) if growing else ())
@@ -119,7 +118,7 @@ class GpuGrowth:
         return [_tree(rows, task) for rows, task in zip(tables, tasks, strict=True)]
 
     def _know(self, token_ids: torch.Tensor) -> None:
-        """Store the draft vocabulary on the device, at a fixed address."""
+        """Store the draft vocabulary on the device; drop captures of another."""
         if self._token_ids is not token_ids:
             self._token_ids, self._vocabulary = token_ids, token_ids.to(self._model.device, torch.int32)
             self._memory.clear()
@@ -149,10 +148,10 @@ class GpuGrowth:
         memory.roots[: len(tasks)].copy_(roots)
 
     def _sequence(self, levels: Levels) -> torch.Tensor:
-        """Return [tasks, width, 5] float64 as `GrowthState.best_nodes` does."""
+        """Grow the trees; return the result of `GrowthState.best_nodes`."""
         memory = self._memory[levels]
         state = GrowthState.empty(levels, self._model.device)
-        logits, masks = memory.roots, state.tokens  # a root has no mask: nothing of it is read
+        logits, masks = memory.roots, state.tokens  # the root has no mask: the kernel does not read `masks`
         passes = levels.views(memory.passes.numbers)
         for level in range(levels.levels):
             last = level + 1 == levels.levels
@@ -194,7 +193,7 @@ class GpuGrowth:
     def _candidates(
         self, levels: Levels, parameters: dict[str, torch.Tensor], level: int, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scores and columns [rows, n] of best tokens, like `drafting.candidates`."""
+        """Return scores and columns [rows, n] of the best tokens."""
         rows, size = logits.shape
         rows_of_request = rows // levels.bucket.requests
         by_row = {

@@ -1,8 +1,8 @@
-"""Passes over a tree's levels in one array, copied before the first.
+"""Describes the passes of all levels in one array, copied once.
 
-The slots, positions and visible context of a level's nodes are known beforehand: node i
-of level d is tentative node (d - 1) * beam + i of its request. Their tokens and masks are not: the device
-writes them in between (`specinfer.model.gpu.growth_kernels`). Pure: nothing here runs on a device.
+Slots, positions and visible context of all nodes are known in advance: node i of level d is tentative node
+(d - 1) * beam + i of its request. The device writes tokens and masks between the passes
+(`specinfer.model.gpu.growth_kernels`). Pure: nothing here runs on a device.
 """
 
 from collections.abc import Sequence
@@ -26,35 +26,35 @@ _WHOLE = ("depths", "widths", "greedy", "top_k")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The sizes of growths that share a captured sequence."""
+    """Sizes of growths that share a captured sequence."""
 
     levels: int
     beam: int
     width: int
-    """Maximum nodes and children of a tree: a power of two."""
+    """Maximum nodes, and maximum children of a node: a power of two."""
     cuts: bool
-    """True if top-k or top-p cut any distribution."""
+    """True if a request has top-k or top-p."""
     bucket: Bucket
-    """Bucket of each level's pass: `beam` rows per task."""
+    """Bucket of each level's pass, with `beam` rows per task."""
 
     @property
     def cells(self) -> int:
-        """Candidates of one tree."""
+        """Number of candidate cells of one tree."""
         return self.levels * self.beam * self.width
 
     @property
     def pass_numbers(self) -> int:
-        """Numbers that describe all passes; the block tables follow."""
+        """Length of the description of all passes, without block tables."""
         return (self.levels - 1) * self.bucket.starts["blocks"]
 
     @property
     def parameter_numbers(self) -> int:
-        """int32 numbers of the tasks' parameters."""
+        """Length of the tasks' parameters in int32 numbers."""
         tasks = self.bucket.requests
         return 2 * tasks * (self.levels + len(_DOUBLES)) + tasks * len(_WHOLE)
 
     def views(self, numbers: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-        """Return each pass's sections from the first level; block tables are shared."""
+        """Return each pass's sections, first level first; they share block tables."""
         size, blocks = self.bucket.starts["blocks"], numbers[self.pass_numbers :]
         return [
             self.bucket.views(numbers[level * size : (level + 1) * size]) | {"blocks": blocks}
@@ -62,7 +62,7 @@ class Levels:
         ]
 
     def parameters(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return tasks' parameters: noise keys [levels, tasks] int64, others [tasks]."""
+        """Return parameters: noise keys [levels, tasks] int64, others [tasks]."""
         tasks = self.bucket.requests
         wide = 2 * tasks * (self.levels + len(_DOUBLES))
         long = numbers[:wide].view(torch.int64).view(-1, tasks)
@@ -80,7 +80,7 @@ class GrowthNumbers:
 def describe_levels(
     tasks: Sequence[GrowthTask], shape: GrowthShape, levels: Levels, vocabulary_size: int
 ) -> GrowthNumbers:
-    """Return the numbers of a growth, laid out as `Levels` reads them."""
+    """Return the numbers of a growth, in the layout of `Levels`."""
     return GrowthNumbers(_passes(tasks, levels), _parameters(tasks, shape, levels, vocabulary_size))
 
 
@@ -155,14 +155,14 @@ def _whole(task: GrowthTask, vocabulary_size: int) -> tuple[int, ...]:
 class GrowthModel:
     device: str
     group: int
-    """Query heads that share a key."""
+    """Number of query heads that share a key."""
     vocabulary_size: int
     max_positions: int
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthMemory:
-    """Inputs of a captured sequence: always in the same places."""
+    """Inputs of a captured sequence, at fixed addresses."""
 
     passes: Inputs
     parameters: Inputs
@@ -171,9 +171,9 @@ class GrowthMemory:
 
     @classmethod
     def of(cls, levels: Levels, model: GrowthModel) -> "GrowthMemory":
-        """Return zeros, enough for every growth of these sizes."""
+        """Return zeros, large enough for any growth of these sizes."""
         requests = levels.bucket.requests
-        nodes = levels.levels * levels.beam  # after a context with all positions but the deepest node's
+        nodes = levels.levels * levels.beam  # all positions of the context, and slots of all nodes
         blocks = requests * blocks_for(model.max_positions + nodes)
         return cls(
             Inputs(levels.pass_numbers + blocks, model.device),
@@ -184,7 +184,7 @@ class GrowthMemory:
 
 @dataclass(frozen=True, slots=True)
 class GrowthState:
-    """Trees under construction; the shapes are those of `extend`."""
+    """Trees under construction; `growth_kernels.extend` states the shapes."""
 
     paths: torch.Tensor
     scores: torch.Tensor
@@ -195,7 +195,7 @@ class GrowthState:
 
     @classmethod
     def empty(cls, levels: Levels, device: str) -> "GrowthState":
-        """Return trees of roots alone."""
+        """Return trees that only have a root."""
         requests, cells = levels.bucket.requests, levels.cells
         frontier = torch.zeros(levels.levels + 1, requests, levels.beam, dtype=torch.float64, device=device)
         frontier[0, :, 0] = 1.0
@@ -213,7 +213,7 @@ class GrowthState:
     def best_nodes(self, count: int) -> torch.Tensor:
         """Return the best nodes, [tasks, count, 5] float64.
 
-        Their columns are path, cell, parent's cell, token and score.
+        Columns: path probability, cell, parent's cell, token, score.
         """
         order = self.paths.sort(dim=-1, descending=True, stable=True).indices[:, :count]
         columns = [table.gather(1, order).double() for table in (self.parents, self.tokens, self.scores)]

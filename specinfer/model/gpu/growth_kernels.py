@@ -1,17 +1,16 @@
-"""Scores and chooses a growing tree's candidates on the device.
+"""Kernels that score and choose a growing tree's candidates.
 
-The chosen ones are expanded next. The rules are those of `specinfer.model.drafting.expansion`.
+The rules are those of `specinfer.model.drafting.expansion`.
 
-    favour      of every token, how much it is favoured: by its logit, and by noise where the request has some
-    extend      one program per tree: enters the candidates below its frontier, finds the next frontier, and
-                writes the tokens and masks of the pass that scores it
+    favour      rates every token: by its logit, and by noise if the request is sampled
+    extend      one program per tree: adds the candidates below the frontier, chooses the next frontier, and writes
+                tokens and masks of the pass that scores the next frontier
 
-The reference does not expand nodes that are too improbable for the tree. Here they are expanded: their rows
-are part of the pass in any case, and their children are no more probable, so the tree is the same.
+The reference does not expand nodes that are too improbable for the tree. Here they are expanded, as the pass has their
+rows in any case; their children are not more probable, so the tree is the same.
 
-Candidates lie in cells: cell (level * BEAM + f) * WIDTH + w is the w-th best token below node f of the
-level's frontier. A cell's number grows with the order in which the reference adds nodes, so that
-equals are ordered as there.
+Candidates are in cells: cell (level * BEAM + f) * WIDTH + w is the w-th best token below node f of the level's
+frontier. Cells are numbered in the order in which the reference adds nodes, so that equal candidates rank alike.
 """
 
 import triton.language as tl
@@ -33,12 +32,12 @@ def favour(
     rows_of_task: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Compute (x - peak) / T, with noise -log E unless greedy, of columns.
+    """Compute each column's favour: (x - peak) / T, with noise if sampled.
 
     Args:
-        logits: [R, size] float32; peaks: [R] the largest of each row. favours: [R, size] float32, the result.
+        logits: [R, size] float32; peaks: [R] the maximum of each row. favours: [R, size] float32, the result.
         temperatures: float64, greedy: int32, keys: int64, [tasks]; a task has `rows_of_task` rows.
-        vocabulary: [size] int32 the target's token of each column.
+        vocabulary: [size] int32, target token of each column.
     """
     row = tl.program_id(0).to(tl.int64)
     task = row // rows_of_task
@@ -80,18 +79,18 @@ def extend(
     WORDS: tl.constexpr,
     LAST: tl.constexpr,
 ) -> None:
-    """Extend one tree by one level.
+    """Add one level to one tree, and choose the next frontier.
 
     Args:
-        scores, ids: [tasks * front, columns] float32 and int64: the best candidates below the frontier, as
+        scores, ids: [tasks * front, columns] float32 and int64: the best candidates below each frontier node, as
             columns of the vocabulary, best first.
-        depths, widths: [tasks] int32, the most levels of a tree and children of a node.
-        least: [tasks] float64, probability of the least path that is followed.
+        depths, widths: [tasks] int32, maximum levels of a tree, maximum children of a node.
+        least: [tasks] float64, minimum path probability of expanded nodes.
         paths, cell_scores, tokens, parents: [tasks, cells] float64, float32, int32, int32: the tree so far.
         frontier_paths, frontier_cells: [levels + 1, tasks, BEAM] float64 and int32; a path of 0: no node.
-        masks: [tasks * front, WORDS] those of the frontier; next_masks, next_tokens: [tasks * BEAM, ...] of
-            the pass that scores the next one.
-        FRONT: a power of two, at least `front`, the nodes of this frontier.
+        masks: [tasks * front, WORDS] masks of the frontier; next_masks, next_tokens: [tasks * BEAM, ...] of
+            the pass that scores the next frontier.
+        FRONT: a power of two >= front, the number of nodes of this frontier.
     """
     task = tl.program_id(0)
     f, w = tl.arange(0, FRONT), tl.arange(0, WIDTH)
@@ -105,7 +104,7 @@ def extend(
     column = tl.load(ids + at, mask=wanted, other=0)
     token = tl.load(vocabulary + column, mask=wanted, other=0)
     below = path[:, None] * score.to(tl.float64)
-    below = tl.where(below > 0, below, 0.0)  # nothing is taken from a row with a NaN
+    below = tl.where(below > 0, below, 0.0)  # a row with a NaN gives no candidate
     cell = (level * BEAM + f)[:, None] * WIDTH + w[None, :]
     place = task * cells + cell
     entered = (f < front)[:, None] & (w < WIDTH)[None, :]
@@ -126,7 +125,9 @@ def extend(
             tl.store(frontier_paths + here + tasks * BEAM + k, top)
             tl.store(frontier_cells + here + tasks * BEAM + k, level * BEAM * WIDTH + pick)
             tl.store(next_tokens + node, tl.sum(tl.where(i == pick, token, 0), 0))
-            inherited = tl.where(top > 0, tl.minimum(level, 1) * WORDS, 0)  # from a node, not from the root
+            inherited = tl.where(
+                top > 0, tl.minimum(level, 1) * WORDS, 0
+            )  # only nodes have a mask to inherit, not the root
             origin_mask = (task * front + pick // WIDTH) * WORDS + word
             mask = tl.load(masks + origin_mask, mask=word < inherited, other=0)
             bit = tl.where(word == own // 32, tl.full([WORDS], 1, tl.int32) << (own % 32), 0)

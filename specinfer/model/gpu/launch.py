@@ -1,7 +1,7 @@
-"""Declaration of kernels, and checks of their devices.
+"""Declares kernels, and checks the devices that run them.
 
-On a GPU Triton compiles them. On a CPU its interpreter runs them, thousands of times slower: that is for
-tests, and it has to be enabled by TRITON_INTERPRET=1 before the process imports triton.
+On a GPU Triton compiles kernels. On a CPU its interpreter runs them thousands of times slower, for tests; it must be
+enabled by TRITON_INTERPRET=1 before the process imports triton.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from specinfer.errors import SettingError
 
 
 class Inputs:
-    """A pinned array on the host and its copy on the device."""
+    """A pinned host array and its copy on the device."""
 
     def __init__(self, capacity: int, device: str) -> None:
-        """Allocate `capacity` int32 numbers, enough for captured passes."""
+        """Allocate `capacity` int32 numbers on host and device."""
         self._device = torch.device(device)
         self._cuda = self._device.type == "cuda"
         self._copied: Any = None
@@ -30,10 +30,10 @@ class Inputs:
         """[capacity] int32 on the device."""
 
     def load(self, numbers: NDArray[np.int32]) -> torch.Tensor:
-        """Copy a pass's numbers to the device; return them, [capacity]."""
+        """Copy numbers to the device; return the device's array [capacity]."""
         count = len(numbers)
         if self._copied is not None:
-            self._copied.synchronize()  # the copy before, which may still read the host's array
+            self._copied.synchronize()  # the previous copy may still read the host's array
         if count > len(self._host):
             return torch.from_numpy(numbers).to(self._device)
         self._host[:count] = torch.from_numpy(numbers)
@@ -49,19 +49,19 @@ class Kernel(Protocol):
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the kernel from within another kernel."""
+        """Call the kernel from another kernel."""
 
 
 def kernel(function: Callable[..., Any]) -> Kernel:
-    """Make a kernel of a function in Triton's language."""
+    """Compile a function in Triton's language as a kernel."""
     made: Kernel = triton.jit(function)
     return made
 
 
 def unspecialised(*numbers: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Make a kernel that is compiled once for all values of these.
+    """Compile a kernel once for all values of these arguments.
 
-    For other arguments it is compiled again if they become one or multiples of sixteen.
+    Triton compiles again if another argument becomes 1 or a multiple of 16.
     """
     made: Callable[[Callable[..., Any]], Kernel] = triton.jit(do_not_specialize=list(numbers))
     return made
@@ -73,9 +73,9 @@ def interpreted() -> bool:
 
 
 def _mend_interpreter() -> None:
-    """Fix loop bounds in the interpreter of triton 3.6 and 3.7.
+    """Fix loop bounds in the interpreter of Triton 3.6 and 3.7.
 
-    They are arrays of one number there, which numpy 2.4 no longer converts to integers.
+    There they are arrays of one number, which numpy 2.4 does not convert to integers.
     """
     from triton.runtime import interpreter
 
@@ -96,7 +96,7 @@ def check_device(device: str) -> None:
     """Check that kernels can run on a model's device.
 
     Raises:
-        SettingError: naming the missing part.
+        SettingError: if the device is no GPU and the interpreter is off.
     """
     if torch.device(device).type == "cuda" or interpreted():
         return
@@ -104,15 +104,15 @@ def check_device(device: str) -> None:
 
 
 def processors(device: str) -> int:
-    """Return a device's multiprocessors, which share programs; 1 in the interpreter."""
+    """Return the number of multiprocessors of a device; 1 in the interpreter."""
     if torch.device(device).type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def shared_bytes(device: str) -> int:
-    """Return a program's maximum shared memory; 0 in the interpreter."""
+    """Return the maximum shared memory of a program in bytes; interpreter: 0."""
     if torch.device(device).type != "cuda":
         return 0
-    properties: Any = torch.cuda.get_device_properties(device)  # whose stub lacks this number
+    properties: Any = torch.cuda.get_device_properties(device)  # its stub lacks the next attribute
     return int(properties.shared_memory_per_block_optin)

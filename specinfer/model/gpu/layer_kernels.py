@@ -1,10 +1,8 @@
-"""A layer's products of few rows, and small operations between products.
+"""Kernels of a layer: norms, rotation, activation, products of few rows.
 
-Each is one launch. The small ones are norm with residual, rotary positions with the
-norms of queries and keys, and gated activation.
+Each is one launch: norm with residual, rotation with norms of queries and keys, gated activation, product.
 
-Written in Triton as the attention is, not left to `torch.compile`: what is captured into a graph then starts
-fast and does not depend on a compiler of C++.
+They are in Triton instead of `torch.compile`, so that graphs are captured fast and without a C++ compiler.
 """
 
 import torch
@@ -27,9 +25,9 @@ def add_norm(
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
 ) -> None:
-    """Compute total = x + change [T, SIZE] and its root-mean-square norm.
+    """Compute total = x + change [T, SIZE] and its RMS norm.
 
-    Without ADDS it is the norm of x.
+    Without ADDS, only the norm of x.
     """
     i = tl.arange(0, WIDTH)
     inside, at = i < SIZE, tl.program_id(0).to(tl.int64) * SIZE + i
@@ -96,7 +94,7 @@ def turn_heads(
 
 @kernel
 def gate(both: tl.tensor, out: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
-    """Compute out = silu(gate) * up [T, size] of both [T, 2 size]."""
+    """Compute out [T, size] = silu(gate) * up of both [T, 2 size]."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     g = tl.load(both + row * 2 * size + i, mask=inside, other=0.0)
@@ -125,15 +123,15 @@ def multiply(
     Every weight is read once. A row's result does not depend on the number of rows.
 
     Args:
-        x: [rows, SIZE], rows `stride` apart; weight: [columns, SIZE]; bias: [columns], read if BIASED.
-        ROWS: at least `rows`. STEP: positions of a step along SIZE, which it divides.
+        x: [rows, SIZE] with row stride `stride`; weight: [columns, SIZE]; bias: [columns], read if BIASED.
+        ROWS: a power of two >= rows. STEP: positions per step along SIZE; it divides SIZE.
     """
     column, row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
     given = (row < rows)[None, :]
     weight += (
         tl.minimum(column, columns - 1).to(tl.int64)[:, None] * SIZE
     )  # excess columns repeat the last one
-    x += row[None, :] * stride  # excess rows may not: programs would crowd at one address
+    x += row[None, :] * stride  # excess rows read other memory: many programs at one address are slow
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, SIZE, STEP):
         i = at + tl.arange(0, STEP)
@@ -145,9 +143,9 @@ def multiply(
 
 
 MAX_MOVED = 32
-"""Maximum entries moved by a program at once.
+"""Maximum entries that a program moves.
 
-Paths are rarely as long; torch moves longer ones.
+Accepted paths are rarely longer; torch moves longer ones.
 """
 
 

@@ -1,10 +1,9 @@
 """Tree attention (paper, Definition 4.1) over the paged cache.
 
-One program handles a tile of queries (rows of one request times the query heads that share a key) over one
-part of the request's positions. What the pass itself adds is read from its projections, not from the cache,
-and the programs of the first part write it there; so no program waits for another. There is one launch per
-layer for a ragged batch. If one request is long, its positions are split among several programs (split-K),
-and `reduce_parts` joins their softmaxes:
+One program computes a tile of queries (rows of one request times the query heads that share a key) over one part of
+the request's positions. Keys and values of the pass's own tokens are read from its projections; the programs of the
+first part write them to the cache, so no program waits for another. A ragged batch takes one launch per layer. A long
+request's positions are split among several programs (split-K), and `reduce_parts` joins their softmaxes:
 
     positions   0 ......... cached-1 | cached . length-1        the-+-cat-+-sat
     keys from   the cache, by blocks | the pass                     |     +-ran
@@ -17,8 +16,7 @@ and `reduce_parts` joins their softmaxes:
     ran          x    x         x
     dog          x                   x
 
-A row's mask is described in `specinfer.model.gpu.description`. What launches this:
-`specinfer.model.gpu.attention`.
+`specinfer.model.gpu.description` describes masks; `specinfer.model.gpu.attention` launches the kernels.
 """
 
 from typing import Any
@@ -43,8 +41,8 @@ def _absorb(
 ) -> Any:
     """Add keys [D, N] and values [N, D] to queries' softmax.
 
-    Queries are q [M, D]; `seen` [M, N] is read if MASKED. The state is the largest score so far, the sum of
-    the shares and the mixed values.
+    Queries are q [M, D]; `seen` [M, N] is read if MASKED. State: the maximum score so far, the sum of weights
+    and the weighted sum of values.
     """
     scores = tl.dot(q, k, input_precision=PRECISION)
     if MASKED:
@@ -67,7 +65,7 @@ def _seen(
     context: tl.tensor,
     words: tl.tensor,
 ) -> Any:
-    """Return [M, N], true where the rows [M] see positions `place` [N]."""
+    """Return [M, N]: True if row m sees position `place[n]`."""
     node = place - context
     word = tl.load(
         masks + rows[:, None] * words + (node >> 5)[None, :],
@@ -115,16 +113,16 @@ def attend(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Attend from one tile of queries to one part of positions.
+    """Attend from one tile of queries to one part of the positions.
 
     Args:
-        query, key, value: [rows, heads, D] and [rows, KV heads, D] of the pass, rotated; rows may lie apart.
-        keys, values: [KV heads, slots, D], this layer's cache; the pass's own entries are written.
-        out: [rows, heads, D], written where there is one part.
-        parts, levels: [SPLITS, rows, heads, D] and [SPLITS, rows, heads], written where there are several:
-            the part's own attention, and log2 of the sum of exp2 of its scores.
-        head_stride: elements between heads of the cache, fewer than 2^31.
-        ALIGNED: elements by whose multiples all keys and values lie apart, those of the pass and of the cache.
+        query, key, value: [rows, heads, D] and [rows, KV heads, D] of the pass, rotated; rows may have a stride.
+        keys, values: [KV heads, slots, D], the layer's cache; the pass's own entries are written.
+        out: [rows, heads, D], written if there is one part.
+        parts, levels: [SPLITS, rows, heads, D] and [SPLITS, rows, heads], written if there are several:
+            the part's attention, and log2 of the sum of exp2 of its scores.
+        head_stride: elements between heads of the cache, below 2^31.
+        ALIGNED: number of elements that divides all offsets of heads, in pass and cache.
     """
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count, request, start = (
@@ -167,11 +165,13 @@ def attend(
     high = tl.minimum(low + size, length)
     cell = row.to(tl.int64) * heads + query_head + split.to(tl.int64) * rows * heads
     if (split > 0) & (low >= length):
-        tl.store(levels + cell, tl.full([TILE], float("-inf"), tl.float32), mask=mine)  # nothing else is read
+        tl.store(
+            levels + cell, tl.full([TILE], float("-inf"), tl.float32), mask=mine
+        )  # `reduce_parts` reads nothing else of an empty part
         return
     keys += head * head_stride.to(tl.int64)
     values += head * head_stride.to(tl.int64)
-    # every row of a tile sees all the context in the cache: whole steps need no mask
+    # every row of a tile sees all cached context: whole steps need no mask
     whole = low + tl.maximum(tl.minimum(high, tl.minimum(cached, base)) - low, 0) // STEP * STEP
     for at in range(low, whole, STEP):
         place = at + n
@@ -194,7 +194,7 @@ def attend(
         seen = _seen(place, row, mine, masks, till, base, words) & there[None, :]
         peak, total, mixed = _absorb(q, k, v, seen, scale, peak, total, mixed, True, PRECISION)
 
-    divisor = tl.where(total > 0, total, 1.0)  # 0 in a part that a row does not see; its peak is -infinity
+    divisor = tl.where(total > 0, total, 1.0)  # 0 in a part that the row does not see: its peak is -infinity
     result = mixed / divisor[:, None]
     if SPLITS == 1:
         tl.store(out + cell[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=places)
@@ -213,9 +213,9 @@ def reduce_parts(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """Join a row's parts: their mean, weighted by exp2 of levels.
+    """Join a row's parts: their mean, weighted by exp2 of their levels.
 
-    Rows that belong to no request have no levels and are left alone.
+    Rows of no request are unchanged.
     """
     cell = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)

@@ -1,8 +1,7 @@
-"""Loads weights to a device, and multiplies few rows by them.
+"""Loads weights to a GPU, and multiplies few rows by them.
 
-The matrices of the layers are quantised, not embeddings, head, norms and biases: each weight has eight bits,
-each row has a scale (torchao). That halves the memory of bfloat16; every product dequantises first, so it
-does not save time. The quantised model is another model, as those of `specinfer.model.formats.weights_in_format` are.
+Only the layers' matrices are quantised (torchao): eight bits per weight, a scale per row. That takes half the memory
+of bfloat16, but saves no time, as every product dequantises first. As with `QuantisedWeights`, outputs change.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ Quantise = Callable[[Linear], Linear]
 
 
 class ShownWeights(Mapping[str, torch.Tensor]):
-    """Weights with progress on the terminal while they are read."""
+    """Weights that show progress on the terminal while they are read."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._weights = weights
@@ -43,7 +42,7 @@ class ShownWeights(Mapping[str, torch.Tensor]):
         return tensor
 
     def __contains__(self, name: object) -> bool:
-        return name in self._weights  # the default reads the tensor
+        return name in self._weights  # Mapping's default would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -53,7 +52,7 @@ class ShownWeights(Mapping[str, torch.Tensor]):
 
 
 def quantiser(kind: str) -> Quantise | None:
-    """Return a function that quantises layers' matrices, or None.
+    """Return a function that quantises layers' matrices; None for numbers.
 
     Raises:
         SettingError: if torchao is not installed.
@@ -78,22 +77,23 @@ def quantiser(kind: str) -> Quantise | None:
 
 
 MAX_FEW_ROWS = 64
-"""Maximum rows of `multiply`; torch's product is faster for more."""
+"""Maximum rows of `multiply`; for more, torch's product is faster."""
 COLUMNS = 64
-"""Columns of a program of `multiply`."""
+"""Columns per program of `multiply`."""
 _MAX_IDLE = 3
-"""Maximum multiprocessors for each program.
+"""Maximum multiprocessors per program.
 
+A matrix of 2048 x 8192 has 32 programs on 132 multiprocessors: 1.2 times torch's time.
 2048 x 8192 with 32 programs on 132 of them takes 1.2 times as long as torch's product.
 """
 MAX_STEP = 128
-"""Maximum positions of a step along the rows of weights."""
+"""Maximum positions per step along the rows of weights."""
 STAGES, MANY_STAGES = 3, 6
-"""Steps under way at once, with many programs and with few."""
+"""Number of overlapping steps, with many programs and with few."""
 
 
 class FewRowsLinear(DenseLinear):
-    """A layer that reads 16-bit weights once for few rows.
+    """A layer that reads 16-bit weights once for up to 64 rows.
 
     On an H200 one row takes 1.06 to 1.5 times as long as reading the weights, torch's product 1.2 to 1.7 times
     (benchmarks/results/gpu.md).
@@ -126,7 +126,7 @@ class FewRowsLinear(DenseLinear):
 
 
 def few_rows(linear: Linear) -> Linear:
-    """Return the layer with the kernel, if its weights permit."""
+    """Return a `FewRowsLinear` if the weights permit, else the layer."""
     if not isinstance(linear, DenseLinear) or linear.weight.dtype not in (torch.float16, torch.bfloat16):
         return linear
     if not linear.weight.is_contiguous() or linear.weight.shape[1] % MIN_TILE:

@@ -1,7 +1,7 @@
-"""Define the interface to the kernels: structures, weight numbers, storage formats.
+"""Defines the interface to the kernels: structures, slot numbers, formats.
 
-The other side is `csrc/bindings.h`. `bind` compares both, field by field and value by value, when the library
-is loaded: a difference would make the kernels read wrong memory.
+The C++ side is `csrc/bindings.h`. When the library is loaded, `bind` compares both sides, field by field and value by
+value: with a difference the kernels would read wrong memory.
 """
 
 import ctypes
@@ -11,11 +11,11 @@ from enum import IntEnum
 from typing import Any
 
 LANES = 16
-"""Numbers that the kernels treat together."""
+"""Numbers in a vector of the kernels."""
 BLOCK = 16
-"""Tokens of a cache block."""
+"""Tokens in a cache block."""
 PLACES = 3
-"""Number of places in the draw order; the last is all others."""
+"""Number of places with their own agreement of draws; last: all others."""
 
 
 class Activation(IntEnum):
@@ -28,9 +28,9 @@ class Activation(IntEnum):
 
 
 class Storage(IntEnum):
-    """Format of a stored matrix, by GGUF's names.
+    """Format of a stored matrix, named as in GGUF.
 
-    BLOCK_FLOAT is the kernels' own format for bfloat16.
+    BLOCK_FLOAT is the kernels' own format of bfloat16 matrices.
     """
 
     F32 = 0
@@ -53,7 +53,7 @@ class Storage(IntEnum):
 
 
 class CacheKind(IntEnum):
-    """Storage of keys and values; BYTES_CACHE: one scale per token and head."""
+    """Storage of keys and values; bytes have a scale per token, head."""
 
     FLOAT32_CACHE = 0
     BFLOAT16_CACHE = 1
@@ -61,7 +61,7 @@ class CacheKind(IntEnum):
 
 
 class RecurrentKind(IntEnum):
-    """Kinds of layers that keep a state instead of attending."""
+    """Kinds of recurrent layers."""
 
     DELTA_NET = 0
     STATE_SPACE = 1
@@ -71,7 +71,7 @@ class RecurrentKind(IntEnum):
 class MatrixSlot(IntEnum):
     """Matrices of a layer.
 
-    Those of the model: its HEAD, and FC of an EAGLE model. EXPERTS: see `expert_slot`.
+    HEAD and FC (EAGLE) belong to the model. EXPERTS: see `expert_slot`.
     """
 
     QUERY = 0
@@ -94,7 +94,7 @@ class MatrixSlot(IntEnum):
 class VectorSlot(IntEnum):
     """Vectors of a layer.
 
-    Those of the model: FINAL_NORM, POSITIONS (learnt), HIDDEN_NORM (of an EAGLE model).
+    FINAL_NORM, POSITIONS (learnt) and HIDDEN_NORM (EAGLE) belong to the model.
     """
 
     INPUT_NORM = 0
@@ -133,7 +133,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class Shape(ctypes.Structure):
-    """Shape of a model."""
+    """Sizes and options of a model."""
 
     _fields_ = [
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
@@ -154,7 +154,7 @@ class Recurrence(ctypes.Structure):
 
 
 class ExpertShape(ctypes.Structure):
-    """The mixture of experts of a layer."""
+    """A layer's mixture of experts."""
 
     _fields_ = [
         *_fields(c_int, "count used inter shared gated_shared renormalised"),
@@ -163,7 +163,7 @@ class ExpertShape(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """One pass; pointers are to int32 unless `bindings.h` states otherwise."""
+    """One pass; pointers are to int32 unless `bindings.h` states another type."""
 
     _fields_ = [
         *_fields(c_int, "tokens sequences logits"),
@@ -179,7 +179,7 @@ class Pass(ctypes.Structure):
 
 
 class GrowthJob(ctypes.Structure):
-    """One request's tree."""
+    """The growth of one request's tree."""
 
     _fields_ = [
         *_fields(c_int32, "delta held shift blocks nodes depth width greedy draws top_k last"),
@@ -190,7 +190,7 @@ class GrowthJob(ctypes.Structure):
 
 
 class Growth(ctypes.Structure):
-    """The trees of a batch."""
+    """The growth of a batch's trees."""
 
     _fields_ = [
         *_fields(c_int, "jobs most beam support rivals replace levels threads"),
@@ -231,14 +231,14 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_move": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p]),
     "si_rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p, c_void_p]),
 }
-"""Result and arguments of every function of the library; pointers as addresses."""
+"""Result and argument types of the library's functions; pointers are addresses."""
 
 
 def bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the library's functions after checking that both sides agree.
+    """Declare the library's functions; check that both layouts agree.
 
     Raises:
-        AssertionError: naming what differs. That is a bug of ours: both sides come from one source tree.
+        AssertionError: naming the differences; a bug, as both sides come from one source tree.
     """
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)

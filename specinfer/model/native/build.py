@@ -1,16 +1,14 @@
-"""Finds compiled kernels of this processor, or compiles them on first use.
+"""Finds the compiled kernels for this processor, or compiles them.
 
-Libraries that were built ahead of time (`python -m specinfer.model.native.build --all DIRECTORY`, as images
-and wheels do) are searched in $SPECINFER_KERNELS, else in `prebuilt` next to this file: the best one for this processor
-and the sources of this version is used. With CXXFLAGS none is used. Otherwise the machine's compiler makes
-one (`specinfer.model.native.compiler`) in the cache directory (`specinfer.system.cache_directory`), under a
-name that changes with source, compiler, options and processor; it appears there atomically, so services
-starting at once do not collide.
+Precompiled libraries (`python -m specinfer.model.native.build --all DIRECTORY`, in images and wheels) are searched in
+$SPECINFER_KERNELS, or in `prebuilt` next to this file if that is unset. The best one for this processor and these
+sources is used, unless CXXFLAGS is set. Otherwise the machine's compiler makes a library
+(`specinfer.model.native.compiler`) in the cache directory (`specinfer.system.cache_directory`), under a hash of source,
+compiler, options and processor. It is written atomically, so services that start at once do not collide.
 
-Needs a processor with AVX2 (simd256.h) or AVX-512 (simd512.h), and a library or a compiler. Without these
-`load_library` reports the reason, and the caller decides (the torch executor always works). The sources
-choose between AVX2 and AVX-512, and within AVX-512 by whether it multiplies bytes (VNNI) and bfloat16; each
-combination is a variant.
+Needs a processor with AVX2 (simd256.h) or AVX-512 (simd512.h), and a library or a compiler. Otherwise `load_library`
+raises the reason, and the caller decides (the torch executor always works). A variant is AVX2, or AVX-512 with or
+without products of bytes (VNNI) and of bfloat16.
 """
 
 import argparse
@@ -45,13 +43,13 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One instruction set."""
+    """An instruction set for which the kernels are compiled."""
 
     name: str
     options: tuple[str, ...]
-    """Options of the compiler, which may use these instructions and no others."""
+    """Compiler options that allow these instructions and no others."""
     flags: frozenset[str]
-    """Flags that the processor must have, by their names in /proc/cpuinfo."""
+    """Flags in /proc/cpuinfo that the processor must have."""
 
 
 VARIANTS = (
@@ -68,15 +66,15 @@ VARIANTS = (
 
 
 def fitting(flags: Collection[str]) -> list[Variant]:
-    """Return the variants that a processor with these flags runs, best first."""
+    """Return the variants that a processor with these flags can run."""
     return [variant for variant in VARIANTS if variant.flags <= frozenset(flags)]
 
 
 log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"
-"""Environment variable with a directory of libraries built ahead of time."""
+"""Environment variable: directory of precompiled libraries."""
 PREBUILT = Path(__file__).with_name("prebuilt")
-"""Directory of the libraries in a wheel, which `setup.py` builds."""
+"""Directory of precompiled libraries in a wheel (`setup.py`)."""
 _X86_64 = ("x86_64", "AMD64")
 _NEEDED = {"avx2", "fma", "f16c"}
 
@@ -93,17 +91,17 @@ def load_library() -> ctypes.CDLL:
         raise UnavailableError(f"native kernels: the processor lacks {', '.join(sorted(missing))}")
     try:
         return bind(ctypes.CDLL(str(_prebuilt() or _compiled())))
-    except OSError as error:  # no such compiler, no space to write, a library that does not load
+    except OSError as error:  # no such compiler, a full disk, or a library that does not load
         raise UnavailableError(f"native kernels: {error}") from error
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """Return the kernels if this process has loaded them already; compile nothing."""
+    """Return the kernels if this process has loaded them; never compile."""
     return load_library() if load_library.cache_info().currsize else None
 
 
 def variant_path(directory: Path, variant: Variant) -> Path:
-    """Return a variant's library path, whose name changes with the sources."""
+    """Return a variant's library path, which changes with the sources."""
     return directory / f"kernels-{variant.name}-{sources_digest()}.so"
 
 
@@ -114,17 +112,17 @@ def choose_prebuilt(directory: Path, flags: Collection[str]) -> Path | None:
 
 
 def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> list[Path]:
-    """Compile missing libraries in parallel; return all paths.
+    """Compile the missing libraries in parallel; return all paths.
 
-    On other machines than x86-64 there are none: the directory stays empty.
+    On machines other than x86-64 there are none, and the directory stays empty.
 
     Raises:
-        UnavailableError: if there is no compiler, or if it fails.
-        OSError: if it cannot be run, or if nothing can be written there.
+        UnavailableError: if no compiler is found, or it fails.
+        OSError: if the compiler cannot be run, or the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if platform.machine() not in _X86_64:
-        log.warning("no native kernels for %s: the torch executor runs there", platform.machine())
+        log.warning("no native kernels are compiled for %s: it uses the torch executor", platform.machine())
         return []
     compiler = find_compiler()
     paths = [variant_path(directory, variant) for variant in variants]
@@ -139,13 +137,13 @@ def _prebuilt() -> Path | None:
     directory = Path(explicit).expanduser() if explicit else PREBUILT
     if added_options():
         if explicit:
-            log.warning("CXXFLAGS is set: compiling the native kernels instead of looking in %s", directory)
+            log.warning("CXXFLAGS is set: the native kernels are compiled; %s is ignored", directory)
         return None
     found = choose_prebuilt(directory, processor_flags())
     if found is not None:
         log.info("native kernels: %s", found.name)
     elif explicit:
-        log.warning("no native kernels in %s for this processor and this version; compiling them", directory)
+        log.warning("%s has no native kernels for this processor and version: they are compiled", directory)
     return found
 
 
@@ -166,7 +164,9 @@ def _library_path(compiler: str) -> Path:
 def main(argv: Sequence[str] | None = None) -> None:
     """Compile the native kernels ahead of time."""
     parser = argparse.ArgumentParser(prog="python -m specinfer.model.native.build", description=main.__doc__)
-    parser.add_argument("--all", required=True, type=Path, metavar="DIRECTORY", help="Where all variants go.")
+    parser.add_argument(
+        "--all", required=True, type=Path, metavar="DIRECTORY", help="Directory for all variants."
+    )
     try:
         for path in build_variants(parser.parse_args(argv).all):
             print(path)

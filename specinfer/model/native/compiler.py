@@ -1,7 +1,6 @@
-"""Compiles `kernels.cpp` to a library, for this processor or a variant.
+"""Compiles `kernels.cpp` for this processor or a variant.
 
-CXX and CXXFLAGS choose the compiler and add to its options, as usual: `CXXFLAGS=-mno-avx512f` builds for
-AVX2.
+CXX selects the compiler, CXXFLAGS adds options: `CXXFLAGS=-mno-avx512f` compiles for AVX2.
 """
 
 import hashlib
@@ -24,10 +23,10 @@ THIS_PROCESSOR = ("-march=native",)
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler.
+    """Return the C++ compiler's command.
 
     Raises:
-        UnavailableError: if there is none.
+        UnavailableError: if no compiler is found.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
@@ -36,35 +35,35 @@ def find_compiler() -> str:
 
 
 def added_options() -> list[str]:
-    """Return the user's own options, from CXXFLAGS."""
+    """Return the additional compiler options in CXXFLAGS."""
     return shlex.split(os.environ.get("CXXFLAGS", ""))
 
 
 @cache
 def sources_digest() -> str:
-    """Return a hash of all sources, and thus of the library's interface."""
+    """Return a hash of all sources, and so of the library's interface."""
     texts = "\0".join(path.read_text() for path in _SOURCES)
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
 def build_digest(compiler: str, machine: Sequence[str]) -> str:
-    """Return a hash of source, compiler, options and `machine`."""
+    """Return a hash of sources, compiler, options and `machine`."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     key = [sources_digest(), version, *_OPTIONS, *THIS_PROCESSOR, *added_options(), *machine]
     return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
 
 
 def compile_library(compiler: str, options: Sequence[str], path: Path) -> None:
-    """Write the library to `path`, whole or not at all.
+    """Compile the library and write it to `path` atomically.
 
     Args:
-        compiler: its command.
-        options: which processor it is for.
-        path: where the library will lie.
+        compiler: command of the compiler.
+        options: options that select the processor.
+        path: path of the library.
 
     Raises:
-        UnavailableError: if the compiler fails, with the end of what it said.
-        OSError: if it cannot be run, or if nothing can be written there.
+        UnavailableError: if the compiler fails, with the end of its error output.
+        OSError: if the compiler cannot be run, or the library cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

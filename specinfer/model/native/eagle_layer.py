@@ -1,4 +1,4 @@
-"""EAGLE's layer and growth in the compiled kernels (csrc/drafting/growth.h).
+"""EAGLE's layer and tree growth in the compiled kernels.
 
 The reference is `EagleModel` in `specinfer.model.drafting.eagle_layer`, with the growth of `expansion.py`.
 """
@@ -16,17 +16,17 @@ from specinfer.tree import TokenTree
 
 
 class NativeEagle:
-    """The packed layer and its cache memory."""
+    """The packed layer and the memory of its cache."""
 
     def __init__(
         self, weights: EagleWeights, held: WeightsInFormat, dtype: torch.dtype, num_blocks: int, kv_type: str
     ) -> None:
-        """Pack the layer; `held` are its matrices and the embeddings."""
+        """Pack the layer; `held` has its matrices and the embeddings."""
         tensors = weights.tensors
         self.config = weights.config
         self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
         self.model = NativeModel(self.config, dtype, kv_type, self.states, weights.norm_before_residual)
-        # a few numbers of hidden states are so large that bytes could not represent the others
+        # hidden states have a few very large numbers: with bytes, all others would be rounded to 0
         self.model.packer(tensors).pack_states()
         packer = self.model.packer(held)
         packer.pack_layer(0)
@@ -37,17 +37,17 @@ class NativeEagle:
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task; write all keys and values.
+        """Grow one tree per task; write its keys and values.
 
-        The cache must have space.
+        The cache must have space for them.
         """
         states = torch.cat([item.states for item in tasks]).to(torch.bfloat16).contiguous()
         return self._growth.grow([item.task for item in tasks], shape, token_ids, states)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Do nothing: no node of a tree is kept, so none moves."""
-        raise NotImplementedError("trees of drafts are dropped whole")
+        """Refuse: a drafter drops all nodes of a tree."""
+        raise NotImplementedError("an EAGLE drafter keeps no nodes of a tree")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
-        raise NotImplementedError("this cache has no window")
+        """Refuse: a drafter's cache has no window."""
+        raise NotImplementedError("an EAGLE drafter's cache has no window")

@@ -1,7 +1,7 @@
-"""Run passes in the compiled kernels: float32 and bfloat16 on a CPU.
+"""Runs passes in the compiled kernels, in float32 or bfloat16.
 
-Must not know requests: it sees flattened passes and cache slots. Its results for a token do not depend on
-what else is in the pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
+It knows no requests, only flattened passes and cache slots. A token's result does not depend on the other tokens of the
+pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
 """
 
 import ctypes
@@ -29,13 +29,13 @@ from specinfer.model.weights.interfaces import Blocks
 from specinfer.system.progress import progress
 from specinfer.tree import TokenTree
 
-assert BLOCK == BLOCK_TOKENS  # the kernels lay keys and values out by it
+assert BLOCK == BLOCK_TOKENS  # the layout of keys and values depends on it
 
 Int32 = NDArray[np.int32]
 
 
 def pass_of(batch: Batch) -> tuple[Pass, Int32]:
-    """Return the kernels' structure of a batch, and its array of numbers.
+    """Return the kernels' structure of a pass, and its array of numbers.
 
     The structure points into the array.
     """
@@ -53,7 +53,7 @@ def pass_of(batch: Batch) -> tuple[Pass, Int32]:
         "blocks": [b for part in rows for b in part.blocks],
         "logit_rows": batch.logit_rows,
     }
-    numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
+    numbers = np.array([*chain(*lists.values())], np.int32)  # one array, as each conversion takes time
     starts = accumulate(map(len, lists.values()), initial=0)
     address = numbers.ctypes.data
     places = {name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)}
@@ -76,7 +76,7 @@ class NativeExecutor:
         store: LayerStore | None = None,
         kv_type: str = "auto",
     ) -> None:
-        """Pack the model; `store` keeps the layers' matrices, if not in memory."""
+        """Pack the model; `store` gets the layers' matrices if they are offloaded."""
         self.config, self.dtype = config, dtype
         self._model = NativeModel(config, dtype, kv_type)
         self._library, self._address = self._model.library, self._model.address
@@ -89,14 +89,11 @@ class NativeExecutor:
 
     @property
     def recurrent_states(self) -> RecurrentStates[TokenState] | None:
-        """States of recurrent layers; None: there are no such layers."""
+        """States of recurrent layers; None: the model has no such layers."""
         return self._recurrent.states if self._recurrent is not None else None
 
     def _pack(self, weights: Weights) -> torch.Tensor:
-        """Pack all weights and return the embedding table.
-
-        The kernels read the table in place.
-        """
+        """Pack all weights; return the embedding table, which kernels read in place."""
         packer = self._model.packer(weights)
         with progress("reading and packing weights") as report:
             for layer in range(self.config.layers):
@@ -118,9 +115,9 @@ class NativeExecutor:
 
     @property
     def block_layout(self) -> str:
-        """Name of the library and of the cache's format.
+        """Name of the library and the cache's format.
 
-        The library's name changes with its sources and options, and so with its rounding.
+        The library's name changes with its sources and options, which decide the rounding.
         """
         return f"{Path(self._library._name).stem} {self._model.cache.name}"
 
@@ -130,20 +127,22 @@ class NativeExecutor:
         return keys.tobytes() + values.tobytes()
 
     def write_block(self, block: int, data: bytes) -> None:
-        """Fill a block with bytes that were read before."""
+        """Fill a block with bytes of `read_block`."""
         content = np.frombuffer(data, np.uint8).reshape(2, self.config.kv_layers, -1)
         for to, part in zip(self._memory.block(block), content, strict=True):
             to[:] = part
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass: return float32 logits [R, V], and fill the cache."""
+        """Run a pass; return float32 logits [R, V]; write the cache."""
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
         wanted = batch.features
         layers = np.array(wanted.layers if wanted else (), np.int32)
         task, _numbers = pass_of(batch)
         self._memory.put(task)
         task.logits_out, task.threads = logits.data_ptr(), torch.get_num_threads()
-        task.sparse = len(batch.rows) < len(batch.logit_rows)  # a tree's rows see only the nodes of one path
+        task.sparse = len(batch.rows) < len(
+            batch.logit_rows
+        )  # trees: acceptance only reads the rows of one path
         task.features, task.feature_layers = len(layers), layers.ctypes.data
         task.features_out = wanted.states.ctypes.data if wanted else None
         task.end_layer = self.config.layers
@@ -162,27 +161,24 @@ class NativeExecutor:
             self._library.si_forward(self._address, ctypes.byref(task))
 
     def set_head(self, blocks: Blocks) -> None:
-        """Replace the head by one with the same number of rows."""
+        """Replace the head by another with the same number of rows."""
         kind, rows = blocks
         self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], rows.data_ptr())
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether all layers of the model are attention layers.
-
-        Then all trees can be grown here.
-        """
+        """Return whether the kernels can grow trees: all layers must be attention."""
         return self._recurrent is None
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task."""
+        """Grow one tree per task; return them in order."""
         if self._streamed is not None:
-            raise IncompatibleError("offload: the model's layers are not in memory, as drafting wants them")
+            raise IncompatibleError("offload: must be none for a draft model, whose layers must be in memory")
         return self._growth.grow(tasks, shape, token_ids)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy cache entries; all sources are read before any target is written."""
+        """Copy keys and values between slots; read all sources first."""
         pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
             self._address,
@@ -194,7 +190,7 @@ class NativeExecutor:
         )
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
+        """Rotate the keys of slots by `delta` rotary positions."""
         angles = torch.tensor(self.config.inv_freq) * delta
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(

@@ -1,4 +1,4 @@
-"""Whole drafts in the compiled kernels, converted to token trees (growth.h)."""
+"""Grows whole trees in the compiled kernels, and converts the results."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _AGREEMENT = (ctypes.c_double * PLACES)(*AGREEMENT)
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Keys and values of an executor."""
+    """Memory of an executor's keys and values."""
 
     keys: NDArray[np.uint8]
     values: NDArray[np.uint8]
@@ -42,14 +42,14 @@ class CacheMemory:
         return memory.reshape(self.layers, self.blocks, -1)
 
     def put(self, call: Pass | Growth) -> None:
-        """Enter the memory into a call."""
+        """Set the memory's addresses in a call."""
         call.keys, call.values = self.keys.ctypes.data, self.values.ctypes.data
         call.cache_blocks = self.blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """Results of the kernels: nodes in insertion order, root first."""
+    """Results of the kernels; nodes are in insertion order, root first."""
 
     count: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -66,7 +66,7 @@ class _Results:
 
     @classmethod
     def sized(cls, jobs: int, most: int, support: int) -> "_Results":
-        """Allocate for trees of `most` nodes; `support` is 0 without sampling."""
+        """Allocate for trees of `most` nodes; `support` 0: no draws."""
         sampled = most if support else 0
 
         def ints(*shape: int) -> NDArray[np.int32]:
@@ -88,11 +88,11 @@ class _Results:
         )
 
     def addresses(self) -> dict[str, int]:
-        """Return the address of each array, by the name of its field."""
+        """Return the address of each array, by its field's name."""
         return {name: getattr(self, name).ctypes.data for name in self.__dataclass_fields__}
 
     def tree(self, index: int, root: int, kind: ProposalKind | None) -> TokenTree:
-        """Return a job's tree; `kind` is None for a deterministic one."""
+        """Return a job's tree; `kind` is that of draws, None for points."""
         n = int(self.count[index])
         tokens = [root, *self.tokens[index, 1:n].tolist()]
         parents, scores = self.parents[index, :n].tolist(), self.scores[index, :n].tolist()
@@ -112,7 +112,7 @@ class _Results:
 
 
 class NativeGrowth:
-    """Grows trees in the kernels, with reused arrays."""
+    """Grows trees in the kernels; reuses its arrays."""
 
     def __init__(self, run: Callable[[Growth], None], memory: CacheMemory) -> None:
         self._run, self._memory = run, memory
@@ -127,10 +127,10 @@ class NativeGrowth:
         token_ids: torch.Tensor,
         states: torch.Tensor | None = None,
     ) -> list[TokenTree]:
-        """Run `si_grow`; every task's cache must have space for its nodes.
+        """Run `si_grow`; each task's cache must have space for its nodes.
 
         Args:
-            states: of an EAGLE model, the target's at the deltas of all tasks [T, layers, hidden], bfloat16.
+            states: for an EAGLE model, the target's hidden states of all deltas [T, layers, hidden], bfloat16.
         """
         jobs = _jobs(tasks, shape)
         most = max(1, *(task.limits.nodes for task in tasks))
@@ -144,7 +144,7 @@ class NativeGrowth:
             "blocks": np.array([block for task in tasks for block in task.sequence.blocks], np.int32),
             "widths": np.array(widths, np.int32),
         }
-        vocabulary = token_ids.to(torch.int32).contiguous()  # already so in drafters
+        vocabulary = token_ids.to(torch.int32).contiguous()  # no copy if they are so already
         call = Growth(
             jobs=len(tasks),
             most=most,

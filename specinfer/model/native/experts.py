@@ -1,4 +1,4 @@
-"""Slots and shapes of a layer's mixture of experts in the kernels."""
+"""Names and shapes of a layer's experts, as the kernels read them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from specinfer.model.families.experts import Experts
 from specinfer.model.native.bindings import ExpertShape, MatrixSlot, VectorSlot
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-"""Matrices of an expert, in the order of their slots."""
+"""Matrices of an expert, in slot order."""
 
 
 EXPERT_BIASES = (
@@ -18,16 +18,16 @@ EXPERT_BIASES = (
 
 
 class ExpertMatrix(NamedTuple):
-    """A matrix of an expert."""
+    """A matrix of one expert."""
 
     slot: int
     name: str
-    """Its name, without the layer and without "weight"."""
+    """Name without the layer's prefix and ".weight"."""
     shape: tuple[int, int]
 
 
 def expert_matrices(experts: Experts, hidden: int) -> Iterator[ExpertMatrix]:
-    """Yield the matrices of all experts of a layer."""
+    """Yield the matrices of a layer's experts."""
     inner = experts.intermediate_size
     for expert in range(experts.count):
         for place, name in enumerate(_PROJECTIONS):
@@ -37,7 +37,7 @@ def expert_matrices(experts: Experts, hidden: int) -> Iterator[ExpertMatrix]:
 
 
 def expert_shape(experts: Experts) -> ExpertShape:
-    """Return a mixture as the kernels read it."""
+    """Return a mixture in the kernels' structure."""
     return ExpertShape(
         count=experts.count,
         used=experts.used,

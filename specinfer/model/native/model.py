@@ -1,4 +1,4 @@
-"""Check and create models of the compiled kernels, and their cache's memory."""
+"""Creates models of the compiled kernels, and their caches' memory."""
 
 import ctypes
 from dataclasses import asdict
@@ -21,11 +21,11 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
     """Check that the kernels can run a model.
 
     Raises:
-        UnavailableError: if this machine cannot build or run the kernels.
-        IncompatibleError: if the kernels do not know this kind of model.
+        UnavailableError: if this machine cannot compile or run the kernels.
+        IncompatibleError: naming the property that the kernels do not support.
     """
     if device != "cpu":
-        raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
+        raise IncompatibleError(f"native kernels: device = {device!r}: must be cpu")
     if dtype not in (torch.float32, torch.bfloat16):
         raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
     sizes = [config.hidden_size, config.intermediate_size]
@@ -52,12 +52,12 @@ def _recurrent_fields(shape: RecurrentShape | None) -> dict[str, int]:
     if shape is None:
         return {"convolved": 1}
     found = asdict(shape)
-    del found["factors"]  # they are in the weights of the convolution
+    del found["factors"]  # packing multiplies the convolution's weights by them
     return found | {"recurrent_kind": RecurrentKind[found.pop("kind").upper()]}
 
 
 def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
-    """Return the kind of a cache that `RunnerOptions.kv_type` means."""
+    """Return the cache storage for `RunnerOptions.kv_type`."""
     if kv_type == "q8_0":
         return CacheKind.BYTES_CACHE
     if kv_type == "bf16" or dtype is torch.bfloat16:
@@ -66,7 +66,7 @@ def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
 
 
 class NativeModel:
-    """A model of this shape; `WeightPacker` fills it."""
+    """A model in the kernels; `WeightPacker` fills it."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class NativeModel:
         self.address = self.library.si_model_new(
             ctypes.byref(shape), self.cache, cos.data_ptr(), sin.data_ptr()
         )
-        """Address by which the kernels know the model."""
+        """Address of the kernels' `Model`."""
         for layer in range(config.layers):
             self.library.si_set_layer(
                 self.address, layer, config.window(layer), config.rotary_of(layer), config.place(layer)
@@ -129,13 +129,13 @@ class NativeModel:
             self.library.si_model_free(self.address)
 
     def packer(self, weights: Weights) -> WeightPacker:
-        """Return a packer that fills the model with these weights."""
+        """Return a packer that writes these weights into the model."""
         return WeightPacker(self.library, self.address, self.config, self.dtype, weights, self._states)
 
     def memory(self, num_blocks: int) -> CacheMemory:
         """Return empty keys and values of this many blocks.
 
-        Pages count as memory only once they are written.
+        A page takes memory only after its first write.
         """
         config = self.config
         layers = config.kv_layers
@@ -143,6 +143,6 @@ class NativeModel:
         return CacheMemory(np.zeros(size, np.uint8), np.zeros(size, np.uint8), num_blocks, layers)
 
     def growth(self, memory: CacheMemory) -> NativeGrowth:
-        """Return the growth of trees with this model over a cache."""
+        """Return a grower of trees with this model and cache."""
         library, address = self.library, self.address
         return NativeGrowth(lambda call: library.si_grow(address, ctypes.byref(call)), memory)

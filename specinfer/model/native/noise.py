@@ -20,12 +20,12 @@ def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | No
 
 
 def native_choose(p: NDArray[np.float64], key: int) -> int | None:
-    """Return the noise's choice of unnormalised probabilities p [V].
+    """Return the token that noise chooses from unnormalised p [V].
 
     None without kernels.
 
     Raises:
-        ValueError: if no token has any probability.
+        ValueError: if all probabilities are 0.
     """
     library = loaded_library()
     if library is None:
@@ -35,7 +35,7 @@ def native_choose(p: NDArray[np.float64], key: int) -> int | None:
 
 
 def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: int) -> int | None:
-    """Return the winner by softmax(row / temperature), which is not stored.
+    """Return the token that noise chooses from softmax(row / temperature).
 
     Raises:
         ValueError: if a logit is a NaN or infinite, or all are -infinity.

@@ -1,7 +1,7 @@
-"""Tokens and states that recurrent layers of the compiled kernels keep.
+"""Stores tokens and states of the kernels' recurrent layers.
 
-A state is kept at ends of blocks only; between them each token keeps its change of it (`csrc/recurrent/past.h`), a
-thirtieth of a state. `RecurrentStates` decides which tokens are needed; here lies their memory.
+Whole states are stored at block ends only; between them each token stores its change of the state
+(`csrc/recurrent/past.h`), a thirtieth of a state. `RecurrentStates` decides which tokens to keep.
 """
 
 import ctypes
@@ -22,15 +22,15 @@ from specinfer.model.native.model import NativeModel
 from specinfer.system.machine import available_memory
 
 _MEMORY_PART = 0.5
-"""Share of the free memory for states, after loading a model."""
+"""Share of the free memory for states, after the model is loaded."""
 _ALIGNMENT = 64
 Floats = NDArray[np.float32]
 
 
 class Memory:
-    """Numbers of all recurrent layers for one token or one state.
+    """Memory of one token or state, for all recurrent layers.
 
-    The pool gets them back when nothing refers to this object.
+    It returns to the pool when no object refers to it.
     """
 
     def __init__(self, pool: list[Floats], floats: int) -> None:
@@ -52,30 +52,30 @@ def _aligned(floats: int) -> Floats:
 class TokenState:
     """State after a token.
 
-    `base` is the state at the beginning of its block, `tokens` the changes by its block's tokens since then.
+    `base` is the state at the beginning of its block, `tokens` the changes by the block's tokens since.
     """
 
     base: Memory | None = None
-    """None: zeros."""
+    """State at the beginning of the block; None: zeros."""
     tokens: tuple[Memory, ...] = ()
 
 
 class _Path(NamedTuple):
-    """Place in a pass from which a token continues."""
+    """Place on a path from which a row continues."""
 
     base: Memory | None
     inside: tuple[int, ...]
-    """Tokens of its block, as the kernels number them."""
+    """Tokens of the block before the row, as the kernels number them."""
     recent: tuple[int, ...]
-    """Last tokens within the convolution's reach; fewer if `tail` has those before."""
+    """Last tokens that the convolution reads; `tail` has earlier ones."""
     tail: Memory | None
     kept: tuple[Memory, ...]
-    """Memory of the tokens of its block, those that are kept."""
+    """Memory of the block's tokens that are stored."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Arrays of a call, and the states that it writes."""
+    """Arrays of a call to the kernels, and the states it writes."""
 
     own: list[int] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
@@ -90,20 +90,20 @@ class _Plan:
     job_past: list[int] = field(default_factory=list)
     written: dict[int, TokenState] = field(default_factory=dict)
     settled: list[tuple[TokenState, Memory]] = field(default_factory=list)
-    """States at the end of a block, with their new bases."""
+    """States at block ends, with their new bases."""
 
 
 class NativeStates:
     """States of one model's tokens."""
 
     def __init__(self, base_floats: int, token_floats: int, convolved: int, most_bytes: int) -> None:
-        """Prepare; the numbers are those of all recurrent layers.
+        """Prepare the memory of all recurrent layers.
 
         Args:
-            base_floats: of a state.
-            token_floats: of a token.
-            convolved: inputs that a convolution sees.
-            most_bytes: memory that all may take.
+            base_floats: float32 numbers of a state.
+            token_floats: float32 numbers of a token.
+            convolved: number of tokens in a convolution, the present one included.
+            most_bytes: maximum memory.
         """
         self._base_floats, self._token_floats, self._before = base_floats, token_floats, convolved - 1
         self._bases: list[Floats] = []
@@ -115,7 +115,7 @@ class NativeStates:
     def of(cls, model: NativeModel) -> "NativeStates | None":
         """Return the states of a loaded model; None: no recurrent layers.
 
-        Call it right after loading: their limit is a share of the memory that is free now.
+        Call it right after loading: its limit is a share of the memory that is free then.
         """
         layers, shape = sum(model.config.recurrent_layers), model.config.recurrent_shape
         if not layers or shape is None:
@@ -127,7 +127,7 @@ class NativeStates:
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[Recurrence]:
-        """Yield the call's numbers; store the pass's states after the block."""
+        """Yield the structure for the kernels; afterwards store the new states."""
         plan = _Plan()
         for part in batch.rows:
             self._plan_part(plan, part)
@@ -164,7 +164,7 @@ class NativeStates:
     def _plan_context(self, plan: _Plan, part: AttentionRows, delta: int, paths: dict[int, _Path]) -> None:
         """Add a request's new context.
 
-        Its states after its last whole block and after its end are kept.
+        The states after its last whole block and after its end are stored.
         """
         first, last = part.visible[0] - 1, part.visible[delta - 1]
         cut = max((last - 1) // BLOCK_TOKENS * BLOCK_TOKENS, first)
@@ -189,7 +189,7 @@ class NativeStates:
     ) -> _Path:
         """Return the place after a token.
 
-        At the end of a block it gets a state of its own.
+        At the end of a block it has a new state.
         """
         if parent < 0:
             return _Path(None, (), (), None, ())
@@ -208,7 +208,7 @@ class NativeStates:
         return path
 
     def _settle(self, plan: _Plan, row: int, path: _Path, to: Memory) -> _Path:
-        """Compute the state at the end of a block before this row."""
+        """Plan the computation of a block's end state before this row."""
         plan.job_row.append(row)
         plan.job_from.append(path.base.address if path.base else 0)
         plan.job_to.append(to.address)

@@ -1,8 +1,7 @@
-"""Offload layers for the compiled kernels.
+"""Runs passes of the compiled kernels with offloaded layers.
 
-The packed matrices of all layers are in a store, those of two layers in memory. They are packed once while
-loading, in any format (bfloat16, blocks of a GGUF file, bytes), so that a pass reads them as they are multiplied.
-Norms, biases and scales of columns stay in memory: they are small.
+A store has the packed matrices of all layers; memory has those of two layers. Matrices of any format (bfloat16, GGUF
+blocks) are packed once, while loading. Norms, biases and column scales stay in memory: they are small.
 """
 
 import ctypes
@@ -24,20 +23,17 @@ _OF_A_LAYER = (
 
 
 class StreamedMatrices:
-    """Matrices of a model's layers, filled by layer, then read by passes."""
+    """Matrices of a model's layers: filled layer by layer, then read."""
 
     def __init__(self, library: ctypes.CDLL, model: int, config: ModelConfig, store: LayerStore) -> None:
         self._library, self._model, self._store = library, model, store
         self._config = config
         self._sizes: list[dict[int, int]] = []
-        """Sizes of the matrices by slot, of every layer."""
+        """Bytes of each layer's matrices, by slot."""
         self._stream: LayerStream | None = None
 
     def put_away(self, layer: int) -> None:
-        """Move the next layer's matrices from memory to the store.
-
-        The layer was packed just now.
-        """
+        """Move the matrices of the last packed layer to the store."""
         slots = self._slots(layer)
         pieces = [self._packed(layer, which) for which in slots]
         self._sizes.append({which: len(piece) for which, piece in zip(slots, pieces, strict=True)})
@@ -46,7 +42,7 @@ class StreamedMatrices:
             self._library.si_place(self._model, layer, which, None)
 
     def forward(self, task: Pass) -> None:
-        """Run a pass over all layers, one after another as they arrive."""
+        """Run a pass layer by layer, as the layers arrive in memory."""
         if self._stream is None:
             self._stream = LayerStream(self._store, make_buffers(BUFFERS, self._store, "cpu"))
         for layer in range(len(self._sizes)):
@@ -66,10 +62,10 @@ class StreamedMatrices:
         return [*_OF_A_LAYER, *(matrix.slot for matrix in own)]
 
     def _packed(self, layer: int, which: int) -> torch.Tensor:
-        """Return the bytes [bytes] uint8 that the kernels have packed."""
+        """Return the bytes (uint8) of a packed matrix."""
         at = ctypes.c_void_p()
         size = self._library.si_packed(self._model, layer, which, ctypes.byref(at))
-        if not size:  # a matrix that the layer does not have
+        if not size:  # the layer has no such matrix
             return torch.empty(0, dtype=torch.uint8)
         packed = np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (size,))
         return torch.from_numpy(packed)

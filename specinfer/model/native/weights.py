@@ -20,13 +20,13 @@ from specinfer.model.weights.interfaces import BlockWeights
 def matrix_shape(
     which: MatrixSlot, config: ModelConfig, states: int, experts: Experts | None = None
 ) -> tuple[int, int]:
-    """Return (outputs, inputs) of a matrix of the kernels.
+    """Return (outputs, inputs) of a matrix in the kernels.
 
-    Attention is that of a layer that attends; `experts` are those of its layer.
+    Attention's matrices have a layer's with attention; `experts` is the layer's mixture.
     """
     hidden, heads = config.hidden_size, config.heads * config.head_dim
     inner = config.intermediate_size if experts is None else experts.shared_size
-    read = 2 * hidden if states else hidden  # embeddings next to hidden states
+    read = 2 * hidden if states else hidden  # EAGLE reads an embedding and a hidden state
     keys = config.kv_heads * config.head_dim
     return {
         MatrixSlot.QUERY: (heads * (1 + config.output_gate), read),
@@ -42,7 +42,7 @@ def matrix_shape(
 
 
 def vector_shape(which: VectorSlot, config: ModelConfig) -> tuple[int, ...]:
-    """Return the shape of a vector, or of the table of positions."""
+    """Return the shape of a vector or of the position table."""
     shapes: dict[VectorSlot, tuple[int, ...]] = {
         VectorSlot.QKV_BIAS: ((config.heads + 2 * config.kv_heads) * config.head_dim,),
         VectorSlot.UP_BIAS: (config.intermediate_size,),
@@ -73,7 +73,7 @@ _LAYER_BIASES = (
 
 
 class WeightPacker:
-    """Fills a model of the kernels, part by part."""
+    """Fills a model of the kernels, layer by layer."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WeightPacker:
         weights: Weights,
         states: int = 0,
     ) -> None:
-        """Prepare; `states`: number of target hidden states read by an EAGLE model."""
+        """Prepare; `states`: number of hidden states that an EAGLE model reads."""
         self._library, self._model, self._states = library, model, states
         self._config, self._dtype, self._weights = config, dtype, weights
 
@@ -122,7 +122,7 @@ class WeightPacker:
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
     def _mlp(self, layer: int, prefix: str) -> None:
-        """Pack the MLP of a layer, its experts if it has them."""
+        """Pack a layer's MLP or its experts."""
         experts = self._config.experts_of(layer)
         if experts is not None:
             self._mixture(layer, prefix, experts)
@@ -155,9 +155,9 @@ class WeightPacker:
             self._vector(layer, slot, names, wanted=(experts.count * columns,))
 
     def _pack_recurrent(self, layer: int, prefix: str) -> None:
-        """Pack the weights of a recurrent layer.
+        """Pack a recurrent layer.
 
-        Gates of states are few, so they are not quantised.
+        The matrix of state gates is small and is not quantised.
         """
         shape, hidden = self._config.recurrent_shape, self._config.hidden_size
         assert shape is not None, "a model with recurrent layers has their shape"
@@ -204,7 +204,7 @@ class WeightPacker:
         self._put(layer, which, self._read(name).float())
 
     def pack_states(self) -> None:
-        """Pack the weights that EAGLE applies to the target's hidden states."""
+        """Pack the matrices that EAGLE applies to hidden states."""
         self._matrix(0, MatrixSlot.FC, "fc.weight")
         self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
 
@@ -215,9 +215,11 @@ class WeightPacker:
         """
         storage, embedding = self._stored(EMBEDDING, looked_up=True)
         rows, hidden = shape_of(self._weights, EMBEDDING)
-        if rows < self._config.vocab_size or hidden != self._config.hidden_size:  # drafts have more rows
+        if (
+            rows < self._config.vocab_size or hidden != self._config.hidden_size
+        ):  # a draft has fewer tokens than rows
             wanted = [self._config.vocab_size, self._config.hidden_size]
-            raise IncompatibleError(f"{EMBEDDING}: {[rows, hidden]} must be at least {wanted}")
+            raise IncompatibleError(f"{EMBEDDING} has shape {[rows, hidden]}: must have at least {wanted}")
         self._library.si_set_embedding(self._model, storage, embedding.data_ptr())
         tied = self._config.tied_embeddings
         self._matrix(0, MatrixSlot.HEAD, EMBEDDING if tied else "lm_head.weight")
@@ -233,7 +235,7 @@ class WeightPacker:
             self._vector(layer, bias, [f"{name}.bias"], scale)
 
     def _matrix(self, layer: int, which: MatrixSlot, name: str) -> None:
-        """Pack a matrix as it is stored."""
+        """Pack a matrix in its stored format."""
         experts = self._config.experts_of(layer)
         self._shaped_matrix(layer, which, name, matrix_shape(which, self._config, self._states, experts))
 
@@ -243,9 +245,9 @@ class WeightPacker:
         self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
 
     def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, torch.Tensor]:
-        """Return a matrix in its stored format, else in the model's type.
+        """Return a matrix in its stored format, otherwise in the model's type.
 
-        A table that is looked up is never quantised here.
+        A table that is looked up is not quantised here.
         """
         blocks = self._weights.blocks(name, looked_up) if isinstance(self._weights, BlockWeights) else None
         if blocks is not None:
@@ -271,11 +273,13 @@ class WeightPacker:
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:
-        """Check the shape of some weights, stacked along their first dimension."""
+        """Check the shapes of weights that are stacked along dimension 0."""
         shapes = [shape_of(self._weights, name) for name in names if name in self._weights]
         rows = sum(shape[0] for shape in shapes)
         if len(shapes) == len(names) and any((rows, *shape[1:]) != wanted for shape in shapes):
-            raise IncompatibleError(f"{', '.join(names)}: {[*map(list, shapes)]} must make {list(wanted)}")
+            raise IncompatibleError(
+                f"{', '.join(names)} have shapes {[*map(list, shapes)]}: stacked they must be {list(wanted)}"
+            )
 
     def _fetch(self, name: str) -> torch.Tensor:
         return self._read(name).to(self._dtype).contiguous()

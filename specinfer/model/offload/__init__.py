@@ -1,1 +1,1 @@
-"""Offloaded layers, in host memory or files, copied in turn."""
+"""Offloaded layers: stored in host memory or a file, copied per pass."""

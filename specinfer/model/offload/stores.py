@@ -1,7 +1,7 @@
 """Stores of offloaded layers: bytes in an unnamed file or pinned memory.
 
-Only the executor knows the bytes' meaning. A store is filled layer by layer while the model loads, so that
-the model is never whole in memory, and then only read.
+Only the executor knows the bytes' meaning. A store is filled layer by layer while the model loads, so that the whole
+model is never in memory; afterwards it is only read.
 """
 
 import logging
@@ -22,29 +22,29 @@ from specinfer.system.cache_directory import cache_directory
 log = logging.getLogger(__name__)
 OFFLOADS = ("none", "host", "disk")
 PAGE = 4096
-"""Alignment of direct reads in bytes, at least a disk's block."""
+"""Alignment of direct reads in bytes; a multiple of a disk's block."""
 
 
 class LayerStore(Protocol):
-    """Keeps the bytes of every layer."""
+    """Stores the bytes of every layer."""
 
     @property
     def sizes(self) -> Sequence[int]:
         """Bytes of each layer."""
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Add the next layer: consecutive pieces of uint8 in host memory."""
+        """Add the next layer: uint8 tensors in host memory, to be concatenated."""
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """Return a layer's bytes in host memory, perhaps in `staging`.
+        """Return a layer's bytes in host memory, in `staging` or elsewhere.
 
         Raises:
-            UnavailableError: if they cannot be read.
+            UnavailableError: if the layer cannot be read.
         """
 
 
 class HostStore:
-    """Layers in pinned host memory: GPUs copy without the processor."""
+    """Layers in pinned host memory, from which GPUs copy by DMA."""
 
     def __init__(self, pinned: bool = True) -> None:
         self._layers: list[torch.Tensor] = []
@@ -62,22 +62,22 @@ class HostStore:
         self._layers.append(layer)
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """Return the bytes of a layer in host memory."""
+        """Return a layer's bytes in host memory; `staging` is unused."""
         return self._layers[layer]
 
 
 class DiskStore:
     """Layers in an unnamed file, which never outlives the process.
 
-    Read past the page cache where the file system can: a model that is larger than memory would only push
-    out of it what others need, and direct reads are the faster ones.
+    Reads are direct if the file system allows: they are faster, and a model that is larger than memory would evict
+    other files from the page cache.
     """
 
     def __init__(self, directory: Path) -> None:
         """Make the file.
 
         Raises:
-            SettingError: if nothing can be written there.
+            SettingError: if the directory cannot be written.
         """
         self._sizes: list[int] = []
         self._starts = [0]
@@ -106,18 +106,18 @@ class DiskStore:
         """Add the next layer.
 
         Raises:
-            UnavailableError: if the disk is full.
+            UnavailableError: if the layer cannot be written, for example on a full disk.
         """
         at = self._starts[-1]
         try:
             for piece in pieces:
                 at += _write(self._file, _view(piece), at)
             end = -(-at // PAGE) * PAGE
-            os.ftruncate(self._file, end)  # so that the last page, too, can be read whole
+            os.ftruncate(self._file, end)  # so that the last page can be read whole
             os.fdatasync(self._file)
             os.posix_fadvise(self._file, self._starts[-1], end - self._starts[-1], os.POSIX_FADV_DONTNEED)
         except OSError as error:
-            raise UnavailableError(f"offload: layer {len(self._sizes)} not written: {error}") from error
+            raise UnavailableError(f"offload: layer {len(self._sizes)} cannot be written: {error}") from error
         self._sizes.append(at - self._starts[-1])
         self._starts.append(end)
 
@@ -130,15 +130,17 @@ class DiskStore:
             try:
                 count = os.preadv(self._reading, [room[done:]], first + done)
             except OSError as error:
-                raise UnavailableError(f"offload: layer {layer} not read: {error}") from error
+                raise UnavailableError(f"offload: layer {layer} cannot be read: {error}") from error
             if not count:
-                raise UnavailableError(f"offload: layer {layer} not read: the file ends before it does")
+                raise UnavailableError(f"offload: layer {layer} cannot be read: the file is too short")
             done += count
         return staging[: self._sizes[layer]]
 
 
 def _open_direct(name: str) -> int:
-    with suppress(OSError, AttributeError):  # tmpfs and some network file systems cannot, nor some systems
+    with suppress(
+        OSError, AttributeError
+    ):  # tmpfs, some network file systems and some systems have no direct reads
         return os.open(name, os.O_RDONLY | os.O_DIRECT)
     log.info("offload: the file system has no direct reads; layers go through the page cache")
     return os.open(name, os.O_RDONLY)
@@ -158,20 +160,20 @@ def _write(file: int, data: memoryview, at: int) -> int:
 
 
 def open_store(offload: str, device: str, directory: str = "") -> LayerStore | None:
-    """Return the store of a device's layers; None on the device.
+    """Return the store of offloaded layers; None: layers are not offloaded.
 
     Args:
         offload: one of `OFFLOADS`.
-        device: where passes run.
-        directory: for the file of "disk"; empty: the cache directory.
+        device: device of the passes.
+        directory: directory of the file for "disk"; empty: the cache directory.
 
     Raises:
-        SettingError: if there is no such place, or if it is the device itself.
+        SettingError: if `offload` is unknown, or is "host" for a CPU.
     """
     if offload not in OFFLOADS:
         raise SettingError("offload", offload, f"must be one of {', '.join(OFFLOADS)}")
     if offload == "disk":
         return DiskStore(Path(directory).expanduser() if directory else cache_directory() / "offload")
     if offload == "host" and torch.device(device).type == "cpu":
-        raise SettingError("offload", offload, "a CPU's models lie in host memory anyway; disk needs less")
+        raise SettingError("offload", offload, "must be none or disk on a CPU, which uses host memory anyway")
     return HostStore() if offload == "host" else None

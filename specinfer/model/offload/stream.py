@@ -1,12 +1,12 @@
-"""Offloaded layers in turn, the next one's copy during this one's work.
+"""Streams offloaded layers: copies the next layer while a pass computes one.
 
-A reader thread fills two buffers, in host memory for a CPU and on the device for a GPU, in the order of the layers,
-again and again: while a pass works on one layer the next one is copied, and between two passes the first ones are there
-already. A pass then takes
+A reader thread fills two buffers, in host memory for a CPU or on the device for a GPU, in the order of the layers,
+cyclically. While a pass computes one layer, the next is copied; between passes the first two layers are copied. With
+c and w seconds for copying and computing one of L layers, a pass takes
 
-    max(copies of all layers, work on all layers) + the shorter one of one layer
+    L max(c, w) + min(c, w)
 
-instead of the sum of both, and its copies do not depend on how many tokens are in it.
+instead of L (c + w); c does not depend on the number of tokens.
 """
 
 import logging
@@ -27,20 +27,20 @@ from specinfer.model.offload.stores import PAGE, LayerStore
 
 
 class LayerBuffer(Protocol):
-    """A layer's buffer, filled by a reader while passes use another."""
+    """A layer's buffer: the reader fills it, then a pass uses it."""
 
     memory: torch.Tensor
     """[bytes] uint8."""
 
     def fill(self, store: LayerStore, layer: int) -> None:
-        """Copy a layer into it, after its last use is over."""
+        """Copy a layer into the buffer, after all work on its content."""
 
     def used(self) -> None:
-        """Mark its work as issued: afterwards it may be refilled."""
+        """Note that all work on the content is issued: refilling may start."""
 
 
 class HostBuffer:
-    """Buffer in host memory, which the store reads into."""
+    """Buffer in host memory that the store fills directly."""
 
     def __init__(self, size: int) -> None:
         self.memory = host_memory(size)
@@ -52,47 +52,47 @@ class HostBuffer:
             self.memory[: len(data)] = data
 
     def used(self) -> None:
-        """Mark all issued work; on a CPU it is already over."""
+        """Do nothing: on a CPU all issued work has ended."""
 
 
 class Copies(Protocol):
-    """Copies to a device, parallel to its work."""
+    """Copies to a device that overlap with its work."""
 
     def copy(self, host: torch.Tensor, memory: torch.Tensor) -> None:
-        """Copy a tensor and return when all of it is there."""
+        """Copy a tensor; return when the copy is complete."""
 
     def mark(self) -> object:
-        """Mark the current place in the device's work."""
+        """Return a mark of the work issued so far."""
 
     def wait(self, mark: object) -> None:
-        """Wait until the work before the mark is over."""
+        """Wait until the work before the mark has ended."""
 
 
 class CudaCopies:
-    """Copies on a separate stream, parallel to the passes' kernels."""
+    """Copies on their own CUDA stream, which overlap with kernels."""
 
     def __init__(self, device: str) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(self, host: torch.Tensor, memory: torch.Tensor) -> None:
-        """Copy a tensor and return when all of it is there."""
+        """Copy a tensor; return when the copy is complete."""
         with torch.cuda.stream(self._stream):
             memory.copy_(host, non_blocking=True)
         self._stream.synchronize()
 
     def mark(self) -> torch.cuda.Event:
-        """Mark the current place in the device's work."""
+        """Return a mark of the work issued so far."""
         event: torch.cuda.Event = torch.cuda.current_stream(self._stream.device).record_event()
         return event
 
     def wait(self, mark: object) -> None:
-        """Wait until the work before the mark is over."""
+        """Wait until the work before the mark has ended."""
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
 
 
 class DeviceBuffer:
-    """Buffer on a device, filled from host memory."""
+    """Buffer on a device, filled through host memory."""
 
     def __init__(self, size: int, device: str, staging: torch.Tensor, copies: Copies) -> None:
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
@@ -107,16 +107,16 @@ class DeviceBuffer:
         self._copies.copy(host, self.memory[: len(host)])
 
     def used(self) -> None:
-        """Mark the layer as used by the work issued so far."""
+        """Mark the end of the work issued on this content."""
         self._last_use = self._copies.mark()
 
 
 def make_buffers(count: int, store: LayerStore, device: str) -> list[LayerBuffer]:
-    """Return buffers on a device for the layers of a filled store."""
+    """Return buffers, each for the largest layer of a filled store."""
     size = -(-max(store.sizes) // PAGE) * PAGE
     if torch.device(device).type == "cpu":
         return [HostBuffer(size) for _ in range(count)]
-    # one for all: the reader fills one buffer at a time
+    # one staging area for all buffers: the reader fills one buffer at a time
     staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     copies = CudaCopies(device)
     return [DeviceBuffer(size, device, staging, copies) for _ in range(count)]
@@ -125,7 +125,7 @@ def make_buffers(count: int, store: LayerStore, device: str) -> list[LayerBuffer
 def host_memory(size: int) -> torch.Tensor:
     """Return page-aligned uint8 [size], on huge pages if available."""
     memory = mmap.mmap(-1, size)
-    with suppress(OSError, AttributeError):  # a kernel without huge pages, or another system
+    with suppress(OSError, AttributeError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -133,14 +133,14 @@ def host_memory(size: int) -> torch.Tensor:
 log = logging.getLogger(__name__)
 BUFFERS = 2
 RETRIES_S = (0.02, 0.2)
-"""Pauses before retries of a layer; then the pass fails."""
+"""Pauses in seconds before retries of a layer; then the pass fails."""
 _Free = SimpleQueue[int | None]
 _Filled = SimpleQueue[tuple[int, int, Exception | None]]
-"""(layer, buffer, reason of its absence)."""
+"""(Layer, buffer, error if the layer could not be read)."""
 
 
 class LayerStream:
-    """Provides a store's layers in ascending order, to one thread."""
+    """Provides a store's layers to one thread, in ascending order."""
 
     def __init__(self, store: LayerStore, buffers: Sequence[LayerBuffer]) -> None:
         self.buffers = buffers
@@ -155,15 +155,15 @@ class LayerStream:
         weakref.finalize(self, _end, self._free, reader)
         size = sum(store.sizes)
         log.info(
-            "offload: %d layers of %.2f GB in all, %d at a time", len(store.sizes), size / 1e9, len(buffers)
+            "offload: %d layers, %.2f GB in total, %d in memory", len(store.sizes), size / 1e9, len(buffers)
         )
 
     @contextmanager
     def hold(self, layer: int) -> Iterator[int]:
-        """Yield the index of a layer's buffer, while its work is issued.
+        """Yield the layer's buffer index; issue its work within the block.
 
         Raises:
-            UnavailableError: if the layer cannot be read after retries. The next pass tries again.
+            UnavailableError: if the layer cannot be read after retries; the next pass tries again.
         """
         index = self._take(layer)
         try:
@@ -180,18 +180,18 @@ class LayerStream:
             self._free.put(index)
             if error is not None:
                 raise error
-            # else the pass before failed on its way, and its further layers come first
+            # otherwise an earlier pass failed midway, and its remaining layers come first
 
 
 def _end(free: _Free, reader: threading.Thread) -> None:
-    """End the reader, which must not copy while the interpreter shuts down."""
+    """End the reader: it must not copy while the interpreter shuts down."""
     free.put(None)
-    if threading.current_thread() is not reader:  # else it collects the stream itself
+    if threading.current_thread() is not reader:  # otherwise the reader itself collects the stream
         reader.join()
 
 
 def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled: _Filled) -> None:
-    """Read layers into free buffers; end at None instead of a buffer."""
+    """Read layers into free buffers until None arrives."""
     for layer in cycle(range(len(store.sizes))):
         index = free.get()
         if index is None:
@@ -202,7 +202,7 @@ def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled
 def _fill(buffer: LayerBuffer, store: LayerStore, layer: int) -> Exception | None:
     """Copy a layer into a buffer; return the error after all retries.
 
-    The reader survives any error, as passes wait for it.
+    The reader must survive any error, as passes wait for it.
     """
     for wait_s in (*RETRIES_S, None):
         try:
@@ -210,7 +210,7 @@ def _fill(buffer: LayerBuffer, store: LayerStore, layer: int) -> Exception | Non
         except UnavailableError as error:
             if wait_s is None:
                 return error
-            log.warning("%s; trying again", error)
+            log.warning("%s; the read is repeated", error)
             time.sleep(wait_s)
         except Exception as error:  # noqa: BLE001  # the pass raises it
             return error

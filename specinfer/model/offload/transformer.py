@@ -1,6 +1,6 @@
-"""Run the torch decoder with its layers in a store.
+"""Runs the torch decoder with its layers in a store.
 
-Each layer is called in the buffer to which it was copied.
+Each layer runs on the buffer that has its tensors.
 """
 
 from math import prod
@@ -17,11 +17,11 @@ from specinfer.model.torch.transformer import LayerCall, Transformer
 from specinfer.model.weights.config import ModelConfig
 
 _ALIGNMENT = 256
-"""Alignment of a layer's tensors in bytes, as by a GPU's allocator."""
+"""Alignment of a layer's tensors in bytes, as in a GPU's allocator."""
 
 
 class _Collected(Parts):
-    """Makes a layer in host memory and keeps its tensors' bytes."""
+    """Makes a layer in host memory and collects its tensors' bytes."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__(config, weights, dtype, "cpu")
@@ -33,18 +33,12 @@ class _Collected(Parts):
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of kept tensors.
-
-        It is not packed, since it is never called.
-        """
+        """Return a linear layer of collected tensors, unpacked: it is never called."""
         return DenseLinear(weight, bias)
 
 
 class _Placed(Parts):
-    """Makes a layer of tensors in a buffer.
-
-    They are in the order in which they were collected.
-    """
+    """Makes a layer of tensors in a buffer, in collection order."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, memory: torch.Tensor
@@ -59,15 +53,12 @@ class _Placed(Parts):
         return placed
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of kept tensors.
-
-        They stay in place, since packing would copy them.
-        """
+        """Return a linear layer of tensors in the buffer, unpacked: packing copies."""
         return DenseLinear(weight, bias)
 
 
 class _StreamedLayer:
-    """One decoder layer, in any buffer."""
+    """One decoder layer, which runs in any buffer."""
 
     def __init__(self, index: int, stream: LayerStream, in_buffer: list[Layer]) -> None:
         self._index, self._stream, self._in_buffer = index, stream, in_buffer
@@ -79,17 +70,14 @@ class _StreamedLayer:
             return self._in_buffer[buffer](x, angles, self._of_this_layer(attend))
 
     def _of_this_layer(self, attend: Attend) -> Attend:
-        """Return attention of this layer.
-
-        The number with which the layer in the buffer was made is ignored.
-        """
+        """Return attention that uses this layer's number, not the buffer layer's."""
         return lambda _, query, key, value: attend(self._index, query, key, value)
 
 
 class StreamedTransformer(Transformer):
     """The decoder with `BUFFERS` layers on the device at a time.
 
-    Embeddings, norm and head stay there.
+    Embeddings, final norm and head stay on the device.
     """
 
     def __init__(
@@ -101,7 +89,9 @@ class StreamedTransformer(Transformer):
     def _make_layers(self, weights: Weights) -> list[LayerCall]:
         config, dtype = self.config, self.dtype
         if config.experts is not None and config.experts.dense_layers:
-            raise IncompatibleError("offload: torch executor: both dense layers and mixtures: not supported")
+            raise IncompatibleError(
+                "offload: the torch executor cannot offload both dense layers and mixtures"
+            )
         for index in range(config.layers):
             parts = _Collected(config, weights, dtype)
             self.layer_type(index, config, parts)

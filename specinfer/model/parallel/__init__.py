@@ -1,4 +1,4 @@
-"""One model on several devices, over `torch.distributed`.
+"""Runs one model on several devices, over `torch.distributed`.
 
 Tensor parallelism is that of Megatron-LM (arXiv 1909.08053), pipeline parallelism that of GPipe (arXiv
 1811.06965).

@@ -1,11 +1,10 @@
 """The executor of a model divided among ranks; rank 0 leads.
 
-    leader      sends commands, runs its own part of them, has the logits
-    follower    runs commands until it receives the one to stop
+    leader      sends commands, runs its own part, returns the logits
+    follower    runs commands until the command to stop
 
-A fault in any part of this ends the process (`end_process`): ranks in different states would wait for each
-other forever, or answer wrongly. Divided parts of the decoder are wrapped, after Megatron-LM (arXiv
-1909.08053, section 3).
+Any fault ends the process (`end_process`): ranks in different states would wait for each other forever, or return
+wrong logits. Divided parts of the decoder are wrapped as in Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 import logging
@@ -31,7 +30,7 @@ from specinfer.model.weights.config import ModelConfig
 
 
 class SummedLinear:
-    """A row-parallel layer: ranks' partial outputs are summed."""
+    """A row-parallel layer: sums the ranks' partial outputs."""
 
     def __init__(self, inner: Linear, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
@@ -42,7 +41,7 @@ class SummedLinear:
 
 
 class SharedLookup:
-    """Divided embeddings: each rank adds zeros for other ranks' tokens."""
+    """Divided embeddings: sums the ranks' rows, zeros for other ranks' tokens."""
 
     def __init__(self, inner: Linear, ranks: Ranks, tokens: range) -> None:
         self._inner, self._ranks, self._tokens = inner, ranks, tokens
@@ -62,7 +61,7 @@ class GatheredHead:
         self._inner, self._ranks = inner, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] at the stage's first rank, else partial ones."""
+        """Return logits [R, V] at the stage's first rank, elsewhere partial ones."""
         return self._ranks.concatenated(self._inner(x))
 
 
@@ -73,29 +72,29 @@ class TensorParallel(Surgery):
         self._ranks, self._tokens = ranks, ranks.place.share(vocab_size)
 
     def embedding(self, lookup: Linear) -> Linear:
-        """Look up token ids [T] in this rank's rows of the embeddings."""
+        """Wrap the lookup of token ids [T] in this rank's embeddings."""
         return SharedLookup(lookup, self._ranks, self._tokens)
 
     def output(self, linear: Linear) -> Linear:
-        """Sum the ranks' outputs of a layer whose inputs are divided."""
+        """Wrap a layer with divided inputs: sum the ranks' outputs."""
         return SummedLinear(linear, self._ranks)
 
     def head(self, linear: Linear) -> Linear:
-        """Join the ranks' logits of their parts of the vocabulary."""
+        """Wrap the head: gather the ranks' logits."""
         return GatheredHead(linear, self._ranks)
 
 
 log = logging.getLogger(__name__)
 EXECUTORS = ("auto", "torch")
-"""Executors that can share a model."""
+"""Executors whose model ranks can share."""
 _LOAD_SECONDS = 3600.0
-"""Timeout for the slowest rank to load its weights."""
+"""Timeout in seconds until all ranks have loaded their weights."""
 _NO_STATES = np.empty((0, 0, 0), np.float32)
 """Placeholder of hidden states, which only rank 0 stores."""
 
 
 class RankMemory(NamedTuple):
-    """Bytes of one rank."""
+    """Bytes of one rank's weights and cache."""
 
     weight_bytes: int
     cache_bytes: int
@@ -106,21 +105,21 @@ class StageSeconds(NamedTuple):
 
     busy: float = 0.0
     idle: float = 0.0
-    """The bubble: waiting for other stages."""
+    """Seconds of waiting for other stages (the bubble)."""
 
     @property
     def bubble(self) -> float:
-        """Share of the time that was idle."""
+        """Idle share of the stages' time."""
         return self.idle / (self.busy + self.idle) if self.busy else 0.0
 
 
 class ParallelExecutor:
-    """A model's ranks, seen from one of them."""
+    """The executor of a shared model, in any of its ranks."""
 
     name = "torch"
 
     def __init__(self, stage: Stage, cache_tokens: int) -> None:
-        """Wait until all ranks have loaded their weights."""
+        """Wait until all ranks have loaded; measure their stages."""
         self._stage, self.ranks = stage, stage.ranks
         self.stage_seconds = StageSeconds()
         with self._all_or_none("loading the model"), torch.inference_mode():
@@ -128,7 +127,7 @@ class ParallelExecutor:
             self.cost = stage.measure(cache_tokens)
             memory = RankMemory(stage.executor.weight_bytes, stage.executor.cache_bytes)
             self.memory: list[RankMemory] = self.ranks.gather(memory)
-            """Memory of every rank, at rank 0; empty elsewhere."""
+            """Memory of every rank, at rank 0; elsewhere empty."""
         if self.memory:
             shares = ", ".join(f"{rank.weight_bytes / 1e6:.1f}" for rank in self.memory)
             log.info("%s: MB of weights per rank: %s", self.ranks.place.layout, shares)
@@ -142,27 +141,27 @@ class ParallelExecutor:
             self.ranks.tell(("pass", replace(batch, features=None), layers, parts))
             logits, busy = self._stage.run(batch, parts)
             self._count(busy, time.perf_counter() - started)
-        assert logits is not None, "this is rank 0"
+        assert logits is not None, "only rank 0 runs passes"
         return logits
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots."""
+        """Copy keys and values between slots, at all ranks."""
         self._all("move", list(source), list(target))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
+        """Rotate the keys of slots by `delta` rotary positions, at all ranks."""
         self._all("rotate", list(slots), delta)
 
     def beat(self) -> None:
-        """Exchange heartbeats with the other ranks while no pass runs."""
+        """Exchange heartbeats with the other ranks; called while no pass runs."""
         self._all("beat")
 
     def stop(self) -> None:
-        """Let the followers end."""
+        """End the followers' `follow`."""
         self._all("stop")
 
     def follow(self) -> None:
-        """Follow rank 0 until it ends the run."""
+        """Run rank 0's commands until it stops."""
         with self._all_or_none("following rank 0"), torch.inference_mode():
             while (command := self.ranks.receive_command())[0] != "stop":
                 self._do(command)
@@ -194,7 +193,7 @@ class ParallelExecutor:
     def _all_or_none(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever it is, the ranks do not agree any more
+        except Exception as error:  # noqa: BLE001  # the ranks' states may differ now
             end_process(self.ranks.place.rank, what, error)
 
 
@@ -206,13 +205,15 @@ def parallel_executor(
     num_blocks: int,
     executor: str,
 ) -> ParallelExecutor:
-    """Make this rank's part of a whole model.
+    """Build this rank's part of a model.
 
     Raises:
-        SettingError: if the model cannot be divided so, or not by this executor.
+        SettingError: if the model cannot be divided among these ranks, or by this executor.
     """
     if executor not in EXECUTORS:
-        raise SettingError("executor", executor, f"only {', '.join(EXECUTORS)} can share a model among ranks")
+        raise SettingError(
+            "executor", executor, f"must be {' or '.join(EXECUTORS)} for ranks that share a model"
+        )
     check_layout(config, ranks.place.layout)
     place = ranks.place
     surgery = TensorParallel(ranks, config.vocab_size) if place.layout.tensor > 1 else None

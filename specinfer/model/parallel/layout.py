@@ -1,18 +1,18 @@
-"""Division of a model among ranks, and the weights of one rank.
+"""Divides a model among ranks, and reads one rank's weights.
 
     rank = stage * tensor + place within the stage          tensor = 2, stages = 2:
                                                             stage 0   layers 0 .. L/2     ranks 0 1
                                                             stage 1   layers L/2 .. L     ranks 2 3
 
-Within a stage every rank has some of the attention heads, some of the inside of each MLP and some rows of the
-vocabulary. Key-value heads are repeated where there are fewer of them than ranks. Weights are read in parts, under the
-names that a decoder of the rank's layers reads:
+Within a stage every rank has some of the attention heads, some units of each MLP and some rows of the vocabulary. If
+there are fewer key-value heads than ranks, several ranks have the same head. Weights are read in parts; their names
+count the layers from the stage's first:
 
     divided by rows      query, key, value, gate and up projections; embeddings and head (by token)
     divided by columns   the projections that end attention and MLP; the first rank of a stage adds their bias
     whole                norms, learnt positions
 
-What belongs to another stage has no rows here.
+Tensors of other stages have no rows here.
 """
 
 import re
@@ -29,7 +29,7 @@ from specinfer.model.weights.files import TensorSlice, read_part
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Numbers of ranks per layer, and of successive groups."""
+    """Number of ranks per stage (`tensor`), and number of stages."""
 
     tensor: int = 1
     stages: int = 1
@@ -39,10 +39,10 @@ class Layout:
         return self.tensor * self.stages
 
     def known_part(self, config: ModelConfig) -> ModelConfig:
-        """Return the model as ranks know it.
+        """Return the configuration in the form that ranks support.
 
         Raises:
-            IncompatibleError: naming the setting, and what ranks do not know of its layers.
+            IncompatibleError: naming the setting and the property of the layers that ranks do not support.
         """
         divided = self.tensor > 1 or self.stages == 1
         name, value = ("tensor_parallel", self.tensor) if divided else ("pipeline_parallel", self.stages)
@@ -54,14 +54,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Position of one rank."""
+    """Position of one rank in the layout."""
 
     layout: Layout
     rank: int
 
     @property
     def stage(self) -> int:
-        """Stage of its layers."""
+        """Stage of the rank."""
         return self.rank // self.layout.tensor
 
     @property
@@ -71,27 +71,27 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """True if its stage has the embeddings."""
+        """True for the first stage, which has the embeddings."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """True if its stage has the head."""
+        """True for the last stage, which has the head."""
         return self.stage == self.layout.stages - 1
 
     def layers(self, count: int) -> range:
-        """Return the layers of its stage, out of `count`.
+        """Return the layers of the rank's stage, out of `count`.
 
-        The first stages have one more where they cannot be equal, since the last one has the head.
+        If `count` is not a multiple of the stages, the first stages have one layer more: the last has the head.
         """
         per_stage, more = divmod(count, self.layout.stages)
         start = self.stage * per_stage + min(self.stage, more)
         return range(start, start + per_stage + (self.stage < more))
 
     def share(self, count: int) -> range:
-        """Return its part of `count` things that are divided within a stage.
+        """Return the rank's range of `count` things that a stage divides.
 
-        Parts are equal, or one that several ranks have.
+        All ranges are equal; if there are fewer things than ranks, several ranks have the same one.
         """
         ranks = self.layout.tensor
         if count < ranks:
@@ -101,7 +101,7 @@ class Place:
         return range(self.tensor * per_rank, (self.tensor + 1) * per_rank)
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """Return this rank's model: its layers, heads and MLP part."""
+        """Return the rank's configuration: its layers, heads and MLP units."""
         return replace(
             config,
             layers=len(self.layers(config.layers)),
@@ -112,16 +112,16 @@ class Place:
 
 
 def check_layout(config: ModelConfig, layout: Layout) -> None:
-    """Check that a model can be divided so.
+    """Check that a layout can divide a model.
 
     Raises:
-        SettingError: naming the setting and what cannot be divided.
-        IncompatibleError: naming what ranks do not know of its layers.
+        SettingError: naming the setting, and the model's size that it does not divide.
+        IncompatibleError: naming the property of the layers that ranks do not support.
     """
     layout.known_part(config)
     if not 1 <= layout.stages <= config.layers:
         raise SettingError(
-            "pipeline_parallel", layout.stages, f"the model has {config.layers} layers, one a stage at least"
+            "pipeline_parallel", layout.stages, f"must be from 1 to {config.layers}, the model's layers"
         )
     parts = {
         "attention heads": config.heads,
@@ -130,9 +130,7 @@ def check_layout(config: ModelConfig, layout: Layout) -> None:
     }
     for what, count in parts.items():
         if count % layout.tensor:
-            raise SettingError(
-                "tensor_parallel", layout.tensor, f"does not divide the model's {count} {what}"
-            )
+            raise SettingError("tensor_parallel", layout.tensor, f"must divide the model's {count} {what}")
     if config.kv_heads % layout.tensor and layout.tensor % config.kv_heads:
         raise SettingError(
             "tensor_parallel",
@@ -152,7 +150,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
     """One rank's part of a model's weights."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], place: Place) -> None:
-        """Prepare reading of a whole model, under Llama's names."""
+        """Prepare reading from a whole model's tensors, under Llama's names."""
         self._config, self._weights, self._place = config, weights, place
         self._layers = place.layers(config.layers)
 
@@ -181,11 +179,11 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return self._weights[name]
 
     def _rows(self, name: str, which: range, size: int = 1) -> torch.Tensor:
-        """Return rows of things of `size` rows each."""
+        """Return the rows of a range of things of `size` rows."""
         return read_part(self._weights, name, TensorSlice(0, which.start * size, which.stop * size))
 
     def _ending(self, name: str, module: str, kind: str) -> torch.Tensor:
-        """Return the rank's columns of an input-divided projection, or its bias."""
+        """Return the rank's columns, or the bias, of an output projection."""
         if kind == "bias":
             bias = self._weights[name]
             return torch.zeros_like(bias) if self._place.tensor else bias

@@ -1,4 +1,4 @@
-"""Local child processes with parts of this process' model (rank 0).
+"""Starts child processes that share a model with this process (rank 0).
 
 They end with this process. A lost rank ends all of them, this process too (`specinfer.model.parallel.ranks`):
 an incomplete model is useless. A process has at most one such model.
@@ -27,16 +27,16 @@ from specinfer.system.parent_process import ending_with_us
 from specinfer.system.threads import usable_processors
 
 _TIMEOUT_S = 86_400.0
-"""Followers' timeout for a pass: scripts may pause for hours."""
+"""Followers' timeout for the next command: a script may pause for hours."""
 _END_S = 10.0
-"""Seconds that a follower gets to end by itself."""
+"""Seconds that a follower may take to end itself."""
 
 
 class LocalRanks:
-    """A model loaded by several processes of this machine.
+    """A model that several processes of this machine share.
 
     Raises:
-        SettingError: if the model cannot be divided so, or this process shares a model already.
+        SettingError: if the layout cannot divide the model, or this process shares a model already.
     """
 
     def __init__(self, directory: Path, options: RunnerOptions, layout: Layout) -> None:
@@ -54,7 +54,7 @@ class LocalRanks:
             self.runner = _load(directory, options, layout)
 
     def close(self) -> None:
-        """End the followers, and leave the group."""
+        """End the followers; leave the group."""
         parallel = self.runner.parallel
         assert parallel is not None, "several ranks share it"
         parallel.stop()
@@ -72,7 +72,7 @@ def _load(directory: Path, options: RunnerOptions, layout: Layout) -> ModelRunne
 
 
 def _place(rank: int, ranks: int, threads: int, port: int) -> dict[str, str]:
-    """Return torchrun's variables of a rank."""
+    """Return the environment variables that torchrun sets for a rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -91,7 +91,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables in the environment for a while."""
+    """Set environment variables within the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -105,7 +105,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _follow(work: str) -> None:
-    """Do the part of one follower until rank 0 ends."""
+    """Run a follower until rank 0 stops."""
     directory, options, layout = json.loads(work)
     runner = _load(Path(directory), RunnerOptions(**options), Layout(**layout))
     assert runner.parallel is not None, "several ranks share it"

@@ -1,8 +1,8 @@
-"""A rank's part of a pass: its layers, in micro-batches.
+"""Runs a rank's layers in a pass, in micro-batches.
 
-With S stages and m micro-batches of t(T / m) seconds each, a pass takes (m + S - 1) t(T / m), and the stages
-are idle for (S - 1) / (m + S - 1) of it (GPipe, arXiv 1811.06965, section 2.3). A pass over few tokens costs
-nearly as much as one over one, as it reads the same weights; cutting it would then only add to it.
+With S stages and m micro-batches of t(T / m) seconds each, a pass takes (m + S - 1) t(T / m), and the stages are idle
+for (S - 1) / (m + S - 1) of that time (GPipe, arXiv 1811.06965, section 2.3). Passes over one token and over a few
+take about equally long, as they read the same weights; dividing such a pass only adds time.
 """
 
 import time
@@ -20,12 +20,12 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig
 
 _MAX_PER_STAGE = 4
-"""Maximum micro-batches per stage: idle time is below a fifth then."""
+"""Maximum micro-batches per stage: stages then idle below a fifth."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds of one stage for T tokens: fixed + each * T."""
+    """Seconds of one stage for T tokens: fixed_s + each_s * T."""
 
     fixed_s: float
     each_s: float
@@ -37,12 +37,12 @@ class StageCost:
         return cls(max(0.0, small[1] - token_s * small[0]), token_s)
 
     def seconds(self, tokens: float) -> float:
-        """Return the seconds of this many tokens."""
+        """Return the seconds for this many tokens."""
         return self.fixed_s + self.each_s * tokens
 
 
 def micro_batches(tokens: int, stages: int, cost: StageCost) -> int:
-    """Return the fastest number of micro-batches for a pass."""
+    """Return the number of micro-batches with the fastest pass."""
     max_batches = min(tokens, _MAX_PER_STAGE * stages) if stages > 1 else 1
     return min(range(1, max_batches + 1), key=lambda m: (m + stages - 1) * cost.seconds(tokens / m))
 
@@ -50,8 +50,8 @@ def micro_batches(tokens: int, stages: int, cost: StageCost) -> int:
 def cut(batch: Batch, parts: int) -> list[Batch]:
     """Divide a pass into `parts` passes over successive tokens.
 
-    Their results are the same. A request may be divided: its earlier tokens are in the cache before its later
-    ones, because every stage runs the parts in order.
+    The results are the same. A request may be divided: every stage runs the parts in order, so its earlier tokens
+    are cached before its later tokens attend.
     """
     count = len(batch.token_ids)
     bounds = [count * part // parts for part in range(parts + 1)]
@@ -59,7 +59,7 @@ def cut(batch: Batch, parts: int) -> list[Batch]:
 
 
 def _between(batch: Batch, start: int, stop: int) -> Batch:
-    """Return the part of the tokens [start, stop)."""
+    """Return the pass over the tokens [start, stop) only."""
     features = batch.features
     return Batch(
         batch.token_ids[start:stop],
@@ -85,29 +85,29 @@ def _rows(rows: AttentionRows, start: int, stop: int) -> AttentionRows:
 
 
 def stage_features(layers: Sequence[int], own_layers: range, is_last: bool) -> list[int]:
-    """Return the wanted hidden states of a stage with these layers."""
+    """Return the requested layers whose states a stage writes."""
     return [layer for layer in layers if layer in own_layers or (is_last and layer == own_layers.stop)]
 
 
 _MEASURED_TOKENS = 64
-"""Tokens of the larger measured pass, a large tree."""
+"""Tokens of the larger measured pass: a large tree."""
 _ROUNDS = 3
 
 
 class PartExecutor(Protocol):
-    """An executor of some layers of a model."""
+    """An executor of some of a model's layers."""
 
     def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the hidden states [T, hidden] before the final norm."""
+        """Return the hidden states [T, hidden] after its layers."""
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [R, V] of the pass' logit rows."""
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots."""
+        """Copy keys and values between slots."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions."""
+        """Rotate the keys of slots by `delta` rotary positions."""
 
     @property
     def weight_bytes(self) -> int:
@@ -119,10 +119,10 @@ class PartExecutor(Protocol):
 
 
 class Stage:
-    """A rank's part of every pass; ranks run methods in order."""
+    """A rank's part of every pass; ranks call methods in one order."""
 
     def __init__(self, ranks: Ranks, config: ModelConfig, executor: PartExecutor, dtype: torch.dtype) -> None:
-        """Load this rank's part; `config` is the whole model's."""
+        """Join the ranks with loaded layers; `config` is the whole model's."""
         self.ranks, self.executor = ranks, executor
         self._config, self._dtype, self._place = config, dtype, ranks.place
         self._layers = ranks.place.layers(config.layers)
@@ -151,9 +151,9 @@ class Stage:
         return torch.cat(logits) if logits else self._no_logits(), times
 
     def measure(self, cache_tokens: int) -> StageCost:
-        """Return times of this rank's layers, for few and many tokens.
+        """Return the cost of this rank's layers, from two measured sizes.
 
-        All ranks of a stage measure simultaneously. It writes to the first blocks of the cache, which must be
+        All ranks of a stage measure simultaneously. Passes write to the first blocks of the cache, which must be
         empty.
         """
         max_tokens = min(_MEASURED_TOKENS, cache_tokens, self._config.max_positions)
@@ -163,7 +163,7 @@ class Stage:
         return StageCost.through(small, large)
 
     def _one(self, piece: Batch, sent: list[Callable[[], object]]) -> torch.Tensor | None:
-        """Run one micro-batch; return local logits.
+        """Run one micro-batch; return its logits, if this rank has them.
 
         Pending messages are appended to `sent`.
         """
@@ -181,7 +181,7 @@ class Stage:
         return logits
 
     def _now(self) -> float:
-        """Return the time, after a GPU's work if stages are measured."""
+        """Return the time; with several stages, after a GPU's work."""
         if self._piped and self.ranks.device.startswith("cuda"):
             torch.cuda.synchronize(self.ranks.device)
         return time.perf_counter()
@@ -194,7 +194,7 @@ class Stage:
         return torch.empty(0, self._config.vocab_size, device=self.ranks.device)
 
     def _with_own_features(self, batch: Batch) -> Batch:
-        """Return the pass with this stage's hidden states, renumbered."""
+        """Return the pass with this stage's requested hidden states, renumbered."""
         if batch.features is None:
             return batch
         layers = stage_features(batch.features.layers, self._layers, self._place.is_last)
@@ -203,14 +203,14 @@ class Stage:
         return replace(batch, features=PassFeatures(local, np.empty(shape, np.float32)))
 
     def _bring_together(self, wanted: PassFeatures, own_features: PassFeatures | None) -> None:
-        """Collect the hidden states of all stages at rank 0."""
+        """Collect the requested hidden states of all stages at rank 0."""
         first = self.ranks.gather(None if self._place.tensor else own_features)
         parts = [part.states for part in first if part is not None]
         if parts:
             wanted.states[:] = np.concatenate(parts, axis=1)
 
     def _seconds(self, tokens: int) -> float:
-        """Return the seconds of a local pass over the first slots."""
+        """Return the seconds of this rank's layers for a pass."""
         slots = list(range(tokens))
         seen = [slot + 1 for slot in slots]
         rows = AttentionRows(0, tokens, tokens, range(blocks_for(tokens)), seen, [[] for _ in slots])

@@ -1,4 +1,4 @@
-"""`python -m specinfer.model.probe DIRECTORY EXECUTOR`: checks a GGUF file."""
+"""Checks a GGUF file: `python -m specinfer.model.probe DIRECTORY EXECUTOR`."""
 
 import sys
 from pathlib import Path

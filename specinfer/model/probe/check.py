@@ -1,4 +1,4 @@
-"""Probes a model: executor, differences from `transformers`, and refusals."""
+"""Compares a model's first layers with `transformers`, and refuses differences."""
 
 import logging
 import re
@@ -35,32 +35,32 @@ from specinfer.system.progress import progress
 
 log = logging.getLogger(__name__)
 _ROUNDING = {torch.float32: 1e-3}
-"""Greatest distance that is rounding, in standard deviations of the logits."""
+"""Maximum distance of rounding, in standard deviations of the logits."""
 _ROUNDING_OF_HALVES = 0.2
-"""The same for types of 16 bits."""
+"""The same for 16-bit types."""
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
-"""Greatest window of layers that are compared."""
+"""Minimum prompt length; models with less room are refused."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _ROWS = 2048
-"""Number of first tokens whose embeddings and logits are compared."""
+"""Maximum number of vocabulary rows in a probe."""
 _FEWEST_LAYERS = 2
 _WINDOW = 16
-"""Greatest sliding window in a probe: its prompt is longer."""
+"""Maximum sliding window in a probe, shorter than its prompt."""
 
 
 class Probe(NamedTuple):
     executor: str
-    """Name of the executor in the probe."""
+    """Name of the probed executor."""
     differences: list[WayDistance]
-    """Distances of the ways."""
+    """Distance of each way to run the prompt."""
 
 
 def probe_generic(model: Any) -> Probe:
-    """Compare some layers of a `transformers` model, with and without our attention.
+    """Compare some layers of a `transformers` model in our passes.
 
     Raises:
-        IncompatibleError: naming the difference.
+        IncompatibleError: if the logits differ, naming the ways and distances.
     """
     family = model.config.model_type
     with quiet():
@@ -77,7 +77,7 @@ def probe_gguf(path: Path, hf: Any, generation: Any | None, executor: str) -> Pr
     """Compare some layers of a GGUF file with `transformers`, in float32.
 
     Raises:
-        IncompatibleError: naming the difference.
+        IncompatibleError: if the logits differ, naming the ways and distances.
     """
     small, tensors = read_sample(path, hf)
     with quiet():
@@ -93,7 +93,7 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
     """Compare some layers of a loaded checkpoint with `transformers`, in float32.
 
     Raises:
-        IncompatibleError: naming the difference.
+        IncompatibleError: if the logits differ, naming the ways and distances.
     """
     if isinstance(loaded.executor, GenericExecutor):
         return probe_generic(loaded.executor.model)
@@ -117,12 +117,12 @@ def check_gguf_model(directory: Path, executor: str) -> None:
     """Check and probe a GGUF file; cache the result.
 
     Raises:
-        SettingError: if the directory has no such file.
-        IncompatibleError: naming the difference.
+        SettingError: if the directory has no GGUF file.
+        IncompatibleError: naming a wrong tensor, or the ways and distances of logits.
     """
     gguf = kept_gguf(directory)
     if gguf is None:
-        raise SettingError("model", str(directory), f"no {KEPT_GGUF} there")
+        raise SettingError("model", str(directory), f"the directory has no {KEPT_GGUF}")
     hf, generation = load_transformers_config(directory)
     config, weights = from_transformers(hf, generation), GgufWeights(gguf, blocks=False)
     check_tensors(hf, config, in_llama_names(config, weights))
@@ -136,12 +136,12 @@ def check_directory(directory: Path) -> Probe:
 
     Raises:
         SettingError: if the directory has no model.
-        IncompatibleError: naming an unsupported part, or the difference.
+        IncompatibleError: naming an unsupported part, or the ways and distances of logits.
     """
     hf, generation = load_transformers_config(directory)
     try:
         config = from_transformers(hf, generation)
-    except IncompatibleError:  # it is run by `transformers`, whole
+    except IncompatibleError:  # the generic executor runs all layers
         options = RunnerOptions(kv_tokens=_CACHE_TOKENS)
     else:
         layers = fewest_layers(config)
@@ -155,7 +155,7 @@ def require_right(directory: Path, loaded: LoadedModel) -> Probe:
     """Probe a loaded checkpoint, and cache the result.
 
     Raises:
-        IncompatibleError: naming the difference.
+        IncompatibleError: if the logits differ, naming the ways and distances.
     """
     with progress(WHAT):
         probe = probe_loaded(directory, loaded)
@@ -167,7 +167,8 @@ def _keep(directory: Path, executor: str, probe: Probe) -> None:
     distances = {difference.way: difference.distance for difference in probe.differences}
     content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}
     write_record(record_path(directory, executor), content)
-    log.info("%s computes what transformers does (farthest logit %.1e)", directory, max(distances.values()))
+    farthest = max(distances.values())
+    log.info("%s: logits agree with transformers (maximum distance %.1e)", directory, farthest)
 
 
 def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
@@ -175,13 +176,13 @@ def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
     prompt = prompt_tokens(config.vocab_size, config.max_positions, _special_ids(hf))
     if len(prompt) < _FEWEST_TOKENS:
         raise IncompatibleError(
-            f"vocab_size = {config.vocab_size}, {config.max_positions} positions: too few to examine the model"
+            f"vocab_size = {config.vocab_size}, {config.max_positions} positions: too few to probe the model"
         )
     try:
         return compare_ways(runner, ReferenceModel(model), prompt, _far_position(hf, config, len(prompt)))
     except SpecInferError:
         raise
-    except Exception as error:  # it is the code of a model, which may raise anything
+    except Exception as error:  # the model's own code may raise anything
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise IncompatibleError(
             f"model_type = {hf.model_type!r}: its forward fails in our passes: {what}"
@@ -189,13 +190,13 @@ def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
 
 
 def _far_position(hf: Any, config: ModelConfig, length: int) -> int:
-    """Return the last start of a prompt, aligned to attention chunks."""
+    """Return the last start of a prompt, a multiple of attention chunks."""
     unit = getattr(hf.get_text_config(), "attention_chunk_size", None) or 1
     return (config.max_positions - length) // unit * unit
 
 
 def _special_ids(hf: Any) -> set[int]:
-    """Return ids of images, sounds and other non-text parts."""
+    """Return the token ids of images, sounds and other non-text parts."""
     values = {**hf.to_dict(), **hf.get_text_config().to_dict()}
     return {
         value
@@ -205,7 +206,7 @@ def _special_ids(hf: Any) -> set[int]:
 
 
 def _silent_layers(model: Any, attending: Sequence[torch.nn.Module]) -> list[str]:
-    """Return numbers and parts of layers that do not attend."""
+    """Return number and parts of each layer without attention."""
     silent = []
     for layers in layer_lists(model):
         for number, layer in enumerate(layers):
@@ -227,12 +228,12 @@ def _judge(family: str, differences: Sequence[WayDistance], allowed: float, sile
         f"model_type = {family!r}: logits differ from those of transformers ({ways} standard deviations)"
     )
     if silent:
-        message += f"; layers without attention may keep memory beside the KV cache: {'; '.join(silent[:3])}"
+        message += f"; layers without attention may have state outside the KV cache: {'; '.join(silent[:3])}"
     raise IncompatibleError(message)
 
 
 class Sample(NamedTuple):
-    """A model cut down."""
+    """The first layers and vocabulary rows of a model."""
 
     hf: Any
     """Configuration of `transformers`."""
@@ -249,7 +250,7 @@ def read_sample(path: Path, hf: Any) -> Sample:
     small = with_layers(hf, count)
     shorten_window(small)
     small.vocab_size = min(_ROWS, hf.vocab_size)
-    small.pad_token_id = None  # it may be a token beyond those
+    small.pad_token_id = None  # it may be outside the reduced vocabulary
     weights, rows = GgufWeights(path, blocks=False), TensorSlice(0, 0, small.vocab_size)
     names = [name for name in weights if (match := _LAYER.search(name)) is None or int(match[1]) < count]
     tensors = {
@@ -260,11 +261,11 @@ def read_sample(path: Path, hf: Any) -> Sample:
 
 
 def fewest_layers(config: ModelConfig) -> int:
-    """Return the number of first layers to compare, with every kind."""
+    """Return the number of first layers that include every kind."""
     return min(max(_FEWEST_LAYERS, config.varied_layers), config.layers)
 
 
 def shorten_window(hf: Any) -> None:
-    """Make a sliding window shorter than the prompt of a probe."""
+    """Make a sliding window shorter than the probe's prompt."""
     if getattr(hf, "sliding_window", None):
         hf.sliding_window = min(hf.sliding_window, _WINDOW)

@@ -1,7 +1,7 @@
-"""Load a model after checking that it agrees with `transformers`.
+"""Loads a model after comparing it with `transformers`.
 
-A GGUF file is checked before its weights take memory; a large one in a process of its own, during loading: what
-`transformers` needs to build a model stays in a process, 200 MB, and as much again for the layers compared.
+A GGUF file is checked before its weights are loaded; a large file in a separate process, while it is loaded. Memory
+that `transformers` takes to build a model is not returned: 200 MB, and as much again for the compared layers.
 """
 
 import logging
@@ -26,12 +26,12 @@ WHAT = "comparing a few layers with transformers"
 
 @contextmanager
 def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
-    """Yield whether the model was found right before, or is checked now.
+    """Yield whether the model was checked before, or is being checked now.
 
-    A check that is running ends with the block.
+    A running check ends with the block.
 
     Raises:
-        IncompatibleError: if it is not right.
+        IncompatibleError: if the check fails.
     """
     name, gguf = planned_executor(directory, options), kept_gguf(directory)
     if _is_recorded(directory, name):
@@ -49,14 +49,14 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
             try:
                 yield True
             except SpecInferError:
-                wait()  # its reason is the better one
+                wait()  # the check's error is the more precise one
                 raise
             with progress(WHAT):
                 wait()
 
 
 def is_checked(directory: Path, options: RunnerOptions) -> bool:
-    """Return whether a previous check passed, with the executor of these options."""
+    """Return whether a previous check passed, with the options' executor."""
     return _is_recorded(directory, planned_executor(directory, options))
 
 
@@ -65,7 +65,7 @@ def _is_recorded(directory: Path, executor: str | None) -> bool:
 
 
 def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
-    """Return the name of our executor for a model; None: `transformers`."""
+    """Return our executor's name for a model; None: the generic one."""
     if options.executor == "generic":
         return None
     try:
@@ -87,7 +87,7 @@ def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = 
     """Load a Hugging Face model directory; see `load_model`.
 
     Raises:
-        IncompatibleError: if it does not compute what `transformers` does with it.
+        IncompatibleError: if its logits differ from those of `transformers`.
     """
     check_options(options)
     if ranks is None:
@@ -96,7 +96,9 @@ def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = 
     else:
         loaded, checked = load_model(directory, options, ranks), ranks.place.rank > 0
     if not checked and not _is_recorded(directory, loaded.executor.name):
-        from specinfer.model.probe.check import require_right  # loads the models of transformers
+        from specinfer.model.probe.check import (
+            require_right,
+        )  # imported late: it imports the models of transformers
 
         require_right(directory, loaded)
     if ranks is None or ranks.place.rank == 0:

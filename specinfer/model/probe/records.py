@@ -1,7 +1,7 @@
-"""Cached results of successful probes, to save time at start.
+"""Caches results of successful probes on disk, to save time at start.
 
-A record is valid for the same weights, the same code of ours and the same versions of libraries. Only success
-is cached: refused models are examined again.
+A record is valid for the same weights, the same code of this package and the same versions of libraries. Failures are
+not cached: refused models are probed again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def record_path(directory: Path, executor: str) -> Path:
-    """Return the path of a checkpoint's record for an executor."""
+    """Return the path of the record for a checkpoint and executor."""
     import transformers
 
     parts = [weights_fingerprint(directory), executor, _code_digest()]
@@ -30,19 +30,19 @@ def record_path(directory: Path, executor: str) -> Path:
 
 
 def write_record(path: Path, content: dict[str, object]) -> None:
-    """Write a record atomically. Failures only cost the next start time."""
+    """Write a record atomically; after a failure the next start probes again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(content) + "\n")
         part.replace(path)
     except OSError as error:
-        log.warning("the result of the probe is not kept: %s", error)
+        log.warning("the probe's result cannot be cached; the next start probes again: %s", error)
 
 
 @cache
 def _code_digest() -> str:
-    """Return a hash of all code that loads and runs models."""
+    """Return a hash of all source files that load and run models."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp")):

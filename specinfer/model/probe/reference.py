@@ -1,4 +1,4 @@
-"""Reference models of `transformers`, with few layers in float32."""
+"""Builds reference models of `transformers` with few layers."""
 
 import copy
 import logging
@@ -15,20 +15,20 @@ from specinfer.model.weights.account import with_layers
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 
 WHOLE_BYTES = 1 << 28
-"""Size in float32 up to which all layers are compared."""
+"""Maximum bytes in float32 of a model whose layers are all compared."""
 WIDE_BYTES = 8 << 30
-"""Size in float32 above which the copy keeps its type."""
+"""Bytes in float32 above which the copy keeps the model's type."""
 FEWEST_LAYERS = 2
 
 
 class ReferenceModel:
-    """A model's own forward, whatever attention it runs with otherwise."""
+    """A model's own forward, with its own attention."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def __call__(self, ids: Sequence[int], first: int) -> torch.Tensor:
-        """Return logits [T, V] of tokens that begin at position `first`."""
+        """Return logits [T, V] of tokens at positions from `first` on."""
         tokens = torch.tensor([list(ids)])
         placed = {"position_ids": torch.arange(first, first + len(ids))[None]} if first else {}
         other = self._model.config._attn_implementation
@@ -44,7 +44,7 @@ class ReferenceModel:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence `transformers`' notices: the relevant ones are checked."""
+    """Silence the notices of `transformers` while it builds a model."""
     logger = logging.getLogger("transformers")
     level = logger.level
     from transformers.utils import logging as of_transformers
@@ -63,7 +63,10 @@ def quiet() -> Iterator[None]:
 
 
 def few_layers(model: Any) -> Any:
-    """Copy a model's first layers with every kind, or a small model."""
+    """Copy a model's first layers, or all of a small model.
+
+    The copy has at least one layer of every kind.
+    """
     if 4 * sum(parameter.numel() for parameter in model.parameters()) <= WHOLE_BYTES:
         return copy.deepcopy(model).to(device="cpu", dtype=torch.float32)
     lists = layer_lists(model)
@@ -89,13 +92,13 @@ def layer_lists(model: Any) -> list[torch.nn.ModuleList]:
 
 
 def _kinds_end(layers: Sequence[torch.nn.Module]) -> int:
-    """Return the number of first layers with every kind."""
+    """Return the number of first layers that include every kind."""
     kinds = [_kind(layer) for layer in layers]
     return max(FEWEST_LAYERS, 1 + max(kinds.index(kind) for kind in kinds))
 
 
 def _kind(layer: torch.nn.Module) -> tuple[object, ...]:
-    """Return a layer's kind: classes, shapes, and attributes without its number."""
+    """Return a layer's kind: classes, shapes, and attributes except its number."""
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
     parts = tuple(
         (name, type(part).__name__, tuple(sorted(_plain(part).items())))
@@ -116,7 +119,7 @@ def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
     """Load a checkpoint's first layers in float32.
 
     Raises:
-        IncompatibleError: if it lacks tensors that the model needs.
+        IncompatibleError: if tensors are missing in the checkpoint.
     """
     from transformers import AutoModelForCausalLM
 
@@ -132,7 +135,7 @@ def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
 
 
 def _dequantised(directory: Path, config: Any) -> Any:
-    """Return a quantised checkpoint's model: `transformers` would need a GPU."""
+    """Return a quantised checkpoint's model, dequantised: `transformers` needs a GPU."""
     from transformers import AutoModelForCausalLM
 
     del config.quantization_config

@@ -1,4 +1,4 @@
-"""Describes a checkpoint's context, ends of answers, tokenizer and conversations."""
+"""Describes a checkpoint's context, end tokens, tokenizer and chat template."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ _TEXTS = (
 
 
 def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield names and values."""
+    """Yield (name, value) pairs."""
     hf, generation = load_transformers_config(directory)
     text = hf.get_text_config()
     served = served_positions(text)
@@ -36,7 +36,7 @@ def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
         yield "tokenizer", str(error)
         return
     ends = [f"{token} {tokenizer.text_of_token(token)!r}" for token in eos_token_ids(hf, generation)]
-    yield "ends", ", ".join(ends) or "none: answers end at max_tokens"
+    yield "ends", ", ".join(ends) or "none: answers end only at max_tokens"
     yield "tokenizer", _compared(directory, tokenizer)
     yield (
         "conversations",
@@ -47,14 +47,14 @@ def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
 def _compared(directory: Path, tokenizer: Tokenizer) -> str:
     """Compare tokens of some texts with those of `transformers`.
 
-    For some classes it builds tokenizers itself instead of reading `tokenizer.json`, the reference here.
+    `tokenizer.json` is our reference; `transformers` ignores it for some classes and builds a tokenizer itself.
     """
     from transformers import AutoTokenizer
 
     try:
         with quiet():
             theirs = AutoTokenizer.from_pretrained(directory)
-    except Exception as error:  # noqa: BLE001  # it is the code of a tokenizer, which may raise anything
+    except Exception as error:  # noqa: BLE001  # the tokenizer's own code may raise anything
         return f"transformers cannot load it: {type(error).__name__}: {' '.join(str(error).split())}"
     other = [text for text in _TEXTS if tokenizer.encode(text) != theirs(text)["input_ids"]]
     if not other:

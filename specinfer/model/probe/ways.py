@@ -1,11 +1,11 @@
-"""Compares all ways of running a prompt with a whole forward.
+"""Compares logits of all ways to run a prompt with one forward.
 
 whole            the prompt in one pass
-token by token   every token in a pass of its own: all state outside the KV cache is lost
-in two chunks    as a long prompt is read
-with another     two requests of different lengths in a pass, twice
-as a tree        the last tokens as nodes among others, one path committed and continued
-far from zero    at the last positions of the context, in two chunks, with another at its first
+token by token   one pass per token: state outside the KV cache is lost
+in two chunks    in two passes, as a long prompt
+with another     two requests of different lengths per pass, twice
+as a tree        the last tokens as tree nodes, one path committed and continued
+far from zero    at the last positions of the context, in two chunks, with another request at the first positions
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -18,11 +18,11 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 
 Reference = Callable[[Sequence[int], int], torch.Tensor]
-"""Returns the model's own logits [T, V] of tokens from a position."""
+"""Returns the model's own logits [T, V], from a position on."""
 LONGEST_PROMPT = 24
-"""More than a block of the cache."""
+"""Maximum prompt length in tokens; longer than a block of the cache."""
 _BEHIND = 3
-"""Tokens that follow the prompt at most."""
+"""Maximum number of tokens after the prompt."""
 
 
 class Runs(Protocol):
@@ -40,11 +40,11 @@ class Runs(Protocol):
 
 
 class WayDistance(NamedTuple):
-    """Distance of one way from the model's own forward."""
+    """Distance of one way's logits from the model's own forward."""
 
     way: str
     distance: float
-    """Greatest difference of a logit, in standard deviations of the logits."""
+    """Maximum difference of a logit, in standard deviations of the logits."""
 
 
 def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> list[int]:
@@ -56,7 +56,7 @@ def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> lis
 
 
 def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far: int) -> list[WayDistance]:
-    """Run a prompt in all ways; `far` is a late position."""
+    """Run a prompt in all ways, also at position `far`."""
     ids = list(prompt)
     other, cut = [*reversed(ids[: len(ids) // 3 + 2])], len(ids) // 2
     wanted = reference(ids, 0)
@@ -72,7 +72,7 @@ def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far:
 
 
 def _distance(actual: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the maximum difference of logits [V] in standard deviations."""
+    """Return the maximum difference of logits [V], in standard deviations."""
     actual, wanted = actual.float().cpu(), wanted.float().cpu()
     if actual.shape != wanted.shape or not bool(torch.isfinite(actual).all()):
         return float("inf")
@@ -112,7 +112,7 @@ def _swapped(
 def _as_tree(
     runner: Runs, ids: list[int], other: list[int], wanted: torch.Tensor, reference: Reference
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield pairs for context - (a - b - c), (x - y), then a token."""
+    """Yield (actual, wanted) for context - (a - b - c), (x - y), a token."""
     sequence, (a, b, c), (x, y) = runner.open(), ids[-3:], other[:2]
     context = ids[:-3]
     (logits,) = runner.forward(
@@ -133,7 +133,7 @@ def _as_tree(
 def _far(
     runner: Runs, ids: list[int], other: list[int], reference: Reference, far: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield pairs for a sequence with dropped first tokens."""
+    """Yield (actual, wanted) at the last positions of the context."""
     late, early, cut = runner.open(), runner.open(), len(ids) // 2
     late.shift = far
     wanted = reference(ids, far)

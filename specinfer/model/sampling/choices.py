@@ -1,15 +1,15 @@
 """Interface for the target's choices on the logits' device.
 
-So logits are not copied to the host. Acceptance needs of a row of logits [V] the target's choice (the most
-probable token, or the winner with the request's noise) and, below a node with draws, P at the tokens of their
-q. The rest of the row matters to it only as a sum and by the token that wins among them: rejections change P
-at tokens of q alone. An `Excerpt` keeps that much:
+It avoids copies of logits to the host. An acceptance rule reads two things of a row of logits [V]: the target's choice
+(the most probable token, or the winner with the request's noise) and, at a node with draws below, P at the tokens of
+the draws' q. Rejections change P only at these tokens, so of all other tokens the rule needs only the sum of P, and
+the token that noise chooses among them. An `Excerpt` has these numbers:
 
-    whole row          P(cat) P(dog) | P(sat) P(ran) P(the) ...     q of the draws: cat, dog
-    kept of it         P(cat) P(dog) | their sum, and the first of them to arrive: (ran, P(ran))
+    whole row     P(cat) P(dog) | P(sat) P(ran) P(the) ...           q of the draws: cat, dog
+    excerpt       P(cat) P(dog) | sum of the rest, and its winner: (ran, P(ran))
 
-A `Chooser` finds these numbers for all rows of a pass at once (`specinfer.model.gpu.choice`). Rules decide on
-the host by them, as they decide by whole rows (`specinfer.verification.acceptance`).
+A `Chooser` computes them for all rows of a pass at once (`specinfer.model.gpu.choice`). Rules read excerpts as they
+read whole rows (`specinfer.verification.acceptance`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ Float64 = NDArray[np.float64]
 
 
 class Excerpt:
-    """P of some tokens, and a summary of all others."""
+    """P at some tokens, and a summary of all others."""
 
     def __init__(self, token_ids: Int32, p: Float64, rest: float, winner: tuple[int, float]) -> None:
         """Make the excerpt; `token_ids` ascend.
 
-        `rest` is the sum of P over the others, `winner` the one of them that noise chooses, and its P, which
-        is 0 if they have none.
+        `rest` is the sum of P over all other tokens. `winner` is the token that noise chooses among these, with
+        its P; 0 if all have P = 0.
         """
         self._ids, self._p, self._rest, self._winner = token_ids, p, rest, winner
 
@@ -54,29 +54,29 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTask:
-    """Rows of logits of one request, and the wanted results."""
+    """A request's rows of logits, and the wanted results."""
 
     logits: torch.Tensor
     """Logits [N, V] float32."""
     sampling: Sampling
     positions: Int32
-    """[N] absolute position of each row's prediction: keys the noise."""
+    """[N] absolute position of each row's prediction; it keys the noise."""
     excerpts: Mapping[int, Int32] = field(default_factory=dict)
-    """Ascending tokens of each row whose P is wanted."""
+    """Tokens, ascending, at which P is wanted, by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Results in the rows of a task."""
+    """Results for the rows of a task."""
 
     tokens: list[int]
-    """[N] chosen tokens, outside the excerpts. -1: non-finite logits."""
+    """[N] chosen tokens of rows without excerpt; -1: non-finite logits."""
     excerpts: Mapping[int, Excerpt]
 
 
 @runtime_checkable
 class Chooser(Protocol):
-    """An executor that chooses on its logits' device."""
+    """An executor that chooses tokens on its logits' device."""
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
-        """Choose tokens, one result per task. Waits for the pass."""
+        """Choose tokens; return one result per task. Waits for the pass."""

@@ -1,8 +1,8 @@
 """Distributions from logits: temperature, min-p, top-k, then top-p.
 
-Everything that verifies or drafts uses these functions, so that P and q mean the same everywhere. They work
-on single rows in numpy, as many rows of a tree are never used, and one of 50,000 numbers is too short for
-torch to be worth waking its threads (docs/performance.md#numpy-rows).
+All verification and drafting uses these functions, so that P and q are computed alike. They work on single rows in
+numpy: many rows of a tree are never used, and a row of 50,000 numbers is too short for torch's threads to gain time
+(docs/performance.md#numpy-rows).
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ _LIKELY = 1024
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
     """Return [V] float64 probabilities of logits [V] under the sampling parameters.
 
-    Greedy sampling gives all probability to the first most probable token. A row with a NaN gives NaNs.
+    Greedy sampling gives the first most probable token probability 1. A row with a NaN gives NaNs.
     """
     row = logits.float().cpu().numpy()
     if sampling.greedy:
@@ -40,12 +40,12 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
 
 
 def least_logit(best: np.float32, temperature: float, min_p: float) -> np.float32:
-    """Return the minimum logit kept by min-p, given the best."""
+    """Return the minimum logit that min-p keeps, from the maximum logit."""
     return np.float32(best + temperature * np.log(min_p))
 
 
 def softmax(row: Float32, temperature: float) -> Float64:
-    """Return [V] float64 softmax of float32 logits, for processes without the kernels."""
+    """Return the softmax [V] in float64 of float32 logits, without kernels."""
     p: Float64 = row.astype(np.float64)
     with np.errstate(invalid="ignore"):  # the receiver of NaNs reports them
         p -= p.max()
@@ -58,9 +58,9 @@ def softmax(row: Float32, temperature: float) -> Float64:
 def _nucleus(p: Float64, top_p: float) -> Float64:
     """Keep the most probable tokens up to a sum of top_p."""
     likely = np.argpartition(p, -_LIKELY)[-_LIKELY:] if len(p) > _LIKELY else np.arange(len(p))
-    if p[likely].sum() < top_p:  # a flat distribution: look at all of it
+    if p[likely].sum() < top_p:  # a flat distribution: all tokens may be needed
         likely = np.arange(len(p))
-    order = likely[np.lexsort((likely, -p[likely]))]  # the first of equals comes first
+    order = likely[np.lexsort((likely, -p[likely]))]  # of equal probabilities, the first token first
     before = np.cumsum(p[order]) - p[order]
     kept = np.zeros_like(p)
     chosen = order[before < top_p]
@@ -79,18 +79,20 @@ def draw(p: Float64, rng: np.random.Generator) -> int:
     """Return one index drawn from unnormalised probabilities p [n] by inversion."""
     sums = np.cumsum(p)
     index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-    return index if index < len(p) else int(np.flatnonzero(p)[-1])  # rounding can point after the last
+    return (
+        index if index < len(p) else int(np.flatnonzero(p)[-1])
+    )  # after rounding, the index may be too large
 
 
 _BLOCK = 256
-"""Tokens per block, whose maximum is looked at first."""
+"""Tokens per block in the search for the largest logits."""
 
 
 def most_probable(logits: torch.Tensor, k: int) -> torch.Tensor:
     """Return [N, k] tokens of the largest logits [N, V], descending.
 
-    Only the k blocks of tokens with the largest maxima can contain them. On a CPU that takes a third of the
-    time of `topk` over whole rows.
+    Only the k blocks of tokens with the largest maxima can contain them. On a CPU this takes a third of the time of
+    `topk` over whole rows.
     """
     rows, tokens = logits.shape
     blocks = tokens // _BLOCK

@@ -1,4 +1,4 @@
-"""Draws of the children of tree nodes from a draft's distribution."""
+"""Draws children of tree nodes from a draft's distribution."""
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from specinfer.tree.token_tree import Float32, Int32
 
 
 def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -> tuple[Int32, Float32]:
-    """Return q': the draft's distribution, cut to its top tokens.
+    """Return q: the draft's distribution, restricted to its `support` top tokens.
 
-    It is cut *before* any draw, so the sent distribution is the one that was sampled.
+    It is restricted *before* any draw, so the verifier gets the distribution that was sampled.
     """
     p = probabilities(logits, sampling)
     ids = np.argpartition(-p, min(support, len(p)) - 1)[:support]
@@ -22,7 +22,7 @@ def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -
 
 
 class Drawing:
-    """The children of one node, drawn one after another."""
+    """The children of one node, drawn in turn."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Drawing:
         self._left = q[1].astype(np.float64)
         self._draws = Draws(q[1].tolist(), kind)
         self.children: list[int] = []
-        """Nodes in draw order, entered by the caller."""
+        """Nodes in draw order; the caller appends them."""
 
     @property
     def chance(self) -> float:
-        """Probability that the next draw is accepted, given its node."""
+        """Probability that the next draw is accepted if its parent is."""
         return self._draws.chance
 
     def draw(self) -> int:

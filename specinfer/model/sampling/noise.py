@@ -2,13 +2,12 @@
 
     argmax_x (log P(x) + G_x)  =  argmin_x (E_x / P(x)),      G_x = -log E_x,  E_x exponential with mean 1
 
-is a draw from P. The noise E depends only on the request's seed, the position and the token x. So the
-target's choice does not depend on proposals: a tree, a chain and plain decoding give the same text. And a
-drafter that looks at the same noise guesses better than one that does not, because for q near P both have the
-same winner (Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative
-Decoding", 2024).
+is a draw from P. The noise E depends only on the request's seed, the position and the token x. So the target's choice
+does not depend on proposals: a tree, a chain and plain decoding give the same text. A drafter that uses the same noise
+is accepted more often, because q near P has the same winner (Daliri, Musco and Suresh, "Coupling without Communication
+and Drafter-Invariant Speculative Decoding", 2024).
 
-The compiled kernels do the same (`native/csrc/sampling/gumbel.h`); this is their reference.
+The compiled kernels choose alike (`native/csrc/sampling/gumbel.h`); this file is their reference.
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Noise of a request at an absolute position."""
+    """A request's noise at an absolute position."""
 
     seed: int
     position: int
@@ -38,7 +37,7 @@ class Noise:
         """Return a token drawn from unnormalised probabilities p [V].
 
         Raises:
-            ValueError: if no token has any probability.
+            ValueError: if all probabilities are 0.
         """
         key = noise_key(self.seed, self.position)
         if isinstance(p, Excerpt):
@@ -51,7 +50,7 @@ class Noise:
         """Return a token sampled from logits [V], by their `probabilities`.
 
         Raises:
-            ValueError: if no token has any probability, for example for NaN or infinite logits.
+            ValueError: if all probabilities are 0, for example with NaN or infinite logits.
         """
         if sampling.greedy or sampling.cuts:
             return self.choose(probabilities(logits, sampling))
@@ -62,38 +61,38 @@ class Noise:
 
 
 def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> int:
-    """Choose like `Noise`, without kernels; `token_ids` [n] are p's.
+    """Choose as `Noise` does, without kernels; `token_ids` [n] belong to p.
 
     Raises:
-        ValueError: if no token has any probability.
+        ValueError: if all probabilities are 0.
     """
     possible = np.flatnonzero(p > 0)
     if not len(possible):
         raise ValueError("p: no token has any probability")
     tokens = possible if token_ids is None else token_ids[possible]
-    with np.errstate(over="ignore"):  # by improbable tokens
+    with np.errstate(over="ignore"):  # a tiny probability gives infinity, which loses
         return int(tokens[np.argmin(exponentials(tokens, key) / p[possible])])
 
 
 def perturbed(p: Float64, token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """Return log p + G of a draft [v]; `token_ids` are the target's."""
+    """Return log p + G [v] of a draft; `token_ids` are the target's."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(p) - np.log(exponentials(token_ids, key)))
 
 
 def exponentials(token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """Return tokens' noise E [v]: uniforms from SplitMix64."""
+    """Return the noise E [v] of tokens, from SplitMix64's uniform numbers."""
     z = _split_mix(key, token_ids)
     return np.asarray(-np.log(((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
 
 
 def noise_keys(seed: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """Return `noise_key` [n] of positions."""
+    """Return `noise_key` of each position, [n]."""
     return _split_mix(noise_state(seed), positions)
 
 
 def _split_mix(state: int, indices: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """Return `specinfer.sampling.split_mix` of many indices."""
+    """Return `specinfer.sampling.split_mix` of each index."""
     z = np.uint64(state) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,6 +1,6 @@
 """The reference attention: gathers keys and values, and calls SDPA.
 
-The mask is explicit. It is slow and obviously right; every other backend is tested against it.
+It uses explicit masks: slow, but simple enough to be the reference of every other backend's tests.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class _Part:
 
 
 class ReferenceAttention:
-    """Explicit masks, one SDPA call per request."""
+    """Attention with explicit masks, one SDPA call per request."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -32,8 +32,8 @@ class ReferenceAttention:
         """Return one mask and one slot table per request.
 
         Args:
-            look_back: number of positions up to its own that a token sees on its path; 0: all.
-            window: the same of the context only, whose last position is seen in any case; for drafts.
+            look_back: number of last positions of its path that a token sees, its own included; 0: all.
+            window: number of last context positions that a token sees, at least the last; for drafts. None: all.
         """
         return [
             self._part(rows, batch.positions[rows.start : rows.stop], look_back, window)
@@ -73,8 +73,8 @@ class ReferenceAttention:
         """Attend from every token of the pass to its own request.
 
         Args:
-            cap: soft bound of scores; 0: none.
-            sinks: [H] scores that take a part of attention and give nothing.
+            cap: bound c of scores s, as c * tanh(s / c); 0: none.
+            sinks: [H] extra scores in each softmax, without a value.
         """
         out = torch.empty_like(query)
         for part in plan:
@@ -98,7 +98,7 @@ def _explicit(
     cap: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention [1, H, rows, D] with soft-capped scores, or with sinks."""
+    """Return attention [1, H, rows, D] with soft-capped scores or sinks."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = query @ keys.transpose(2, 3) * scale

@@ -1,7 +1,4 @@
-"""Compute a layer's mixture of experts.
-
-Every expert computes the rows that chose it.
-"""
+"""Computes mixtures of experts: each expert computes its chosen rows."""
 
 from collections.abc import Callable
 
@@ -15,10 +12,10 @@ Mlp = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mixture:
-    """Router and experts of a layer, and its shared expert if any."""
+    """Router, experts and shared expert, if any, of a layer."""
 
     def __init__(self, prefix: str, experts: Experts, parts: Parts, make_mlp: Callable[[str], Mlp]) -> None:
-        """Read them; `make_mlp` returns the MLP of a prefix."""
+        """Read the tensors; `make_mlp` returns the MLP of a name's prefix."""
         self._experts = experts
         self._router = parts.keep(parts.tensor(f"{prefix}{ROUTER}", torch.float32))
         self._bias: torch.Tensor | None = None
@@ -31,7 +28,7 @@ class Mixture:
             self._shared_gate = parts.keep(parts.tensor(f"{prefix}{SHARED_GATE}", torch.float32))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts of each row [T, hidden] add."""
+        """Return what the chosen experts add to each row [T, hidden]."""
         scores = F.linear(x.float(), self._router, self._bias)
         best, chosen = scores.topk(self._experts.used, dim=-1)
         shares = best if self._experts.renormalised else scores

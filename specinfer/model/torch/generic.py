@@ -1,9 +1,8 @@
 """Runs any causal model of `transformers`, with our tree mask.
 
-Slower than our own decoder, and for families it does not know (GPT-2, Phi, Gemma, ...). It uses their
-attention interface. The model runs the flattened pass as one row of T tokens; for attention it calls
-`generic_attention`, which stores keys and values in the paged cache and attends over each token's own
-request.
+It is for families that our own, faster decoder does not support. The model runs the flattened pass as one row of T
+tokens. Through the attention interface of `transformers` it calls `generic_attention`, which stores keys and values in
+the paged cache; each token attends to its own request.
 """
 
 import inspect
@@ -43,24 +42,24 @@ class GenericExecutor:
         text = self.model.config.get_text_config()
         self._max_positions = longest_text(text) if self._places else UNBOUNDED
         self.limit = ""
-        """Why fewer positions are served than the model has; empty: all are."""
+        """Reason why fewer positions are served; empty: all are."""
         if self._places and self._max_positions < text.max_position_embeddings:
             stated = "its original_max_position_embeddings (rope_type = 'longrope')"
             self.limit = f"served up to {self._max_positions}, {stated}"
         self._keeps = "logits_to_keep" in parameters
         self.attending: list[torch.nn.Module] = []
-        """Modules that attended, or kept states, in the last pass."""
+        """Modules that attended or stored states in the last pass."""
 
     @property
     def recurrent_states(self) -> RecurrentStates[TokenState] | None:
-        """States of recurrent layers; None: there are no such layers."""
+        """States of recurrent layers; None: the model has no such layers."""
         return self._recurrent.states if self._recurrent else None
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Run a pass and return its logits [R, V].
 
         Raises:
-            IncompatibleError: if a position is beyond those that the model is right for.
+            IncompatibleError: if a position exceeds the served maximum.
         """
         if batch.positions and max(batch.positions) >= self._max_positions:
             raise IncompatibleError(
@@ -79,7 +78,9 @@ class GenericExecutor:
             with self._recurrent.over(batch):
                 out = self.model(
                     input_ids=token_ids[None],
-                    attention_mask=torch.ones_like(token_ids)[None],  # else jumps of positions divide the row
+                    attention_mask=torch.ones_like(token_ids)[
+                        None
+                    ],  # otherwise transformers splits the row where positions jump
                     use_cache=False,
                     **more,
                 )
@@ -91,7 +92,7 @@ class GenericExecutor:
 
     @torch.inference_mode()
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots."""
+        """Copy keys and values between slots."""
         here, there = (
             torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
         )
@@ -100,12 +101,12 @@ class GenericExecutor:
                 cache.index_copy_(0, there, cache.index_select(0, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Raise an error: only the model knows how its keys carry positions."""
+        """Refuse: only the model knows how its keys depend on positions."""
         raise SettingError("kv_window", delta, "the generic executor has no windowed cache")
 
 
 def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
-    """Return the configuration of a model that runs generically, for the services."""
+    """Return the configuration that services need of a generic model."""
     text = hf.get_text_config()
     heads = _number(text, "num_attention_heads") or 1
     return ModelConfig(
@@ -127,9 +128,9 @@ def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
 
 
 def _number(text: Any, name: str) -> int | None:
-    """Return a configuration's number; None if missing or per layer."""
+    """Return a configuration's number; None if missing or different per layer."""
     try:
         value = getattr(text, name, None)
-    except RuntimeError:  # raised by configurations of models whose layers differ
+    except RuntimeError:  # raised by configurations whose layers differ
         return None
     return value if isinstance(value, int) else None

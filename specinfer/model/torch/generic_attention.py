@@ -1,10 +1,10 @@
 """Attention of `transformers` models over the paged cache.
 
-A model makes its masks by functions of two positions (causal, sliding window, chunks). Those functions are
-kept instead of the masks, and evaluated at the positions of a request's own tokens: a pass has tokens of
-several requests and of trees, whose indices in the pass mean nothing.
+A model makes its masks by functions of two positions (causal, sliding window, chunks). This attention stores the
+functions instead of the masks and evaluates them at the context positions of each request's tokens: in a pass over
+several requests and trees, a token's row is not its position.
 
-Arguments of the interface that change the result are applied; those that are not known are refused.
+Arguments of the interface that change the result are applied; unknown arguments are refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 
 NAME = "specinfer_tree"
-"""Name under which models find this attention."""
+"""Name of this attention in `transformers`' interface."""
 CURRENT: "ContextVar[GenericPass]" = ContextVar("specinfer_pass")
-"""Pass that runs in this context."""
+"""The pass that runs in this context."""
 MaskFunction = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 Memory = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values [slots, KV heads, D] of each attention, in order."""
+"""Keys and values [slots, KV heads, D], by number of the call."""
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -36,12 +36,12 @@ _WITHOUT_EFFECT = frozenset(
         *("return_dict", "sliding_window", "token_type_ids", "use_cache"),
     }
 )
-"""Arguments without effect, also ignored by `eager`."""
+"""Arguments that do not change the result; `eager` ignores them, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """A model's mask, given by its rule."""
+    """A model's mask, as a function of two positions."""
 
     function: MaskFunction
 
@@ -49,20 +49,20 @@ class _Mask:
 class _RequestRows(NamedTuple):
     rows: slice
     slots: torch.Tensor
-    """[positions] slots of its keys."""
+    """[positions] slots of the keys."""
     visible: torch.Tensor
-    """[rows, positions] keys on each token's own path."""
+    """[rows, positions] True for keys on a token's own path."""
     queries: torch.Tensor
     """[rows] positions of the tokens."""
     keys: torch.Tensor
-    """[positions] positions of the visible keys."""
+    """[positions] positions of the keys."""
 
 
 class GenericPass:
-    """Inputs of the attention function in the pass that calls it."""
+    """Inputs of the attention function during a pass."""
 
     def __init__(self, batch: Batch, slots: torch.Tensor, memory: Memory, capacity: int) -> None:
-        """Set up a pass over `memory`, which grows with the model's needs."""
+        """Set up a pass; `memory` gets an entry per attention call."""
         self._slots, self._memory, self._capacity = slots, memory, capacity
         self._parts = [_part(rows, batch.positions, slots.device) for rows in batch.rows]
         self._masks: dict[MaskFunction | None, list[torch.Tensor]] = {}
@@ -84,7 +84,7 @@ class GenericPass:
         """
         if query.shape[0] != 1 or not query.shape[2] == key.shape[2] == len(self._slots):
             raise IncompatibleError(
-                f"{type(module).__name__}: attends over other tokens than those of the pass "
+                f"{type(module).__name__}: attends over other tokens than the pass has "
                 f"(query {list(query.shape)}, key {list(key.shape)})"
             )
         keys, values = self._store(module, key, value)
@@ -100,7 +100,7 @@ class GenericPass:
     def _store(
         self, module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the pass's keys and values; return all of this call's."""
+        """Write the pass's keys and values; return this call's memory."""
         call = len(self.modules)
         self.modules.append(module)
         if call not in self._memory:
@@ -168,7 +168,7 @@ def _attention(
     cap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return [H, rows, Dv] for a query [H, rows, D].
+    """Return attention [H, rows, Dv] of a query [H, rows, D].
 
     Keys and values are [KV heads, positions, D].
     """

@@ -1,6 +1,6 @@
-"""Compute one decoder layer: attention and MLP.
+"""Computes one decoder layer: attention and MLP.
 
-Rows of q, k and v are one matrix, and so are those of gate and up.
+Query, key and value projections are one matrix, and so are gate and up.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from specinfer.model.torch.rotary import Angles, rotate
 from specinfer.model.weights.config import ModelConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function that stores keys and values and returns attention [T, H, D].
+"""Stores a layer's keys and values; returns attention [T, H, D].
 
-Its arguments are layer, query [T, H, D], key and value [T, KV heads, D].
+Arguments: layer, query [T, H, D], key and value [T, KV heads, D].
 """
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -33,7 +33,7 @@ LAYER_MODULES = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
-"""Optional norms of a layer; each a weight, some a bias."""
+"""Modules of a layer that may have a weight and a bias."""
 
 
 def _unchanged(x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def _unchanged(x: torch.Tensor) -> torch.Tensor:
 
 
 class Mlp:
-    """The MLP of a layer, or of an expert."""
+    """The MLP of a layer or of an expert."""
 
     def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
         self._act, self._gated = ACTIVATIONS[config.activation], config.gated
@@ -51,7 +51,7 @@ class Mlp:
         self.down: Linear = parts.linear(prefix, "down_proj")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map rows [T, hidden] to what they add to the hidden states."""
+        """Return what the MLP adds to hidden states [T, hidden]."""
         if not self._gated:
             return self.down(self._act(self.up(x)))
         gate, up = self.up(x).chunk(2, dim=-1)
@@ -63,7 +63,7 @@ class Mlp:
 
 class Layer:
     mlp_type: type[Mlp] = Mlp
-    """Class of its MLP."""
+    """Class of the layer's MLP."""
 
     def __init__(self, index: int, config: ModelConfig, parts: Parts) -> None:
         prefix = f"model.layers.{index}."
@@ -93,7 +93,7 @@ class Layer:
         angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Map hidden states [T, hidden] to those of the next layer."""
+        """Return the hidden states [T, hidden] after the layer."""
         return self.after_norm(x, self.input_norm(x), angles, attend)
 
     def after_norm(
@@ -103,7 +103,7 @@ class Layer:
         angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Map hidden states to the next layer's, given attention's input.
+        """Return the hidden states after the layer, given attention's normed input.
 
         `normed` is that input, [T, width of the projections].
         """
@@ -119,7 +119,7 @@ class Layer:
         return x + (change if scale == 1 else change * scale)
 
     def operate(self, surgery: Surgery) -> None:
-        """Divide attention heads and the inside of the MLP among ranks."""
+        """Divide attention heads and MLP units among ranks."""
         self._out = surgery.output(self._out)
         assert isinstance(self._mlp, Mlp), "experts are not divided"
         self._mlp.down = surgery.output(self._mlp.down)
@@ -127,9 +127,9 @@ class Layer:
     def project(
         self, x: torch.Tensor, angles: Angles | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value of attention's inputs [T, width].
+        """Return query, key and value [T, heads, D] of inputs [T, width].
 
-        They are split into heads; query and key are rotated by position.
+        Query and key are rotated by position.
         """
         c = self._config
         qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)

@@ -1,8 +1,7 @@
 """Linear layers with one interface for all storage formats.
 
-`Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's
-blocked layout, which reads them at memory speed for one token and for a tree alike
-(docs/performance.md#packed-layers). `Surgery` is the interface by which ranks divide a decoder
+`Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's blocked layout, which
+is read at memory speed (docs/performance.md#packed-layers). `Surgery` is the interface by which ranks divide a decoder
 (`specinfer.model.parallel`).
 """
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 
 
 class Linear(Protocol):
-    """y = x W^T + b for x of shape [T, in]."""
+    """Linear layer y = x W^T + b, for x [T, in]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return y [T, out]."""
@@ -52,13 +51,13 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 
 
 class Surgery(Protocol):
-    """Wrappers of ranks around divided parts of a decoder."""
+    """Wraps the divided parts of a decoder in a rank."""
 
     def embedding(self, lookup: Linear) -> Linear:
-        """Wrap the lookup of token ids [T] in this rank's rows."""
+        """Wrap the lookup of token ids [T] in this rank's embeddings."""
 
     def output(self, linear: Linear) -> Linear:
-        """Wrap a layer with divided inputs: ranks' outputs are summed."""
+        """Wrap a layer with divided inputs: sum the ranks' outputs."""
 
     def head(self, linear: Linear) -> Linear:
-        """Wrap the head: each rank has part of the logits."""
+        """Wrap the head: each rank computes part of the logits."""

@@ -1,4 +1,4 @@
-"""Parts of a decoder, made from its weights: norms and linear layers."""
+"""Makes norms and linear layers from weights."""
 
 from collections.abc import Callable, Mapping
 
@@ -45,10 +45,7 @@ class Parts:
         self.loaded_bytes = 0
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor of the checkpoint, on the device.
-
-        Its type is `dtype`, or else the decoder's.
-        """
+        """Return a tensor of the checkpoint, in `dtype` or the decoder's type."""
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
         loaded = self._weights[name].to(device=self._device, dtype=dtype or self._dtype)
@@ -64,14 +61,14 @@ class Parts:
         return make_linear(weight, bias)
 
     def norm(self, name: str) -> RMSNorm | LayerNorm:
-        """Return the norm of this name, of the model's kind."""
+        """Return the norm of this name, of the model's type."""
         weight = self.keep(self.tensor(f"{name}.weight"))
         if self._config.layer_norm:
             return LayerNorm(weight, self.keep(self.tensor(f"{name}.bias")), self._config.norm_eps)
         return RMSNorm(weight, self._config.norm_eps)
 
     def linear(self, prefix: str, *names: str) -> Linear:
-        """Return one linear layer with the rows of several."""
+        """Return one linear layer with the rows of several, concatenated."""
         weights = [self.tensor(f"{prefix}{name}.weight") for name in names]
         with_bias = f"{prefix}{names[0]}.bias" in self._weights
         weight, bias = self.keep(torch.cat(weights)), None

@@ -1,10 +1,9 @@
-"""Recurrent layers of `transformers` models over trees.
+"""Runs recurrent layers of `transformers` models over trees.
 
-They are gated delta nets, state space models and short convolutions. Such a layer maps a state and some
-tokens to outputs and the next state. A pass is cut into chains of tokens that follow each other: the context
-of a request, then its tree, level by level. Each begins with the state after its parent, and chains of one
-level and length are one call of the layer. Layers read and write states through the cache interface of
-`transformers`, so any such layer runs unchanged.
+They are gated delta nets, state space models and short convolutions. Such a layer maps a state and some tokens to
+outputs and the next state. A pass is cut into chains of consecutive tokens: a request's context, then its tree, level
+by level. A chain begins with the state after its parent; chains of equal level and length share one call of the layer.
+Layers read and write states through the cache interface of `transformers`, so any such layer runs unchanged.
 """
 
 import copy
@@ -26,27 +25,26 @@ from specinfer.system.machine import available_memory
 Tensors = dict[tuple[str, int], torch.Tensor]
 """States of one layer by kind ("conv", "recurrent") and number."""
 TokenState = dict[int, Tensors]
-"""By number of the layer among the recurrent ones."""
+"""States of a token, by number among the recurrent layers."""
 _CACHE_NAMES = ("cache_params", "past_key_values")
 _MEMORY_PART = 0.5
-"""Share of free memory for states, after a model is loaded."""
+"""Share of free memory for states, after the model is loaded."""
 
 
 class Chain(NamedTuple):
-    """Tokens of a pass that follow each other."""
+    """Consecutive tokens of one path, in a pass."""
 
     rows: Sequence[int]
     parent: int | None
-    """Slot of the token before them; None: they are the first ones."""
+    """Slot of the token before the chain; None: it begins the context."""
     end: int
-    """Slot of the last one."""
+    """Slot of the chain's last token."""
 
 
 def levels_of(batch: Batch, stepwise: bool = False) -> list[list[Chain]]:
     """Return a pass's chains by level, in order of dependencies.
 
-    Args:
-        stepwise: each chain has one token.
+    `stepwise`: each chain has one token.
     """
     levels: defaultdict[int, list[Chain]] = defaultdict(list)
     for part in batch.rows:
@@ -79,7 +77,7 @@ def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
 
 
 class LayerCall(NamedTuple):
-    """Chains of equal level and length: one call of each layer."""
+    """Chains of equal level and length, computed in one call."""
 
     chains: Sequence[Chain]
     rows: torch.Tensor
@@ -87,7 +85,7 @@ class LayerCall(NamedTuple):
 
 
 class _LayerCache:
-    """A layer call's part of the cache interface of `transformers`."""
+    """A call's part of `transformers`' cache interface."""
 
     def __init__(self, states: Tensors) -> None:
         self.states = states
@@ -104,7 +102,7 @@ class _LayerCache:
     def update_conv_state(
         self, inputs: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0, **_: object
     ) -> torch.Tensor:
-        """Keep the last inputs [B, channels, kernel]; return them with those before."""
+        """Store the last inputs [B, channels, kernel]; return them with earlier ones."""
         before = self.states.get(("conv", state_idx))
         if before is None:
             before = inputs.new_zeros(*inputs.shape[:-1], max(conv_kernel_size - inputs.shape[-1], 0))
@@ -120,7 +118,7 @@ class _LayerCache:
 
 
 class RecurrentLayers:
-    """The recurrent layers of a model, and the states of its tokens."""
+    """A model's recurrent layers, and the states of its tokens."""
 
     def __init__(self, model: Any) -> None:
         self._layers = [
@@ -129,7 +127,7 @@ class RecurrentLayers:
         self.states: RecurrentStates[TokenState] = RecurrentStates()
         self._max_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
         self._calls: list[LayerCall] = []
-        """Calls of each layer in the pass that runs, in order."""
+        """Calls of each layer in the running pass, in order."""
         hidden = model.config.get_text_config().hidden_size
         kinds = {type(layer): (layer, name) for layer, name in self._layers}
         self._stepwise = not all(_goes_on(layer, name, hidden) for layer, name in kinds.values())
@@ -139,12 +137,12 @@ class RecurrentLayers:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """The layers."""
+        """The recurrent layers."""
         return [layer for layer, _ in self._layers]
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[None]:
-        """Run layers on this pass within the context."""
+        """Run the recurrent layers on this pass within the block."""
         if not self._layers:
             yield
             return
@@ -157,7 +155,7 @@ class RecurrentLayers:
             for number, (layer, name) in enumerate(self._layers):
                 layer.forward = self._replaced(number, layer.forward, name)
             yield
-        except BaseException:  # the states of some layers, after tokens that no sequence has
+        except BaseException:  # some layers have written states of tokens that no sequence has
             self.states.forget([chain.end for call in self._calls for chain in call.chains])
             raise
         finally:
@@ -182,7 +180,7 @@ class RecurrentLayers:
         return run
 
     def _begin(self, number: int, chains: Sequence[Chain]) -> _LayerCache:
-        """Return the states with which chains begin, one row each."""
+        """Return the states before chains, one row per chain."""
         if chains[0].parent is None:
             return _LayerCache({})
         parents = [self.states[chain.parent][number] for chain in chains if chain.parent is not None]
@@ -197,13 +195,13 @@ class RecurrentLayers:
             self.states[chain.end][number] = tensors
 
     def _fit(self) -> int:
-        """Return the number of states that fit into memory."""
+        """Return the number of states that fit in memory."""
         state = self.states[self._calls[0].chains[0].end]
         return self._max_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
 
 
 def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
-    """Group chains by length and existence of states."""
+    """Group chains by length, and by whether a state precedes them."""
     groups: defaultdict[tuple[int, bool], list[Chain]] = defaultdict(list)
     for chain in chains:
         groups[len(chain.rows), chain.parent is None].append(chain)
@@ -211,14 +209,14 @@ def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
 
 
 def _cache_name(layer: torch.nn.Module) -> str | None:
-    """Return the name of a recurrent layer's cache argument, if any."""
+    """Return the name of a layer's cache argument; None: not recurrent."""
     if not hasattr(layer, "layer_idx") or not any(
         isinstance(child, torch.nn.Conv1d) for child in layer.children()
     ):
         return None
     parameters = inspect.signature(layer.forward).parameters
     if "hidden_states" not in parameters:
-        raise IncompatibleError(f"{type(layer).__name__}: takes no hidden_states")
+        raise IncompatibleError(f"{type(layer).__name__}: its forward must have an argument hidden_states")
     return next((name for name in _CACHE_NAMES if name in parameters), None)
 
 
@@ -226,7 +224,7 @@ def _cache_name(layer: torch.nn.Module) -> str | None:
 def _goes_on(layer: torch.nn.Module, name: str, hidden: int) -> bool:
     """Return whether a layer continues a state with several tokens.
 
-    Some layers assume a zero state there.
+    Some layers assume a zero state if there are several.
     """
     layer = copy.deepcopy(layer).to(device="cpu", dtype=torch.float32)
     inputs = torch.randn(1, 6, hidden, generator=torch.Generator().manual_seed(0))

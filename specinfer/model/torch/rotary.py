@@ -1,4 +1,4 @@
-"""Rotary position embeddings."""
+"""Computes rotary position embeddings."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def rotary_tables(config: ModelConfig) -> Angles:
 
 
 def all_rotary_tables(config: ModelConfig) -> list[Angles]:
-    """Return the tables of all frequencies that `layer_rotary` can name."""
+    """Return the tables of all frequencies in `ModelConfig.layer_rotary`."""
     local = _table(config.max_positions, config.local_inv_freq, 1.0)
     return [rotary_tables(config), *([local] if config.local_inv_freq else [])]
 
@@ -28,7 +28,7 @@ def _table(count: int, inv_freq: Sequence[float], scale: float) -> Angles:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first R dimensions of x [T, H, D] by angles.
+    """Rotate the first R dimensions of x [T, H, D].
 
     The angles are [T, 1, R].
     """

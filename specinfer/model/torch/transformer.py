@@ -1,8 +1,7 @@
 """The decoder: embeddings, L layers of attention and MLP, final norm, head.
 
-Works on a flattened pass of T tokens; which token belongs to which request is known only to the
-attention backend. Plain objects instead of `nn.Module`: inference only, weights fused on loading
-(q, k, v into one layer, gate and up into one).
+It works on a flattened pass of T tokens; only the attention backend knows the tokens' requests. Layers are plain
+objects instead of `nn.Module`: inference only, with weights fused on loading (q, k and v; gate and up).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +26,16 @@ LayerCall = Callable[[torch.Tensor, Angles | None, Attend], torch.Tensor]
 
 
 def _keep(features: PassFeatures | None, layers: int, x: torch.Tensor) -> None:
-    """Store the hidden states [T, hidden] after `layers` layers, if wanted."""
+    """Store the hidden states [T, hidden] after `layers` layers, if requested."""
     if features is not None and layers in features.layers:
         features.states[:, features.layers.index(layers)] = x.float().cpu().numpy()
 
 
 class Transformer:
-    """A decoder with its weights."""
+    """A decoder with its weights, in torch."""
 
     layer_type: Callable[[int, ModelConfig, Parts], Layer] = Layer
-    """Factory of its layers."""
+    """Makes a layer."""
 
     def __init__(
         self,
@@ -48,18 +47,18 @@ class Transformer:
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.weight_bytes = 0
-        """Bytes of all tensors that stay on the device."""
+        """Bytes of all tensors on the device."""
         parts = Parts(config, weights, dtype, device)
         table = parts.tensor("model.embed_tokens.weight")
         self._lookup: Linear = partial(F.embedding, weight=table)
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
         self.layers = self._make_layers(weights)
-        """Layers in order."""
+        """All layers, in order."""
         self.sinks = [
             parts.tensor(f"model.layers.{layer}.{SINKS}", torch.float32) if config.sinks else None
             for layer in range(config.layers)
         ]
-        """Scores [heads] of each layer's attention sinks; None: there are none."""
+        """Attention sinks [heads] of each layer; None: the model has none."""
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)
@@ -73,7 +72,7 @@ class Transformer:
     def _operate(self, surgery: Surgery) -> None:
         self._lookup, self._head = surgery.embedding(self._lookup), surgery.head(self._head)
         for layer in self.layers:
-            assert isinstance(layer, Layer), "layers that come and go are not divided"
+            assert isinstance(layer, Layer), "offloaded layers are not divided"
             layer.operate(surgery)
 
     def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
@@ -94,10 +93,7 @@ class Transformer:
         attend: Attend,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] before the final norm.
-
-        Wanted states are written.
-        """
+        """Return hidden states [T, hidden] before the final norm; store requested ones."""
         return self.through(self.embed(token_ids, positions), positions, attend, features)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -120,14 +116,14 @@ class Transformer:
         return x
 
     def angles(self, positions: torch.Tensor, table: int = 0) -> Angles | None:
-        """Return rotary cosines and sines [T, 1, R/2]; None with learnt positions."""
+        """Return rotary cosines and sines [T, 1, R/2]; None: learnt positions."""
         if self._positions is not None:
             return None
         cos, sin = self._tables[table]
         return cos[positions][:, None], sin[positions][:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [R, V] float32 logits of hidden states [R, hidden]."""
+        """Return float32 logits [R, V] of hidden states [R, hidden]."""
         logits = self._head(self._norm(hidden)).float()
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale

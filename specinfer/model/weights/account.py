@@ -1,7 +1,7 @@
-"""Compare the names and shapes of a checkpoint's tensors with its configuration.
+"""Compares a checkpoint's tensors with its configuration, by name and shape.
 
-The expected names and shapes are those of the `transformers` model of the configuration, made without memory. Every
-tensor of the file must be one of them, so that nothing that changes the result is left unread.
+The expected names and shapes are those of the configuration's `transformers` model, built without memory. Every tensor
+of the file must be expected, so that no tensor that changes the output remains unread.
 """
 
 import copy
@@ -24,20 +24,20 @@ from specinfer.model.weights.source import kept_gguf
 HEAD = "lm_head.weight"
 _LAYERS = "model.layers."
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
-"""Tensors in old checkpoints that repeat the configuration: frequencies, causal masks."""
+"""Tensors of old checkpoints that repeat the configuration: frequencies, masks."""
 _SHOWN = 3
 
 
 def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
     """Check names and shapes of a checkpoint's tensors.
 
-    Only a tied head is read.
+    Only a tied head is read, to compare it with the embeddings.
 
     Args:
-        weights: in Llama's names.
+        weights: tensors under Llama's names.
 
     Raises:
-        IncompatibleError: naming tensors that are missing, of another shape, or of no use.
+        IncompatibleError: naming tensors that are missing, unexpected or of another shape.
     """
     wanted = expected_tensors(hf, config)
     originals = {name: original_name(weights, name) for name in weights}
@@ -55,25 +55,25 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
         shape, right = shape_of(weights, name), wanted[name].shape
         if shape != right:
             raise IncompatibleError(
-                f"{originals[name]} has shape {list(shape)}: config.json says {list(right)}"
+                f"{originals[name]} has shape {list(shape)}: config.json requires {list(right)}"
             )
     if config.tied_embeddings and HEAD in originals and not torch.equal(weights[HEAD], weights[EMBEDDING]):
         raise IncompatibleError(
-            f"tie_word_embeddings = true, but {originals[HEAD]} is not {originals[EMBEDDING]}"
+            f"tie_word_embeddings = true, but {originals[HEAD]} differs from {originals[EMBEDDING]}"
         )
 
 
 class ExpectedTensor(NamedTuple):
-    """A tensor that a configuration calls for."""
+    """A tensor that a configuration requires."""
 
     name: str
     """Name in the checkpoint."""
     shape: tuple[int, ...]
-    """Shape under its name of Llama's."""
+    """Shape of our tensor of Llama's name."""
 
 
 def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
-    """Return every tensor of our decoder's model, by its Llama name."""
+    """Return every tensor of our decoder's model, by Llama's name."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -95,11 +95,11 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
 
 
 def with_layers(hf: Any, count: int) -> Any:
-    """Return a copy of a configuration with its first layers only."""
+    """Return a copy of a configuration with only its first layers."""
     few = copy.deepcopy(hf)
     few.num_hidden_layers = count
     kinds = getattr(few, "layer_types", None)
-    if kinds and len(kinds) > count:  # it may follow from the number of layers
+    if kinds and len(kinds) > count:  # the list may already have the new length
         few.layer_types = kinds[:count]
     return few
 
@@ -110,7 +110,7 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
     A file without rotary metadata is not checked.
 
     Raises:
-        IncompatibleError: if it was made by something that did not read the file's scaling.
+        IncompatibleError: if they differ: the file's converter ignored its scaling.
     """
     meta = weights.metadata
     if not (weights.rope_factors or meta.has("rope.freq_base")):
@@ -125,15 +125,15 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
     )
     if not same or abs(stated.rotary_scale - config.rotary_scale) > 1e-4:
         raise IncompatibleError(
-            "the GGUF file scales positions otherwise than config.json (rope_freqs.weight, rope.scaling): pull it again"
+            "GGUF file (rope_freqs.weight, rope.scaling) and config.json differ in rotary scaling: pull the model again"
         )
 
 
 def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:
-    """Return the `transformers` model of a directory, built from all its tensors.
+    """Return a directory's `transformers` model, built from all tensors.
 
     Raises:
-        IncompatibleError: naming tensors that are missing, of another shape, or of no use.
+        IncompatibleError: naming tensors that are missing, unexpected or of another shape.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -149,7 +149,7 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
     """Return the `transformers` model of a configuration, with these tensors.
 
     Raises:
-        IncompatibleError: naming tensors that are missing, of another shape, or of no use.
+        IncompatibleError: naming tensors that are missing, unexpected or of another shape.
     """
     from transformers import AutoModelForCausalLM
 
@@ -169,13 +169,13 @@ def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, 
         model, report = kind.from_pretrained(
             directory, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except Exception as error:  # it is the code of a model, which may raise anything
+    except Exception as error:  # the model's own code may raise anything
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise IncompatibleError(f"model_type = {family!r}: transformers cannot load it: {what}") from error
     mismatched = [name for name, *_ in report["mismatched_keys"]]
     for problem, names in (
         ("lack", report["missing_keys"]),
-        ("have, in another shape than config.json says,", mismatched),
+        ("have, in another shape than config.json requires,", mismatched),
         ("have tensors that its configuration does not:", report["unexpected_keys"]),
     ):
         if names:

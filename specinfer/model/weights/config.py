@@ -1,4 +1,4 @@
-"""Configuration of our own decoder."""
+"""The configuration of our decoder."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,19 +9,19 @@ from specinfer.model.families.base import RecurrentShape
 from specinfer.model.families.experts import Experts
 
 ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
-"""Activations in the order of the kernels (native/csrc/model.h)."""
+"""Activations, numbered as in the kernels (native/csrc/model.h)."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
-"""Fields that parts of a model may change, and their `config.json` names."""
+"""Fields that may differ in a part of a model -> `config.json` names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder; families differ in the fields with defaults."""
+    """Sizes and options of a decoder; the defaults are Llama's."""
 
     family: str
     vocab_size: int
@@ -43,71 +43,71 @@ class ModelConfig:
     None: learnt positions, or no positions if `layer_rotary` has none.
     """
     rotary_scale: float = 1.0
-    """Factor on cos and sin (YaRN's attention scaling; 1 otherwise)."""
+    """Factor on cosines and sines (YaRN's attention scaling; otherwise 1)."""
     layer_norm: bool = False
-    """True for norms by mean and variance, with bias; False: RMS."""
+    """True: norms by mean and variance, with bias. False: RMS norms."""
     gated: bool = True
     """True: the MLP is `down(act(gate) * up)`; False: `down(act(up))`."""
     parallel: bool = False
     """True if attention and MLP read the same hidden states."""
     pre_norm: bool = True
-    """True if what attention and MLP read is normed."""
+    """True if the inputs of attention and MLP are normed."""
     post_norm: bool = False
-    """True if what attention and MLP add is normed."""
+    """True if the outputs of attention and MLP are normed."""
     qk_norm_rows: bool = False
-    """True if `qk_norm` is over all heads together, not each alone."""
+    """True if `qk_norm` covers all heads together; False: per head."""
     embedding_scale: float = 1.0
-    """Factor on embeddings, rounded to the type that the model runs in."""
+    """Factor on embeddings, rounded to the model's numeric type."""
     attention_scale: float = 0.0
-    """Factor on attention scores; 0: one over the root of `head_dim`."""
+    """Factor on attention scores; 0: `head_dim ** -0.5`."""
     residual_scale: float = 1.0
-    """Factor on what attention and MLP add."""
+    """Factor on the outputs of attention and MLP."""
     logit_scale: float = 1.0
     """Factor on logits."""
     score_cap: float = 0.0
     """Bound c of attention scores s: `c * tanh(s / c)`; 0: none."""
     logit_cap: float = 0.0
-    """The same for logits."""
+    """Bound c of logits, as for scores; 0: none."""
     qkv_bound: float = 0.0
-    """Bound of the magnitude of queries, keys and values; 0: none."""
+    """Maximum magnitude of queries, keys and values; 0: none."""
     windows: tuple[int, ...] = ()
-    """Positions that each layer looks back; 0: all.
+    """Number of last positions that each layer sees; 0: all.
 
     Empty: all layers see all positions.
     """
     layer_rotary: tuple[int, ...] = ()
-    """Frequencies of each layer; empty: `inv_freq` for all.
+    """Index of each layer's rotary frequencies; empty: `inv_freq` for all.
 
     NO_ROTARY: none; 0: `inv_freq`; 1: `local_inv_freq`.
     """
     local_inv_freq: tuple[float, ...] = ()
-    """Other frequencies, without `rotary_scale`."""
+    """Second list of rotary frequencies, used without `rotary_scale`."""
     sinks: bool = False
-    """True if every head's softmax has an extra score without a value."""
+    """True if each head's softmax has an extra score without a value."""
     experts: Experts | None = None
     """Mixture of experts; None: all layers are dense."""
     recurrent_layers: tuple[bool, ...] = ()
-    """True for recurrent layers; empty: all layers attend."""
+    """True for each recurrent layer; empty: no layer is recurrent."""
     recurrent_shape: RecurrentShape | None = None
     """Shape of recurrent layers."""
     recurrent_attends: bool = False
-    """True if recurrent layers attend as well."""
+    """True if recurrent layers also have attention."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors on what matrices of all layers make.
+    """Factors on the outputs of matrices, in all layers.
 
     Keys are gate, down, out, output_gates, state_gates and state_out (slots of the kernels).
     """
     output_gate: bool = False
-    """True if query rows alternate by head with rows of output gates."""
+    """True if query rows and output gates' rows alternate, head by head."""
 
     @property
     def rotary_dim(self) -> int:
-        """Rotary dimensions of a head, its first ones."""
+        """Number of rotary dimensions, the first of a head."""
         return 2 * len(self.inv_freq)
 
     @property
     def learnt_positions(self) -> bool:
-        """True if embeddings of positions are added to those of tokens."""
+        """True if position embeddings are added to token embeddings."""
         return not (self.inv_freq or self.layer_rotary)
 
     @property
@@ -121,20 +121,20 @@ class ModelConfig:
         return self.attention_scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """Return how many positions a layer looks back; 0: all."""
+        """Return the number of positions that a layer sees; 0: all."""
         return self.windows[layer] if self.windows else 0
 
     def rotary_of(self, layer: int) -> int:
-        """Return the frequencies of a layer, as `layer_rotary` numbers them."""
+        """Return a layer's entry of `layer_rotary`; 0 by default."""
         return self.layer_rotary[layer] if self.layer_rotary else 0
 
     def experts_of(self, layer: int) -> Experts | None:
-        """Return the mixture of a layer; None for a dense one."""
+        """Return a layer's mixture of experts; None: the layer is dense."""
         experts = self.experts
         return None if experts is None or layer in experts.dense_layers else experts
 
     def recurrent(self, layer: int) -> bool:
-        """Return whether a layer keeps a state."""
+        """Return whether a layer is recurrent."""
         return bool(self.recurrent_layers) and self.recurrent_layers[layer]
 
     def attends(self, layer: int) -> bool:
@@ -143,13 +143,13 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> int:
-        """Number of layers that attend."""
+        """Number of layers with attention."""
         return sum(map(self.attends, range(self.layers)))
 
     def place(self, layer: int) -> int:
-        """Return the number of a layer among those of its kind.
+        """Return a layer's index among the layers of its kind.
 
-        Where recurrent layers attend, all layers are both.
+        If recurrent layers also have attention, it is the layer's number.
         """
         if self.recurrent_attends:
             return layer
@@ -159,13 +159,13 @@ class ModelConfig:
     def tensors_of(self, layer: int) -> tuple[bool, bool]:
         """Return whether a layer is recurrent, and whether it is dense.
 
-        Layers that agree in both have the same tensors.
+        Layers with equal results have the same names of tensors.
         """
         return self.recurrent(layer), self.experts_of(layer) is None
 
     @property
     def varied_layers(self) -> int:
-        """Smallest number of first layers with at least one of every kind."""
+        """Minimum number of first layers that include every kind."""
         kinds = [
             (self.window(layer), self.rotary_of(layer), *self.tensors_of(layer))
             for layer in range(self.layers)
@@ -173,9 +173,9 @@ class ModelConfig:
         return 1 + max(kinds.index(kind) for kind in kinds)
 
     def first_layers(self, count: int) -> "ModelConfig":
-        """Return the same model cut after `count` layers."""
+        """Return the configuration of a model's first `count` layers."""
         if not 0 < count <= self.layers:
-            raise SettingError("layers", count, f"the model has {self.layers} layers")
+            raise SettingError("layers", count, f"must be from 1 to {self.layers}, the model's layers")
         return replace(
             self,
             layers=count,
@@ -185,15 +185,15 @@ class ModelConfig:
         )
 
     def like_llama(self, what: str) -> "ModelConfig":
-        """Return the model for parts limited to layers like Llama's.
+        """Return the configuration for parts that only run layers like Llama's.
 
-        It is served up to its window.
+        A model with windows is limited to the window's length.
 
         Args:
             what: name of the part, for the error.
 
         Raises:
-            IncompatibleError: naming what the model has beyond that.
+            IncompatibleError: naming the properties that such a part does not support.
         """
         if beyond := [name for name, has in self._beyond_llama() if has]:
             raise IncompatibleError(
@@ -203,11 +203,11 @@ class ModelConfig:
         return replace(self, windows=(), max_positions=min([self.max_positions, *windows]))
 
     def _beyond_llama(self) -> Iterator[tuple[str, bool]]:
-        yield "norms behind attention and MLP", self.post_norm or not self.pre_norm
+        yield "norms after attention and MLP", self.post_norm or not self.pre_norm
         yield "norms of whole rows of queries and keys", self.qk_norm_rows
         factors = (self.embedding_scale, self.residual_scale, self.logit_scale)
         yield "factors on embeddings, residuals or logits", any(factor != 1 for factor in factors)
-        yield "factors on what matrices make", bool(self.factors)
+        yield "factors on outputs of matrices", bool(self.factors)
         yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
         yield "bounds of queries, keys and values", bool(self.qkv_bound)
         yield "soft caps", bool(self.score_cap or self.logit_cap)
@@ -219,9 +219,9 @@ class ModelConfig:
 
 
 def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
-    """Return `config.json` fields of a model that differ from the original's.
+    """Return `config.json` fields that differ from the original's.
 
-    The model is made of parts of `original`.
+    `config` describes parts of the original model.
     """
     fields = {
         name: getattr(config, field_name)
@@ -234,7 +234,7 @@ def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
 
 
 def with_shape(original: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
-    """Return `original` with these fields of a part's `config.json`.
+    """Return `original` with the fields of a part's `config.json`.
 
     The fields may be some of those in the file.
     """

@@ -1,4 +1,4 @@
-"""Reads the decoder's configuration from a `config.json` through `transformers`."""
+"""Reads configurations from `config.json`, through `transformers`."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
 from specinfer.special_tokens import tokenizer_end
 
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-"""Other names in configurations."""
+"""Names of activations in configurations -> ours."""
 _WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
-"""`model_type` of models for images and text; only the text part runs."""
+"""`model_type` of models for images and text, whose text part runs."""
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -22,22 +22,22 @@ def load_config(directory: Path) -> ModelConfig:
 
     Raises:
         SettingError: if there is no `config.json`.
-        IncompatibleError: if our decoder does not support the family or one of its options, or if a size is absurd.
+        IncompatibleError: naming an unsupported family or option, or a size out of range.
     """
     return from_transformers(*load_transformers_config(directory))
 
 
 def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
-    """Return a directory's `transformers` configuration and, if any, generation configuration.
+    """Return a directory's `transformers` configuration, and generation configuration if any.
 
     Raises:
-        SettingError: if there is no `config.json`, or one that `transformers` cannot read.
-        IncompatibleError: naming a size that no model can have.
+        SettingError: if `config.json` is missing, or `transformers` cannot read it.
+        IncompatibleError: naming a size out of range.
     """
     from transformers import AutoConfig, GenerationConfig
 
     if not (directory / "config.json").is_file():
-        raise SettingError("model", str(directory), "no config.json there")
+        raise SettingError("model", str(directory), "the directory has no config.json")
     try:
         fields = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -50,7 +50,9 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
             raise IncompatibleError(f"{directory / 'config.json'}: {error}") from error
     try:
         hf = AutoConfig.from_pretrained(directory)
-    except Exception as error:  # no `model_type` that it knows, values that do not go together: of any type
+    except (
+        Exception
+    ) as error:  # transformers raises any type for an unknown model_type or inconsistent values
         what = " ".join(str(error).split())
         raise SettingError("model", str(directory), f"config.json: {what}") from error
     hf = _text_part(hf)
@@ -58,7 +60,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     if path.is_file():
         try:
             generation = GenerationConfig.from_pretrained(directory)
-        except (OSError, ValueError, TypeError) as error:  # no JSON; no object; values that it does not take
+        except (OSError, ValueError, TypeError) as error:  # not JSON, no object, or unacceptable values
             raise SettingError("model", str(path), f"cannot be read: {str(error).splitlines()[0]}") from error
     end = tokenizer_end(directory)
     known = eos_token_ids(hf, generation)
@@ -69,7 +71,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
-    """Check fields that `transformers` computes with while it reads a file."""
+    """Check fields that `transformers` calculates with while it reads."""
     text = fields.get("text_config")
     if fields.get("model_type") in _WITH_TEXT_PART and isinstance(text, dict):
         fields = text
@@ -91,7 +93,7 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
     """Translate a `transformers` configuration.
 
     Raises:
-        IncompatibleError: if our decoder does not support the family or one of its options.
+        IncompatibleError: naming an unsupported family or option.
     """
     family = family_of(hf.model_type)
     family.check_fields(vars(hf))
@@ -121,14 +123,13 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
-    """Return the ids that end a sequence.
+    """Return the ids of tokens that end an answer.
 
-    Those of the generation configuration take precedence over those of the model's.
-
-    Numbers that are no token of the model's are left out.
+    The generation configuration takes precedence over the model's configuration.
+    Ids outside the vocabulary are ignored.
 
     Raises:
-        IncompatibleError: if there are other things than numbers.
+        IncompatibleError: naming a value that is not a number.
     """
     value = getattr(generation, "eos_token_id", None)
     if value is None:

@@ -19,24 +19,24 @@ from specinfer.system.progress import Report
 
 
 def _silent(done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore the progress."""
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Report = _silent) -> dict[str, Any]:
     """Write a model directory's files; return format, weights and bytes.
 
     Args:
-        report: receives the number of finished steps and of all.
+        report: receives the number of finished steps, and of all steps.
 
     Raises:
-        IncompatibleError: if a part of the file is not supported.
+        IncompatibleError: naming an unsupported part of the file.
         OSError: if the result cannot be written.
     """
     try:
         return _convert(gguf, directory, report)
     except (SpecInferError, OSError):
         raise
-    except Exception as error:  # raised for values of another kind than files have
+    except Exception as error:  # libraries raise any type for unexpected values
         if full := re.search(r"\(os error (\d+)\)", str(error)):  # the tokenizers library could not write
             raise OSError(int(full[1]), os.strerror(int(full[1]))) from error
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -51,7 +51,7 @@ def _convert(gguf: Path, directory: Path, report: Report) -> dict[str, Any]:
     config.dtype = "bfloat16"
     config.save_pretrained(directory)
     ends = weights.vocabulary.end_tokens()
-    if len(ends) > 1:  # `config.json` has one
+    if len(ends) > 1:  # config.json can only have one id
         GenerationConfig(eos_token_id=ends).save_pretrained(directory)
     report(1, 2)
     save_tokenizer(weights.metadata.architecture, weights.vocabulary, directory)
@@ -65,7 +65,7 @@ def _convert(gguf: Path, directory: Path, report: Report) -> dict[str, Any]:
 
 
 def _format(file_type: Any, sizes: Mapping[str, int]) -> str:
-    """Return the name of a file's types, or its main type."""
+    """Return the name of a file's format, or its most frequent type."""
     import gguf
 
     known = {kind.value: kind.name for kind in gguf.LlamaFileType}

@@ -1,10 +1,9 @@
-"""Checkpoints of trained SSMs, in the `speculators` format.
+"""Reads and writes checkpoints of trained draft models (SSMs).
 
-A checkpoint has `config.json` and a safetensors file with all trained tensors: decoder layers, final norm, a
-head over the draft vocabulary, and `d2t`, the offset from each draft token to its target token (so target id
-= draft id + d2t[draft id]). The embeddings are the target's own and are read from there, and so are positions
-where they are learnt. It names its verifier and carries the fingerprint of the embeddings it was trained on;
-another target is refused.
+A checkpoint, in the `speculators` format, has `config.json` and a safetensors file with all trained tensors: decoder
+layers, final norm, a head over the draft vocabulary, and `d2t` (target id = draft id + d2t[draft id]). Embeddings, and
+learnt positions if any, are read from the target. `config.json` names the target (`verifier`) and has a fingerprint of
+its embeddings; another target is refused.
 """
 
 import hashlib
@@ -26,14 +25,14 @@ from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.source import KIND
 
 FINGERPRINT = "embedding_fingerprint"
-"""Field of `verifier` in checkpoints that were written here."""
+"""Field of `verifier` in checkpoints written by this package."""
 ALGORITHM = "ssm"
 _OFFSETS, _DRAFTED = "d2t", "t2d"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A trained SSM, put together with its target's embeddings."""
+    """A trained SSM with its target's embeddings."""
 
     algorithm: ClassVar[str] = ALGORITHM
     config: ModelConfig
@@ -43,14 +42,14 @@ class DraftModel:
 
 
 def verifier_of(directory: Path) -> str:
-    """Return the model a checkpoint was trained for.
+    """Return the name of the model that a checkpoint was trained for.
 
     Raises:
-        IncompatibleError: if it names none.
+        IncompatibleError: if the checkpoint names no model.
     """
     name = verifier_fields(json.loads((directory / "config.json").read_bytes())).get("name_or_path")
     if not isinstance(name, str):
-        raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: names no target")
+        raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: must name the target")
     return name
 
 
@@ -58,7 +57,7 @@ def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's description of its verifier.
 
     Raises:
-        IncompatibleError: if it is missing or invalid.
+        IncompatibleError: if the description is missing or not an object.
     """
     described = config.get("speculators_config")
     verifier = described.get("verifier") if isinstance(described, dict) else None
@@ -76,9 +75,9 @@ def save_ssm(
     target_name: str,
     trained: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint in bfloat16.
+    """Write an SSM's checkpoint in bfloat16.
 
-    `config` is the SSM's; `trained` records data, command, seed, time and figures.
+    `config` is the SSM's; `trained` is the record of data, command, seed, time and results.
     """
     fields = {"architectures": ["SsmSpeculator"], "trained": dict(trained)}
     shape = shape_fields(config, load_config(target_directory))
@@ -95,11 +94,10 @@ def save_checkpoint(
     target_name: str,
     shape: Mapping[str, int],
 ) -> None:
-    """Write a checkpoint of any kind in bfloat16.
+    """Write a checkpoint of any algorithm in bfloat16.
 
-    It has `tensors` and the draft vocabulary. `config.json` is written last, so that a checkpoint is complete
-    or invalid; `fields` are its kind's own, `shape` has the differences of its layers from the target's, with
-    names of `config.json`.
+    `config.json` is written last, so that a checkpoint is complete or invalid. `fields` are additional fields of the
+    algorithm. `shape` has the sizes of its layers that differ from the target's, under names of `config.json`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").unlink(missing_ok=True)
@@ -120,7 +118,7 @@ def save_checkpoint(
 def _speculators_config(
     algorithm: str, target_directory: Path, target_name: str, shape: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return common fields of the `speculators` format, with target's layers."""
+    """Return the common fields of the `speculators` format."""
     target = open_weights(target_directory, load_config(target_directory))
     target_config = json.loads((target_directory / "config.json").read_bytes())
     return {
@@ -140,13 +138,13 @@ def _speculators_config(
 
 
 def _found_anywhere(name: str, directory: Path) -> str:
-    """Return a target's name; a path becomes absolute."""
+    """Return a target's name; make a relative path absolute."""
     path = Path(name).resolve()
     return str(path) if path == directory.resolve() else name
 
 
 def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """Return a checkpoint's tensors, and its draft tokens' target tokens."""
+    """Return a checkpoint's tensors, and its draft tokens' target ids."""
     stored = SafetensorsWeights(directory)
     tensors = {name: stored[name] for name in stored if name not in (_OFFSETS, _DRAFTED)}
     return tensors, _token_ids(stored)
@@ -158,9 +156,9 @@ def _token_ids(stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 
 def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:
-    """Compare the target's embeddings with the training target's.
+    """Check that a target's embeddings are those used in training.
 
-    A checkpoint that does not name them (another library wrote it) passes.
+    Checkpoints of other libraries, without a fingerprint, pass.
 
     Raises:
         IncompatibleError: if they differ.
@@ -173,14 +171,14 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
 
 
 def checked_config(directory: Path, target_directory: Path, algorithm: str) -> dict[str, Any]:
-    """Return the `config.json` of a checkpoint.
+    """Return the checked `config.json` of a checkpoint.
 
     Raises:
-        IncompatibleError: if it is of another kind, was trained for another target, or for none that drafts know.
+        IncompatibleError: if the algorithm is another, or the target is another or not supported by drafters.
     """
     config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     if config.get(KIND) != algorithm:
-        raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r} is not {algorithm!r}")
+        raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r}: must be {algorithm!r}")
     check_sizes(config)
     target_config(target_directory)
     check_target(config, directory, target_directory)
@@ -188,10 +186,10 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
 
 
 def target_config(directory: Path) -> ModelConfig:
-    """Return the configuration of a target for which drafts are trained.
+    """Return the configuration of a target, if drafters support its layers.
 
     Raises:
-        IncompatibleError: naming what drafts do not know of its layers.
+        IncompatibleError: naming the unsupported property of its layers.
     """
     return load_config(directory).like_llama("trained drafts")
 
@@ -200,7 +198,7 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     """Read a checkpoint and the embeddings of its target.
 
     Raises:
-        IncompatibleError: if it is of another kind, or was trained for another target.
+        IncompatibleError: if the algorithm or the target is another, or tensors are inconsistent.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
     target = target_config(target_directory)
@@ -214,10 +212,12 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     weights = _Overlay(draft_weights, target_weights, frozen_names(target))
     token_ids = checked_tokens(_token_ids(draft_weights), shape.vocab_size, target.vocab_size)
     if not bool((token_ids[1:] > token_ids[:-1]).all()):
-        raise IncompatibleError(f"{directory}: {_OFFSETS} does not name ascending tokens")
+        raise IncompatibleError(f"{directory}: {_OFFSETS} must give ascending target tokens")
     rows = len(draft_weights["lm_head.weight"]) if "lm_head.weight" in draft_weights else 0
     if rows != len(token_ids):
-        raise IncompatibleError(f"{directory}: lm_head.weight has {rows} rows for {len(token_ids)} tokens")
+        raise IncompatibleError(
+            f"{directory}: lm_head.weight has {rows} rows: must have {len(token_ids)}, as d2t"
+        )
     return DraftModel(shape, weights, token_ids)
 
 
@@ -225,39 +225,39 @@ def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabu
     """Return each draft token's target token, after a check.
 
     Raises:
-        IncompatibleError: if their number differs from `config.json`, or they are not different tokens of the target.
+        IncompatibleError: if their number is not `config.json`'s, or they are not distinct tokens of the target.
     """
     if token_ids is None or len(token_ids) != draft_vocabulary:
-        what = "nothing" if token_ids is None else f"{len(token_ids)} tokens"
-        raise IncompatibleError(f"draft_vocab_size = {draft_vocabulary}, but d2t says {what}")
+        what = "is missing" if token_ids is None else f"has {len(token_ids)} tokens"
+        raise IncompatibleError(f"draft_vocab_size = {draft_vocabulary}, but d2t {what}")
     if (
         len(set(token_ids.tolist())) < len(token_ids)
         or int(token_ids.min()) < 0
         or int(token_ids.max()) >= vocabulary
     ):
-        raise IncompatibleError(f"d2t does not name different tokens below {vocabulary}")
+        raise IncompatibleError(f"d2t must give distinct target tokens below {vocabulary}")
     return token_ids
 
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Return a hash of some embedding rows, to recognise targets."""
+    """Return a hash of some rows of the embeddings, to recognise targets."""
     table = weights[EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
 
 
 def fingerprint_in(directory: Path) -> str:
-    """Return the embedding hash of a directory's model."""
+    """Return the `embedding_fingerprint` of a directory's model."""
     return embedding_fingerprint(open_weights(directory, load_config(directory)))
 
 
 def frozen_names(target: ModelConfig) -> tuple[str, ...]:
-    """Return the tensors that an SSM shares with its target."""
+    """Return names of the tensors that an SSM shares with its target."""
     return (EMBEDDING, POSITIONS) if target.learnt_positions else (EMBEDDING,)
 
 
 class _Overlay(Mapping[str, torch.Tensor]):
-    """The checkpoint's tensors, and some of the target's."""
+    """A checkpoint's tensors, and some of its target's."""
 
     def __init__(
         self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]

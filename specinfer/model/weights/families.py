@@ -1,4 +1,4 @@
-"""Weights of a family under the names that our decoder reads (`specinfer.model.families`)."""
+"""Provides a family's weights under Llama's names, which our decoder reads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
 
 
 class RenamedWeights(NamedTensors):
-    """Weights under other names, or parts of them."""
+    """Weights under other names, perhaps parts of the stored tensors."""
 
     def __init__(
         self,
@@ -43,7 +43,9 @@ class RenamedWeights(NamedTensors):
         try:
             return tuple(pick(torch.empty(shape, device="meta")).shape) if pick else shape
         except (RuntimeError, IndexError) as error:
-            raise IncompatibleError(f"{source} has shape {list(shape)}: not what its name says") from error
+            raise IncompatibleError(
+                f"{source} has shape {list(shape)}: a tensor of this name cannot"
+            ) from error
 
     def _shape_in_stack(self, source: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) < 2 or shape[0] != self._experts:
@@ -53,7 +55,7 @@ class RenamedWeights(NamedTensors):
         return shape[1:]
 
     def origin(self, name: str) -> str:
-        """Return the name of a tensor in the checkpoint."""
+        """Return the name in the checkpoint of one of our tensors."""
         return self._sources[name].name
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
@@ -65,7 +67,7 @@ class RenamedWeights(NamedTensors):
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix in its stored format; None for other tensors.
 
-        If it is a part of a stored matrix, these are rows of that.
+        A part of a stored matrix has some of its rows.
         """
         source, pick, index = self._sources[name]
         if index is not None:
@@ -83,19 +85,19 @@ class RenamedWeights(NamedTensors):
 
 
 def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a model directory, in Llama's names."""
+    """Return the tensors of a model directory, under Llama's names."""
     return in_llama_names(config, open_checkpoint(directory))
 
 
 def original_name(weights: Mapping[str, torch.Tensor], name: str) -> str:
-    """Return a tensor's name in the checkpoint of renamed weights."""
+    """Return the name in the checkpoint of a perhaps renamed tensor."""
     return weights.origin(name) if isinstance(weights, RenamedWeights) else name
 
 
 def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Return the weights under the names that our decoder reads.
+    """Return the weights under Llama's names.
 
-    Weights that have these names are returned unchanged.
+    Weights with these names are returned unchanged.
     """
     if family_of(config.family).rename is None or isinstance(weights, RenamedWeights):
         return weights
@@ -104,9 +106,9 @@ def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> 
 
 
 def sources_of(config: ModelConfig, names: Mapping[str, str]) -> dict[str, base.TensorSource]:
-    """Return where tensors of ours are, by our names.
+    """Return the source of each of our tensors, by Llama's name.
 
-    `names` are those of tensors in a checkpoint, with their names in the family's usual ones.
+    `names` maps names in the checkpoint to the family's names.
     """
     rename = family_of(config.family).rename
     experts = config.experts.count if config.experts else 0

@@ -1,7 +1,6 @@
-"""Read a model's tensors from safetensors shards or a GGUF file.
+"""Reads a model's tensors from safetensors shards or a GGUF file.
 
-Names are those of Hugging Face. Tensors are read one at a time on request, so that memory never has two copies of
-a model.
+Names are Hugging Face's. Tensors are read one at a time on request, so that memory never has two copies of a model.
 """
 
 import json
@@ -29,12 +28,12 @@ MATRICES = frozenset(
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     }
 )
-"""Types of GGUF matrices that `GgufWeights.blocks` returns without conversion."""
+"""GGUF types of matrices that the kernels multiply, returned by `GgufWeights.blocks`."""
 _WHOLE = "model.safetensors"
 
 
 class TensorSlice(NamedTuple):
-    """Range `start` to `stop` of a tensor's first or second dimension."""
+    """Range `start` to `stop` of a tensor's dimension 0 or 1."""
 
     dim: int
     start: int
@@ -42,28 +41,28 @@ class TensorSlice(NamedTuple):
 
     @property
     def within(self) -> slice:
-        """Range in its dimension."""
+        """The range as a slice."""
         return slice(self.start, self.stop)
 
 
 @runtime_checkable
 class Divisible(Protocol):
-    """Weights of which a part can be read without the rest."""
+    """Weights whose tensors can be read in part."""
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Return this part of the tensor."""
+        """Return a part of a tensor."""
 
 
 @runtime_checkable
 class Shaped(Protocol):
-    """Weights whose shapes are known without reading them."""
+    """Weights whose shapes can be returned without reading the data."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
 
 
 def shape_of(weights: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
-    """Return the shape of a tensor, without reading it if possible."""
+    """Return the shape of a tensor, without reading its data if possible."""
     return weights.shape(name) if isinstance(weights, Shaped) else tuple(weights[name].shape)
 
 
@@ -75,7 +74,7 @@ def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice)
 
 
 class SafetensorsWeights(NamedTensors):
-    """All tensors of a directory's `*.safetensors` files, read to a device."""
+    """Tensors of a directory's `*.safetensors` files, read to a device."""
 
     def __init__(self, directory: Path, device: str = "cpu") -> None:
         self._files = self._names = _index(directory)
@@ -98,16 +97,16 @@ class SafetensorsWeights(NamedTensors):
 
 
 def _index(directory: Path) -> dict[str, Path]:
-    """Return the file of every tensor, according to the files' headers.
+    """Return the file of every tensor, from the files' headers.
 
     Raises:
-        SettingError: if there are none.
-        IncompatibleError: if `model.safetensors.index.json` contradicts these.
+        SettingError: if there are no such files.
+        IncompatibleError: if `model.safetensors.index.json` contradicts the headers.
     """
     index_file = directory / f"{_WHOLE}.index.json"
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise SettingError("model", str(directory), "no *.safetensors there")
+        raise SettingError("model", str(directory), "the directory has no *.safetensors")
     if not index_file.is_file():
         return _names_in([directory / _WHOLE] if (directory / _WHOLE).is_file() else files)
     try:
@@ -115,16 +114,16 @@ def _index(directory: Path) -> dict[str, Path]:
             name: directory / file for name, file in json.loads(index_file.read_bytes())["weight_map"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IncompatibleError(f"{index_file}: no index of tensors: {error!r}") from error
+        raise IncompatibleError(f"{index_file}: not an index of tensors: {error!r}") from error
     named = set(listed.values())
     if absent := sorted(path.name for path in named if not path.is_file()):
-        raise IncompatibleError(f"{index_file} lists {absent[0]}, which is not there")
+        raise IncompatibleError(f"{index_file} lists {absent[0]}, which the directory lacks")
     if directory / _WHOLE in files and directory / _WHOLE not in named:
         raise IncompatibleError(f"{index_file} does not list {_WHOLE}: two checkpoints in one directory")
     names = _names_in(sorted(named))
     if names != listed:
         name = min(name for name in names.keys() | listed.keys() if names.get(name) != listed.get(name))
-        raise IncompatibleError(f"{index_file} is not that of the files beside it: they differ in {name}")
+        raise IncompatibleError(f"{index_file} and the directory's files differ in {name}")
     return names
 
 
@@ -132,7 +131,7 @@ def _names_in(files: Sequence[Path]) -> dict[str, Path]:
     index: dict[str, Path] = {}
     for path in files:
         with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118  # it is no dictionary
+            for name in file.keys():  # noqa: SIM118  # no dictionary
                 if name in index:
                     raise IncompatibleError(f"{name} is in {index[name].name} and in {path.name}")
                 index[name] = path
@@ -147,26 +146,26 @@ def _opened(path: Path) -> Any:
 
 
 class GgufWeights(NamedTensors):
-    """All tensors of a GGUF file and its further parts, in float32.
+    """All tensors of a GGUF file, perhaps split, in float32.
 
-    They are dequantised and have Hugging Face names. Each is read from the file on request:
-    pages of a mapped file would count as memory of the process.
+    They are dequantised, under Hugging Face names. Each is read from the file on request: pages of a mapped file would
+    count as memory of the process.
     """
 
     def __init__(self, path: Path, blocks: bool = True, further: bool = False) -> None:
         """Open the file.
 
         Args:
-            blocks: False makes `blocks` return nothing, so that all weights count as numbers.
-            further: True gives the layers that predict further tokens, in place of all others.
+            blocks: False: the method `blocks` returns None, so that all weights are numbers.
+            further: True: only the layers for multi-token prediction; False: all other tensors.
 
         Raises:
-            IncompatibleError: if parts or metadata are missing, or if something in it is not understood.
+            IncompatibleError: naming a missing part or key, or an unknown tensor.
         """
         self._blocks = blocks
         readers = read_parts(path)
         self.parts = len(readers)
-        """Number of files."""
+        """Number of files of a split model."""
         self._tensors = {tensor.name: (reader, tensor) for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
         self._first = readers[0]
@@ -177,7 +176,9 @@ class GgufWeights(NamedTensors):
             self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
-            raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
+            raise IncompatibleError(
+                f"GGUF: block_count = {layers}: the file has only {len(self._tensors)} tensors"
+            )
         main_layers = self.metadata.layers
         predicting = tuple(f"blk.{layer}." for layer in range(main_layers, layers))
         self._tensors = {
@@ -196,13 +197,13 @@ class GgufWeights(NamedTensors):
 
         if unused := sorted(self._tensors.keys() - self._names.values() - ROPE_TENSORS):
             raise IncompatibleError(
-                f"GGUF: tensor {unused[0]} is not understood ({len(unused)} such tensors)"
+                f"GGUF: tensor {unused[0]} is not understood ({len(unused)} unknown tensors)"
             )
         plain = {kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"}
         for name, (_, tensor) in self._tensors.items():
             if tensor.tensor_type.name not in plain:
                 raise IncompatibleError(
-                    f"GGUF: {name} has type {tensor.tensor_type.name}: cannot be dequantised"
+                    f"GGUF: {name} has type {tensor.tensor_type.name}: supported are {', '.join(sorted(plain))}"
                 )
 
     @cached_property
@@ -212,7 +213,7 @@ class GgufWeights(NamedTensors):
 
     @property
     def rope_factors(self) -> dict[str, list[float]]:
-        """Lists of divisors of the rotary frequencies that the file has."""
+        """The file's lists of divisors of the rotary frequencies, by tensor name."""
         return {name: self._tensors[name][1].data.tolist() for name in ROPE_TENSORS & self._tensors.keys()}
 
     @property
@@ -221,17 +222,17 @@ class GgufWeights(NamedTensors):
         return sum(int(tensor.n_elements) for _, tensor in self._tensors.values())
 
     def bytes_by_type(self) -> Counter[str]:
-        """Return the bytes of all tensors of each type."""
+        """Return the number of bytes of all tensors, by type."""
         sizes = Counter[str]()
         for _, tensor in self._tensors.values():
             sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
         return sizes
 
     def config(self) -> Any:
-        """Return the configuration of `transformers` that the metadata describes.
+        """Return the `transformers` configuration that the metadata describes.
 
         Raises:
-            IncompatibleError: naming keys that are missing or not understood.
+            IncompatibleError: naming a missing or unknown key.
         """
         shapes = {
             name: tuple(map(int, reversed(tensor.shape))) for name, (_, tensor) in self._tensors.items()
@@ -246,7 +247,7 @@ class GgufWeights(NamedTensors):
         return self._numbers(name)
 
     def _undone(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        assert self._layout.undo is not None, "asked for by layouts that have it"
+        assert self._layout.undo is not None, "only called for layouts with `undo`"
         original = self._layout.undo(self.metadata, name, tensor, 1)
         assert original is not None, "numbers can be put in any order"
         return original
@@ -254,7 +255,7 @@ class GgufWeights(NamedTensors):
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Return a part of a tensor.
 
-        Only its rows are read, unless they are stored in another order.
+        Only the part's rows are read, unless rows are stored in another order.
         """
         if span.dim or self._row_heads(name) or self._layout.undo is not None:
             return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
@@ -277,10 +278,7 @@ class GgufWeights(NamedTensors):
         return tuple(self._undone(name, torch.empty(shape, device="meta")).shape)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored; None for other tensors.
-
-        A matrix is (name of its type, bytes [N, bytes of a row]).
-        """
+        """Return a matrix as stored, (type, bytes [N, row bytes]), or None."""
         reader, stored = self._tensors[self._names[name]]
         if not self.in_blocks(name):
             return None
@@ -294,12 +292,12 @@ class GgufWeights(NamedTensors):
         return stored.tensor_type.name, rows
 
     def in_blocks(self, name: str) -> bool:
-        """Return whether a matrix has `blocks`."""
+        """Return whether `blocks` returns a matrix."""
         _, stored = self._tensors[self._names[name]]
         return self._blocks and len(stored.shape) == 2 and stored.tensor_type.name in MATRICES
 
     def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return one matrix of a stacked tensor, in its stored format.
+        """Return one matrix of a stacked tensor in its stored format.
 
         Only that matrix is read.
         """
@@ -319,7 +317,7 @@ class GgufWeights(NamedTensors):
         return torch.from_numpy(np.concatenate(read)).view(torch.uint8)
 
     def _row_heads(self, name: str) -> int:
-        """Return the number of heads for reordering rows; 0: not reordered."""
+        """Return the number of heads whose rows are reordered; 0: none."""
         if self._layout.paired and ".q_proj." in name:
             return self._heads
         return self._kv_heads if self._layout.paired and ".k_proj." in name else 0
@@ -336,7 +334,7 @@ class GgufWeights(NamedTensors):
 def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Undo llama.cpp's reordering of rotary pairs.
 
-    (h, D/2, 2, ...) becomes (h, 2, D/2, ...).
+    Rows (h, D/2, 2, ...) become (h, 2, D/2, ...).
     """
     rest = tensor.shape[1:]
     pairs = tensor.view(heads, tensor.shape[0] // heads // 2, 2, *rest)

@@ -1,8 +1,7 @@
-"""Fingerprints of a model's weights and configuration, from samples.
+"""Hashes samples of a model's weights, and its configuration.
 
-A model of 140 GB must not take minutes, so of the data of every tensor only three samples are read: another
-checkpoint, another fine-tuning and another quantisation change all or most tensors everywhere. A change of
-single numbers outside the samples is not noticed.
+Reading a model of 140 GB would take minutes, so only three samples of each tensor are read: another checkpoint,
+fine-tuning or quantisation changes most numbers of most tensors. Changes outside the samples are not noticed.
 """
 
 import json
@@ -19,22 +18,22 @@ from specinfer.model.weights.source import kept_gguf
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3
 _SAMPLES_OF_A_FILE = 1024
-"""Number of samples of a file without tensor positions."""
+"""Number of samples of a file whose tensor positions are unknown."""
 _LONGEST_HEADER = 100 * 1024 * 1024
-"""Limit of the safetensors format."""
+"""Maximum header of the safetensors format, in bytes."""
 _CONFIGURATION = ("config.json", "generation_config.json")
 _ABOUT_THE_FILE = ("transformers_version", "_name_or_path")
-"""Keys of a configuration that decide nothing about the model."""
+"""Keys of a configuration that do not affect the model."""
 
 Span = tuple[int, int]
-"""First byte, and the one after the last."""
+"""First byte, and the byte after the last."""
 
 
 def weights_fingerprint(directory: Path) -> str:
     """Return a hash of a directory's configuration and weight files.
 
     Raises:
-        SettingError: if there are no weights.
+        SettingError: if there are no weight files.
         IncompatibleError: if a safetensors file has no readable header.
     """
     digest = sha256()
@@ -42,7 +41,7 @@ def weights_fingerprint(directory: Path) -> str:
         path = directory / name
         digest.update(f"{name}\0{_configuration(path) if path.is_file() else ''}\0".encode())
     for path in _weight_files(directory):
-        name = "" if path.suffix == ".gguf" else path.name  # a link has another name than its file
+        name = "" if path.suffix == ".gguf" else path.name  # a link's name may differ from its file's
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             for start, stop in _samples(path, file):
@@ -59,7 +58,7 @@ def _weight_files(directory: Path) -> list[Path]:
     for pattern in patterns:
         if paths := sorted(directory.glob(pattern)):
             return paths
-    raise SettingError("model", str(directory), f"no {' or '.join(patterns)} there")
+    raise SettingError("model", str(directory), f"the directory has no {' or '.join(patterns)}")
 
 
 def _configuration(path: Path) -> str:
@@ -73,7 +72,7 @@ def _configuration(path: Path) -> str:
 
 
 def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
-    """Yield a file's sampled spans, in an order by its content."""
+    """Yield a file's sampled spans, in an order that its content defines."""
     size = path.stat().st_size
     if path.suffix != ".safetensors":
         yield from _spread((0, size), _SAMPLES_OF_A_FILE)
@@ -103,7 +102,7 @@ def _tensors(path: Path, header: bytes) -> list[Span]:
 
 
 def _spread(span: Span, count: int) -> Iterator[Span]:
-    """Yield `count` evenly spread samples, or a short span whole."""
+    """Yield `count` evenly spread samples; a short span yields itself."""
     start, stop = span
     if stop - start <= count * _SAMPLE_BYTES:
         yield span
@@ -116,13 +115,13 @@ def _spread(span: Span, count: int) -> Iterator[Span]:
 def model_fingerprint(
     directory: Path, text: str, dtype: str, blocks: Sequence[str], kv_type: str = AUTO_KV, kv_window: int = 0
 ) -> str:
-    """Return the fingerprint of a model as it is run.
+    """Return the fingerprint of a model with the settings that run it.
 
-    Settings of the cache are included only if they change the text.
+    Settings of the cache count only if they change the output.
 
     Args:
-        text: fingerprint of all that turns text into tokens.
-        blocks: types of matrices in blocks, or in the format of the file.
+        text: fingerprint of tokenizer and chat template.
+        blocks: block formats of the weights, if the format is the file's.
 
     Raises:
         SettingError: if the directory lacks a configuration or weights.

@@ -1,4 +1,4 @@
-"""Interfaces of weights: tensors by name, and matrices in formats of GGUF."""
+"""Interfaces of weights: tensors by name, and matrices in GGUF formats."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -6,19 +6,19 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 Blocks = tuple[str, torch.Tensor]
-"""GGUF type and rows as bytes [N, bytes of K weights].
+"""GGUF type, and rows as bytes [N, bytes of K weights].
 
-The type may be one of numbers, not blocks.
+The type may also be a type of numbers.
 """
 
 
 class NamedTensors(Mapping[str, torch.Tensor]):
-    """Tensors whose names are known before any is read."""
+    """Tensors whose names are known without reading them."""
 
     _names: Mapping[str, Any]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names  # the default reads the tensor
+        return name in self._names  # Mapping's default would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -29,18 +29,18 @@ class NamedTensors(Mapping[str, torch.Tensor]):
 
 @runtime_checkable
 class BlockWeights(Protocol):
-    """Weights that can return matrices in a format of GGUF."""
+    """Weights that can return matrices in GGUF formats."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in its format; None if it has none.
+        """Return a matrix in its format; None for other tensors.
 
-        With `as_stored`, return it in the format of its file.
+        With `as_stored`, return only the format of its file.
         """
 
 
 @runtime_checkable
 class StackedBlocks(Protocol):
-    """Weights with tensors of several matrices in a format of GGUF."""
+    """Weights with stacked matrices in GGUF formats."""
 
     def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return one of a tensor's matrices in its format; None without one."""
+        """Return one of a tensor's stacked matrices; None for other tensors."""

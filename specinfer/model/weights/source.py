@@ -1,4 +1,4 @@
-"""The GGUF file of a derived model directory, with its record."""
+"""Finds the GGUF file of a converted model directory, and its record."""
 
 import json
 from functools import lru_cache
@@ -10,19 +10,19 @@ from specinfer.errors import SettingError
 from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
 
 KEPT_GGUF = "source.gguf"
-"""Name of the file or link in a model directory."""
+"""Name of the GGUF file or its link in a model directory."""
 RECORD = "gguf.json"
-"""Name of the record in a model directory."""
+"""Name of the conversion's record in a model directory."""
 LARGE_FILE = 1 << 28
-"""Bytes of a file from which a separate process converts it."""
+"""Minimum bytes of a file that a separate process converts."""
 _MAGIC = b"GGUF"
 _HEAD = 16 << 20
-"""Hashed bytes at a file's start, usually all metadata."""
+"""Bytes hashed at a file's start: usually all metadata."""
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 MTP_LAYERS = "mtp_num_hidden_layers"
-"""Field of `config.json`: layers that predict further tokens."""
+"""Field of `config.json`: number of layers for multi-token prediction."""
 NO_MTP = "has no layer that predicts further tokens (nextn in GGUF files, mtp in safetensors)"
-"""Error of a model for which such a draft was asked."""
+"""Error of `--draft mtp` for a model without such a layer."""
 _WITH_MTP = ("qwen3_5", "qwen3_next")
 """Beginnings of `model_type` whose checkpoints may have such a layer."""
 KIND = "speculators_model_type"
@@ -31,24 +31,26 @@ FLAT_FIELD, FLAT_ARCHITECTURE = "dflash_config", "DFlashDraftModel"
 
 
 def kept_gguf(directory: Path) -> Path | None:
-    """Return a directory's GGUF file, if any.
+    """Return a directory's GGUF file; None: it has no such file.
 
     Raises:
-        SettingError: if the linked file is gone, or another one is there now.
+        SettingError: if the linked file is missing, or was replaced.
     """
     path = directory / KEPT_GGUF
     if not path.is_symlink():
         return path if path.is_file() else None
     target = path.parent / path.readlink()
     if not target.is_file():
-        raise SettingError("model", str(directory), f"{target} is gone: give the file where it is now")
+        raise SettingError(
+            "model", str(directory), f"{target} does not exist any more: give the file's new path"
+        )
     if read_record(directory).get("fingerprint") != file_fingerprint(target):
-        raise SettingError("model", str(directory), f"{target} is another file now: give the file itself")
+        raise SettingError("model", str(directory), f"{target} was replaced: give the path of that file")
     return path
 
 
 def is_draft_checkpoint(directory: Path) -> bool:
-    """Return whether a directory contains a trained draft, not a whole model."""
+    """Return whether a directory has a draft checkpoint, not a whole model."""
     path = directory / "config.json"
     if not path.is_file():
         return False
@@ -57,7 +59,7 @@ def is_draft_checkpoint(directory: Path) -> bool:
 
 
 def is_flat_draft(fields: Any) -> bool:
-    """Return whether a `config.json` is of a DFlash draft in `transformers`' layout."""
+    """Return whether a `config.json` is a DFlash draft's in `transformers`' layout."""
     if not isinstance(fields, dict) or "speculators_config" in fields:
         return False
     named = fields.get("architectures")
@@ -65,9 +67,9 @@ def is_flat_draft(fields: Any) -> bool:
 
 
 def has_own_mtp(directory: Path) -> bool:
-    """Return whether a model's checkpoint has a layer that predicts further tokens.
+    """Return whether a checkpoint has a layer for multi-token prediction.
 
-    Only of families whose layer can be run here.
+    False for families whose layer is not supported.
     """
     path = directory / "config.json"
     fields = json.loads(path.read_bytes()) if path.is_file() else {}
@@ -80,7 +82,7 @@ def has_own_mtp(directory: Path) -> bool:
 
 
 def stored_tensors(path: Path) -> dict[str, Any]:
-    """Return the tensors in the header of a safetensors file, by name."""
+    """Return the tensors in a safetensors file's header, by name."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
@@ -90,14 +92,14 @@ def stored_tensors(path: Path) -> dict[str, Any]:
 def algorithm_of(directory: Path) -> Any:
     """Return a checkpoint's `speculators_model_type`, of any JSON type.
 
-    DFlash drafts in `transformers`' layout have no such field and are "dflash".
+    "dflash" for a DFlash draft in `transformers`' layout, which has no such field.
     """
     fields = json.loads((directory / "config.json").read_bytes())
     return FLAT_ALGORITHM if is_flat_draft(fields) else fields.get(KIND)
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """Return what was noted about a model directory; empty if nothing was."""
+    """Return the record of a model directory; empty if it has none."""
     try:
         record = json.loads((directory / RECORD).read_bytes())
     except (OSError, ValueError):
@@ -106,10 +108,10 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 
 def check_gguf(path: Path) -> None:
-    """Check that this is a GGUF file, by its first bytes.
+    """Check a GGUF file's first bytes.
 
     Raises:
-        SettingError: if it is none, or cannot be read.
+        SettingError: if the file is not GGUF, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -119,7 +121,7 @@ def check_gguf(path: Path) -> None:
     except OSError as error:
         raise SettingError("model", str(path), f"cannot be read: {error.strerror}") from error
     if start != _MAGIC:
-        raise SettingError("model", str(path), f"is no GGUF file: begins with {start!r}, not {_MAGIC!r}")
+        raise SettingError("model", str(path), f"not a GGUF file: begins with {start!r}, not {_MAGIC!r}")
 
 
 def file_fingerprint(path: Path) -> str:

@@ -1,7 +1,4 @@
-"""Weights with a trimmed head, for drafts.
-
-A head is a third of a small model's bytes.
-"""
+"""Trims a draft's head to some tokens, as heads are large."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -15,13 +12,13 @@ from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensor
 
 
 class TrimmedWeights(NamedTensors):
-    """A model's weights in our decoder's names, with a trimmed head."""
+    """A model's weights under Llama's names, with a trimmed head."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> None:
         self._weights, self._token_ids = weights, torch.tensor(token_ids)
         self._names = dict.fromkeys([*weights, HEAD])
         self._head = HEAD if HEAD in weights else EMBEDDING
-        """Name of the tensor whose rows the head has."""
+        """Name of the tensor with the head's rows."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._weights[self._head][self._token_ids] if name == HEAD else self._weights[name]
@@ -38,10 +35,10 @@ class TrimmedWeights(NamedTensors):
 
 
 class TrimmedBlockWeights(TrimmedWeights):
-    """Trimmed weights that have matrices in blocks."""
+    """Trimmed weights with matrices in blocks."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in its blocks, as `BlockWeights` does."""
+        """Return a matrix in blocks, as `BlockWeights` does."""
         assert isinstance(self._weights, BlockWeights)
         if name != HEAD:
             return self._weights.blocks(name, as_stored)
@@ -50,34 +47,34 @@ class TrimmedBlockWeights(TrimmedWeights):
 
 
 def trimmed(weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> TrimmedWeights:
-    """Return weights with a head of these tokens' rows, in order."""
+    """Return weights with a head of these tokens' rows, in this order."""
     kind = TrimmedBlockWeights if isinstance(weights, BlockWeights) else TrimmedWeights
     return kind(weights, token_ids)
 
 
 class StoredRows(Protocol):
-    """A file of matrices whose rows can be read one by one."""
+    """A file whose matrices can be read row by row."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored, if the kernels can multiply it."""
+        """Return a matrix as stored; None if the kernels cannot multiply it."""
 
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return rows of it."""
+        """Return these rows of a matrix as stored."""
 
 
 class TrimmedHead:
-    """A trimmed head with replaceable rows."""
+    """A trimmed head whose rows can be replaced."""
 
     def __init__(
         self, weights: StoredRows, name: str, token_ids: Sequence[int], set_head: Callable[[Blocks], None]
     ) -> None:
-        """Create it; `set_head` gives the executor a head."""
+        """Create it; `set_head` replaces the executor's head."""
         self._weights, self._name, self._set_head = weights, name, set_head
         blocks = weights.blocks(name)
         assert blocks is not None, name
         self._blocks: Blocks = blocks[0], blocks[1][torch.tensor(token_ids)]
 
     def replace(self, tokens: Mapping[int, int]) -> None:
-        """Replace rows by those of tokens, by row."""
+        """Replace rows; `tokens` maps rows to their new tokens."""
         self._blocks[1][list(tokens)] = self._weights.some_blocks(self._name, [*tokens.values()])
         self._set_head(self._blocks)

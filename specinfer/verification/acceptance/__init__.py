@@ -1,8 +1,8 @@
 """Acceptance rules: (tree, target distribution, randomness) -> verdict. Pure functions.
 
-Every rule in `RULES` is lossless: whatever the tree proposes, the tokens it returns follow the target's own
-distribution (greedy: are the target's own choices). A rule is one file plus one line there. The one that is
-not, `typical`, is none that a service is started with: a request selects it, with its thresholds.
+Every rule in `RULES` is lossless: for any tree, the returned tokens have the target's distribution (greedy: equal
+the target's most probable tokens). A rule is one file and one line in `RULES`. The lossy rule `typical` is not in
+`RULES`: no setting of a service selects it, only a request that gives its thresholds.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ RULES = {
 }
 
 DEFAULT_RULE = "traversal"
-"""Rule for sampled requests unless another is asked for."""
+"""Rule for sampled requests if `--acceptance` names no other."""
 
 Float64 = NDArray[np.float64]
 
@@ -36,27 +36,27 @@ Float64 = NDArray[np.float64]
 class Target(Protocol):
     """The target's predictions after each node of a tree.
 
-    `choose` samples from `probabilities`, and is faster as these need not be returned.
+    `choose` samples from the same distribution as `probabilities` returns, without copying it from the device.
     """
 
     def best(self, node: int) -> int:
         """Return the most probable next token."""
 
     def probabilities(self, node: int) -> Float64 | Excerpt:
-        """Return the distribution [V]; the caller may change drawable tokens."""
+        """Return the distribution [V]; the caller may change entries of drawable tokens."""
 
     def choose(self, node: int, noise: Noise) -> int:
-        """Return the next token, drawn by noise."""
+        """Return the next token, sampled with this noise."""
 
 
 class Randomness(Protocol):
-    """Randomness at the position after a node of some depth."""
+    """Random numbers for the position after a node, by the node's depth."""
 
     def stream(self, depth: int) -> np.random.Generator:
         """Return the random stream for trying draws at this depth."""
 
     def noise(self, depth: int) -> Noise:
-        """Return the noise of token choices, a function of seed and position."""
+        """Return the noise for choosing the token, by seed and position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class RequestRandomness:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict of the target on a tree."""
+    """The accepted path of a tree, and one more token."""
 
     accepted: tuple[int, ...]
-    """Accepted nodes from the root's child downwards."""
+    """Accepted nodes, from the root's child down; empty if none."""
     bonus: int
-    """Token that the target adds after the accepted nodes."""
+    """Token that the target adds after the last accepted node."""
 
 
 class AcceptanceRule(Protocol):
@@ -95,7 +95,7 @@ def find_rule(name: str) -> AcceptanceRule:
     """Return the rule of this name.
 
     Raises:
-        SettingError: if there is none.
+        SettingError: if no rule has this name.
     """
     if name not in RULES:
         raise SettingError("acceptance", name, f"must be one of {', '.join(RULES)}")
@@ -111,7 +111,7 @@ def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
 
 
 def drawable(tree: TokenTree) -> dict[int, Int32]:
-    """Return the drawable tokens below each node with draws, ascending."""
+    """Return the tokens of all q below each node with draws, ascending."""
     draws: dict[int, list[Int32]] = {}
     for proposal in tree.proposals:
         if proposal.kind is not ProposalKind.POINT:

@@ -5,16 +5,16 @@
                    +-bird (a point)        then draw from what is left of P: perhaps bird.
 
 Where the paper is silent or its algorithm would not be lossless:
-- Each candidate is tried with the q of the speculator that proposed it. A token proposed twice is two
-  candidates.
-- The paper tries children in random order. Draws are tried here in the order in which they were kept
-  (`TokenTree.order`), across speculators: whether a draw is in the tree may depend on the draws kept before
-  it, so it must not be tried before they are (`specinfer.tree.cut`).
-- Without replacement, a rejected token is taken out of q and q renormalised (Sequoia, algorithm 2).
-- Points are not tried at all: they are accepted if they are what is drawn from the rest, which accepts x with
-  probability P(x). Testing them against the draft's softmax, as one might, is not lossless (tests show
-  it). What is drawn hangs on noise that drafters may know (`specinfer.model.sampling.noise`), so where there
-  are only points the output is that of plain decoding, token for token.
+- Each candidate is tried with the q of the speculator that proposed it. A token that two speculators propose is
+  two candidates.
+- The paper tries children in random order. Here draws are tried in the order in which the cut kept them
+  (`TokenTree.order`), across speculators: a draw may be in the tree because of draws kept before it, so these
+  must be tried first (`specinfer.tree.cut`).
+- Without replacement, a rejected token is removed from q and q renormalised (Sequoia, algorithm 2).
+- Points are not tried. A token is sampled from the residual P, and a point with this token is accepted, so a point
+  x has probability P(x). A test against the draft's softmax is not lossless (tests show it). The token depends on
+  noise that drafters may know (`specinfer.model.sampling.noise`): in a tree of points only, the output equals
+  plain decoding, token for token.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def _try_draws(
 ) -> int | None:
     """Return the accepted child, or None with `p` changed into the residual.
 
-    P is p / total, unnormalised: a rejection then costs as much as q has tokens, not the vocabulary's size.
+    `p` stays unnormalised (P = p / total), so that a rejection costs O(len(q)), not O(vocabulary).
     """
     total, left = 1.0, dict[int, Float64]()
     for index, place in draws:

@@ -1,7 +1,7 @@
 """Naive sampling (paper's baseline NS, section 4.3): sample, follow equal children.
 
-It draws exactly the tokens of plain decoding with the same seed, for any proposals. It rejects draws more
-often than multi-step sampling (Theorem 4.3).
+The output equals plain decoding with the same seed, for any tree. Draws are rejected more often than in
+multi-step sampling (Theorem 4.3).
 """
 
 from specinfer.tree import TokenTree
@@ -9,7 +9,7 @@ from specinfer.verification.acceptance import Randomness, Target, Verdict, child
 
 
 def verify_naive(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Draw x ~ P(.|u) from u = root, while x is u's child."""
+    """Sample x ~ P(.|u) from the root; continue at u's child x."""
     children = children_by_token(tree)
     accepted: list[int] = []
     node = 0

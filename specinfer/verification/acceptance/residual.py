@@ -7,7 +7,7 @@ from specinfer.tree.token_tree import Int32
 from specinfer.verification.acceptance import Float64
 
 _ROUNDING = 1e-6
-"""Share of a total below which the remainder is summed again."""
+"""Share of a total below which the rest is summed again exactly."""
 
 
 def normalised(q: Float64) -> Float64:
@@ -24,8 +24,8 @@ def without(q: Float64, ids: Int32, token: int) -> Float64:
 def subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
     """Set P := max(0, P - q) in place; return the new total.
 
-    P is p / total; 0 means that nothing would be left. Costs as much as q has tokens, not the vocabulary's
-    size.
+    P is p / total, before and after.
+    The new total is 0 if P = q. The cost is O(len(q)), not O(vocabulary).
     """
     before = p[ids]
     after = np.maximum(before - total * q, 0.0)

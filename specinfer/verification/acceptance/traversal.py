@@ -1,30 +1,30 @@
 """Traversal verification (Weng et al., arXiv 2505.12398) of merged trees.
 
-Each draw has its own q, and points may be in the same tree. A path of draws is accepted as a whole: a node
-that alone would be rejected may be kept for the draws below it. State at a node u of the tried path:
+Each draw has its own q, and the tree may have points, too. A path of draws is accepted as a whole: a node that
+would be rejected alone may be accepted together with draws below it. State at a node u of the tried path:
 
-    p   the remaining probability to accept u, or a node below it, given that u was drawn
-    M   the remaining distribution below u if it is: at first P(.|u)
+    p   the remaining probability to accept u or a node below it, given that u was drawn
+    M   the remaining distribution of the token after u; at first P(.|u)
 
-At the root p = 1. Each draw c of u, with the q that it was drawn from, is visited with min(1, p M[c] / q[c]),
-all draws below it included. If that accepts nothing, the remainder of u is R = max(0, p M - q), with sum s:
+At the root p = 1. Each draw c of u, drawn from q, is visited with p_c = min(1, p M[c] / q[c]), and then all draws
+below c. If none is accepted, the remainder of u is R = max(0, p M - q), with sum s:
 
     p := s / (s + 1 - p),    M := R / s
 
-After the last draw u is accepted with probability p, together with a token that noise chooses from M. A child
-with this token is visited with p = 1; without one the token is the bonus. Otherwise u is rejected, and its
+After its last draw, u is accepted with probability p, together with a token that noise chooses from M. If u has
+a child with this token, the child is visited with p = 1; otherwise the token is the bonus. If u is rejected, its
 parent continues.
 
-Why that is lossless: c takes the mass q[c] min(1, p M[c] / q[c]) = min(q[c], p M[c]), for any draws below it,
-so R is the missing mass; nothing is accepted with probability 1 - p + s. No q need be another's, so draws
-without replacement (q without what was drawn before) and those of several speculators are covered. On chains
-this is block verification (Sun et al., arXiv 2403.10444).
+Proof of losslessness: c is accepted with mass q[c] min(1, p M[c] / q[c]) = min(q[c], p M[c]), for any draws below
+c, so R is the missing mass; no draw is accepted with probability 1 - p + s. Each draw may have another q, which
+covers draws without replacement (q without the tokens drawn before) and several speculators. On chains this is
+block verification (Sun et al., arXiv 2403.10444).
 
-- Draws below a node are tried in the order in which they were kept, as in `multi_step`. None is visited twice: it can
-  be rejected only where p M[c] < q[c], and then nothing is left of it in R.
-- Points are not tried: they are accepted if they are what noise chooses. A tree of points alone gives the text of
+- Draws below a node are tried in the order in which the cut kept them, as in `multi_step`. No draw is visited
+  twice: c can be rejected only if p M[c] < q[c], and then R[c] = 0.
+- Points are not tried: a point is accepted if noise chooses its token. A tree of points only gives the output of
   plain decoding.
-- P is computed only for nodes with draws that are visited, and where a token is chosen.
+- P is computed only at visited nodes with draws, and where a token is chosen.
 """
 
 from collections import deque
@@ -73,13 +73,13 @@ class _Draw:
 
 
 class _Draws:
-    """Draws of a tree that were not tried yet."""
+    """Untried draws of a tree."""
 
     def __init__(self, tree: TokenTree) -> None:
         self._tree = tree
         self._below = {node: deque(draws) for node, draws in tree.draws_by_parent().items()}
         self._left: dict[int, Float64] = {}
-        """q of the next draw of a proposal, by its index."""
+        """q of a proposal's next draw, by the proposal's index."""
 
     def take(self, node: int) -> _Draw | None:
         """Return the next draw below a node; None if there is none."""
@@ -103,14 +103,14 @@ class _Visit:
     def __init__(self, node: int, p: float) -> None:
         self.node, self.p = node, p
         self._residual: Float64 | Excerpt | None = None
-        """M times `_total`; None until a draw is tried."""
+        """M times `_total`; None before the first tried draw."""
         self._total = 1.0
         self._tried: _Draw | None = None
 
     def is_known(self, target: Target) -> bool:
         """Return whether M is known: a constraint's mask may be late.
 
-        Then no draw below is tried. The node is still accepted with its p, and the verdict ends with it.
+        Without M no draw below the node is tried. The node is accepted with probability p and ends the verdict.
         """
         if self._residual is None:
             try:
@@ -127,7 +127,7 @@ class _Visit:
         return min(1.0, self.p * float(self._residual[draw.token]) / (q * self._total))
 
     def reject(self) -> bool:
-        """Subtract the last draw's share; return False if M is empty."""
+        """Subtract the rejected draw from M; return False if M is empty."""
         assert self._tried is not None
         assert self._residual is not None
         left = subtract(self._residual, self._total, self._tried.ids, self._tried.q / self.p)

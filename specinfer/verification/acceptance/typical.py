@@ -2,9 +2,9 @@
 
     a child v of u is accepted if  P(t_v|u) > min(epsilon, delta * exp(-H(P(.|u))))
 
-epsilon is the hard threshold; the other is lower if the target itself is uncertain (H is the entropy in
-nats). Of the accepted paths the longest wins, of several the most probable one. The token after it is the
-target's most probable one, so a step without accepted nodes decodes greedily.
+epsilon limits the threshold; the entropy H, in nats, lowers it where the target is uncertain. The longest path of
+accepted nodes wins; of several longest paths, the most probable. The bonus is the target's most probable token, so
+a step without accepted nodes decodes greedily.
 """
 
 import math
@@ -33,7 +33,7 @@ class TypicalAcceptance:
         paths: dict[int, tuple[int, ...]] = {0: ()}
         best = (0, 0.0, 0)  # length, log-probability, node
         reached = [(0, 0.0)]
-        for node, logp in reached:  # grows while it is walked: parents before children
+        for node, logp in reached:  # the loop appends accepted children
             if node not in children:
                 continue
             p = np.asarray(target.probabilities(node))
@@ -48,7 +48,7 @@ class TypicalAcceptance:
         return Verdict(paths[last], target.best(last))
 
     def threshold(self, p: Float64) -> float:
-        """Return the minimum probability of an accepted token of p [V]."""
+        """Return the probability that an accepted token must exceed under p [V]."""
         some = p[p > 0]
         entropy = float(-(some * np.log(some)).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))

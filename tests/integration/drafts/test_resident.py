@@ -259,7 +259,7 @@ def test_drafters_that_do_not_fit_the_target_are_refused() -> None:
     reader = StateReader([9])
     reader.description = replace(reader.description, feature_size=5)
     engine = VerifierEngine(runner_of(tiny_transformers("llama"), kv_tokens=64))
-    with pytest.raises(IncompatibleError, match=r"hidden states of 5 numbers after layers \[9\]"):
+    with pytest.raises(IncompatibleError, match=r"hidden states of size 5 after layers \[9\]"):
         ResidentSpeculators(SpeculatorEngine([reader]), ["reader"], engine.runner)
 
 

@@ -87,7 +87,7 @@ def test_a_moved_file_is_the_same_model(file: Path, tmp_path: Path, monkeypatch:
     moved = tmp_path / "elsewhere" / file.name
     moved.parent.mkdir()
     file.rename(moved)
-    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf is gone: give the file where it is now"):
+    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf does not exist any more: give the file"):
         check_model_folder(str(first))
     forbid_derivation(monkeypatch)
     assert resolve_model(str(moved)) == first
@@ -100,7 +100,7 @@ def test_a_changed_file_is_another_model(file: Path) -> None:
     second = resolve_model(str(file))
     assert second != first
     assert Tokenizer.load(second).has_chat_template
-    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf is another file now: give the file itself"):
+    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf was replaced: give the path of that file"):
         open_checkpoint(first)
 
 
@@ -198,8 +198,8 @@ def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pyt
     ("content", "reason"),
     [
         (None, "no such file"),
-        (b"PK\x03\x04 a zip", r"is no GGUF file: begins with b'PK\\x03\\x04', not b'GGUF'"),
-        (b"", "is no GGUF file: begins with b''"),
+        (b"PK\x03\x04 a zip", r"not a GGUF file: begins with b'PK\\x03\\x04', not b'GGUF'"),
+        (b"", "not a GGUF file: begins with b''"),
     ],
 )
 @pytest.mark.parametrize("command", [["generate", "hi", "--local"], ["up"], ["models", "check"]])

@@ -239,7 +239,7 @@ def test_layers_that_are_not_understood_are_refused_by_name(
     ("place", "value", "reason"),
     [
         (("verifier", "architectures"), ["LlamaForCausalLM"], "verifier.architectures = .* is of "),
-        (("verifier", "name_or_path"), None, "name_or_path = None: names no target"),
+        (("verifier", "name_or_path"), None, "name_or_path = None: must name the target"),
         (("algorithm",), "eagle3", "algorithm = 'eagle3': only 'dflash' is understood"),
         (("proposal_methods", 0, "accept_tolerance"), 0.1, "accept_tolerance = 0.1: only 0.0 is understood"),
         (("proposal_methods", 0, "verifier_accept_k"), 2, "verifier_accept_k = 2: only 1 is understood"),
@@ -305,7 +305,7 @@ def test_a_tensor_that_is_missing_or_not_called_for_is_named(target: Path, tmp_p
     save_file(tensors | {"d2t": tensors["d2t"] * 0}, file)
     drafter_of(directory)
     save_file(tensors | {"d2t": tensors["d2t"] + 40}, file)
-    with pytest.raises(IncompatibleError, match="d2t does not name different tokens below 97"):
+    with pytest.raises(IncompatibleError, match="d2t must give distinct target tokens below 97"):
         drafter_of(directory)
 
 

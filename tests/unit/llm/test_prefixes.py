@@ -36,7 +36,7 @@ def test_a_prompt_is_found_after_a_restart(model: str, tmp_path: Path) -> None:
 
 
 def test_an_executor_that_keeps_no_prefixes_is_refused(model: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"prefix_cache_directory = .* needs native"):
+    with pytest.raises(SettingError, match=r"prefix_cache_directory = .* needs --executor native"):
         LLM(model, speculators="off", executor="torch", kv_tokens=256, prefix_cache_directory=str(tmp_path))
 
 

@@ -29,8 +29,8 @@ FAMILIES = ("llama", "llama-untied", "qwen2", "qwen3", "opt", "gpt_neox")
     ("layout", "field", "reason"),
     [
         (Layout(3, 1), "tensor_parallel = 3", "4 attention heads"),
-        (Layout(1, 4), "pipeline_parallel = 4", "3 layers"),
-        (Layout(1, 0), "pipeline_parallel = 0", "3 layers"),
+        (Layout(1, 4), "pipeline_parallel = 4", "to 3, the model"),
+        (Layout(1, 0), "pipeline_parallel = 0", "to 3, the model"),
     ],
 )
 def test_what_cannot_be_divided_is_named(layout: Layout, field: str, reason: str) -> None:

@@ -66,7 +66,7 @@ MALFORMED = {
     "score above one": (_with(scores=np.array([1, 1, 1, 1, 1.5], np.float32)), "scores[4] = 1.5"),
     "nothing proposed": (
         _with(proposals=(*example_tree().proposals, Proposal(7, 0, POINT, ()))),
-        "children = 7: proposes nothing",
+        "children = (): must name a child of node 7",
     ),
     "draws repeated without end": (
         _with(proposals=(Proposal(0, 0, ProposalKind.WITH_REPLACEMENT, (1,) * 41, *Q),)),
@@ -76,11 +76,17 @@ MALFORMED = {
         _with(proposals=(Proposal(0, 0, WITHOUT, (1,), *distribution(range(6000), [1 / 6000] * 6000)),)),
         "q_token_ids = 6000",
     ),
-    "unproposed node": (_with(proposals=example_tree().proposals[:1]), "node is in no proposal"),
+    "unproposed node": (
+        _with(proposals=example_tree().proposals[:1]),
+        "every node but the root must be in a proposal",
+    ),
     "foreign child": (_with(proposals=(Proposal(0, 0, POINT, (2,)),)), "children = 2: not a child of node 0"),
     "child out of range": (_with(proposals=(Proposal(0, 0, POINT, (9,)),)), "children = 9"),
-    "repeated point": (_with(proposals=(Proposal(0, 0, POINT, (1, 1)),)), "repeats need"),
-    "point with q": (_with(proposals=(Proposal(0, 0, POINT, (1, 4), *Q),)), "a point proposal has no q"),
+    "repeated point": (_with(proposals=(Proposal(0, 0, POINT, (1, 1)),)), "only draws with replacement"),
+    "point with q": (
+        _with(proposals=(Proposal(0, 0, POINT, (1, 4), *Q),)),
+        "must be empty in a point proposal",
+    ),
     "sampled without q": (_with(proposals=(Proposal(0, 0, WITHOUT, (1, 4)),)), "as many ids"),
     "q sums to 0.9": (
         _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, DOG], [0.5, 0.4])),)),
@@ -94,18 +100,18 @@ MALFORMED = {
         _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, CAT], [0.5, 0.5])),)),
         "must be distinct",
     ),
-    "order of no proposal": (_with(order=(0, 0, 1, 2)), "order = 2: there are 2 proposals"),
+    "order of no proposal": (_with(order=(0, 0, 1, 2)), "order = 2: must be an index of 2 proposals"),
     "negative order": (_with(order=(0, 0, 1, -1)), "order = -1"),
-    "order too short": (_with(order=(0, 0, 1)), "every child of every proposal"),
-    "order too long": (_with(order=(0, 0, 1, 1, 1)), "every child of every proposal"),
-    "children first": (_with(order=(1, 1, 0, 0)), "children before node 1"),
+    "order too short": (_with(order=(0, 0, 1)), "once per child"),
+    "order too long": (_with(order=(0, 0, 1, 1, 1)), "once per child"),
+    "children first": (_with(order=(1, 1, 0, 0)), "has children of node 1 before it"),
     "drawn children first": (
         _with(proposals=(Proposal(1, 0, WITHOUT, (2, 3), *Q2), Proposal(0, 0, WITHOUT, (1, 4), *Q))),
-        "children before node 1",
+        "has children of node 1 before it",
     ),
     "drawn outside q": (
         _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, SAT], [0.5, 0.5])),)),
-        "no probability under q",
+        "each drawn token needs a q above 0",
     ),
 }
 

@@ -135,7 +135,7 @@ def test_limits_are_enforced_per_entry() -> None:
         EntryStatus.RESYNC,
     ]
     assert "tree.nodes = 4: more than the 3 allowed" in outcomes[0].message
-    assert "context = 11: longer than the 10 positions" in outcomes[1].message
+    assert "context = 11: at most 10 tokens are served" in outcomes[1].message
     assert "tree.token_ids[0]: must repeat the last delta token" in outcomes[2].message
 
 
@@ -143,7 +143,7 @@ def test_a_step_over_its_token_limit_serves_what_fits() -> None:
     engine = make(EngineLimits(max_step_tokens=6))
     a, b = engine.verify([job("a", 0, [1, 2, 3, 4]), job("b", 0, [1, 2, 3, 4])])
     assert (a.status, b.status) == (EntryStatus.OK, EntryStatus.ERROR)
-    assert "step exceeds 6 tokens" in b.message
+    assert "of the step's 6 tokens and nodes are free" in b.message
 
 
 def test_a_full_cache_is_reported_and_recovers() -> None:
@@ -331,7 +331,7 @@ def _sample(
 def test_a_context_beyond_the_models_positions_is_refused() -> None:
     assert checked_context("max_context_len", 0, 512) == 512
     assert checked_context("max_context_len", 512, 512) == 512
-    with pytest.raises(SettingError, match="max_context_len = 513: the model has 512 positions"):
+    with pytest.raises(SettingError, match="max_context_len = 513: must be at most 512"):
         checked_context("max_context_len", 513, 512)
 
 

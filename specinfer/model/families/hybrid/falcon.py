@@ -1,6 +1,6 @@
 """Falcon H1: attention and a state space in every layer.
 
-Each part has a factor of its own. The state space is Mamba 2.
+Each part has its own factors. The state space is Mamba 2.
 """
 
 from typing import Any

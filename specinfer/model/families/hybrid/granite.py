@@ -1,6 +1,6 @@
 """Granite 4: state spaces (Mamba 2) and few attention layers.
 
-Models are dense or have experts.
+Layers are dense or have experts.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ from specinfer.model.families.positions import FULL, LINEAR, NO_ROTARY
 _NAMES = {".shared_mlp.output_linear.": ".mlp.down_proj.", ".shared_mlp.": ".mlp."}
 _GATE_UP = ".shared_mlp.input_linear."
 _KINDS = {"attention": False, FULL: False, "mamba": True, LINEAR: True}
-"""Kinds of layers, old and new names; True: recurrent."""
+"""Kinds of layers, old and new names; True: the layer is recurrent."""
 _POSITIONS = ("rope", "nope", None)
 
 

@@ -51,7 +51,7 @@ _PARTS = {
 
 def _fields(hf: Any) -> Fields:
     if hf.conv_bias:
-        raise IncompatibleError("conv_bias = True: not supported")
+        raise IncompatibleError("conv_bias = True: must be False")
     if unknown := [kind for kind in hf.layer_types if kind not in (FULL, CONVOLUTION)]:
         raise IncompatibleError(f"layer_types: {unknown[0]!r}: supported are {FULL}, {CONVOLUTION}")
     inv_freq, scale = rotary(hf)
@@ -69,7 +69,7 @@ def _fields(hf: Any) -> Fields:
 
 
 def _intermediate(hf: Any) -> int:
-    """Return the inner size of the MLP, adjusted if the configuration asks."""
+    """Return the MLP's inner size, adjusted if `block_auto_adjust_ff_dim`."""
     size = int(hf.intermediate_size)
     if not hf.block_auto_adjust_ff_dim:
         return size

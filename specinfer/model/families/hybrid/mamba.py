@@ -14,7 +14,7 @@ from specinfer.model.families.positions import NO_ROTARY, UNBOUNDED
 MAMBA_COUNTS = tuple(
     f"mamba_{name}" for name in ("n_groups", "n_heads", "d_state", "d_head", "d_conv", "expand")
 )
-"""Sizes of state spaces in models with other layers."""
+"""Sizes of a state space in models that also have other layers."""
 _WITHOUT_LIMITS = (0.0, float("inf"))
 _NAMES = {
     ".norm.": ".input_layernorm.",
@@ -28,13 +28,13 @@ def check_state_space(hf: Any, known: Mapping[str, Any]) -> None:
     """Check options of a configuration that change its arithmetic.
 
     Raises:
-        IncompatibleError: naming one that has another value than the known one.
+        IncompatibleError: naming an option and its value, if it is not the value in `known`.
     """
     for name, value in {"hidden_act": "silu", **known}.items():
         if (found := getattr(hf, name)) not in (value, None):
-            raise IncompatibleError(f"{name} = {found!r}: not supported")
+            raise IncompatibleError(f"{name} = {found!r}: must be {value!r}")
     if hf.time_step_limit is None or tuple(hf.time_step_limit) != _WITHOUT_LIMITS:
-        raise IncompatibleError(f"time_step_limit = {hf.time_step_limit!r}: not supported")
+        raise IncompatibleError(f"time_step_limit = {hf.time_step_limit!r}: must be {[*_WITHOUT_LIMITS]}")
 
 
 def mamba_shape(hf: Any, factors: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> RecurrentShape:
@@ -51,9 +51,9 @@ def mamba_shape(hf: Any, factors: tuple[float, float, float] = (1.0, 1.0, 1.0)) 
 
 
 def rename_state_space(heads: HeadSizes, name: str, module: str) -> dict[str, TensorSource]:
-    """Return our tensors in one of a layer's module of this name."""
+    """Return our tensors in one of this module's tensors of a layer."""
     shape = heads.recurrent
-    assert shape is not None, "its configuration has it"
+    assert shape is not None, "a model with state spaces has their shape"
     stem, _, part = name.partition(f".{module}.")
     ours = f"{stem}.linear_attn."
     if part.startswith("conv1d."):
@@ -75,10 +75,7 @@ def _part(sizes: tuple[int, int, int], which: int, rows: torch.Tensor) -> torch.
 
 
 def _queries_first(values: int, rows: torch.Tensor) -> torch.Tensor:
-    """Reorder rows from x, B, C to C, B, x.
-
-    C, B and x are our queries, keys and values.
-    """
+    """Reorder rows x, B, C to C, B, x: queries, keys, values."""
     x, keys = rows[:values], (len(rows) - values) // 2
     return torch.cat([rows[values + keys :], rows[values : values + keys], x])
 

@@ -1,7 +1,7 @@
-"""Undo what llama.cpp's converter changes in state spaces.
+"""Undoes the changes of llama.cpp's converter to state spaces.
 
 Models are Mamba 2, Granite 4 and Falcon H1. The converter stores decays instead of their logarithms, decays and skips
-as columns, norms with a row for each group, and convolutions as matrices. It multiplies Falcon's factors into weights.
+as columns, norms with a row per group, and convolutions as matrices. It multiplies weights by Falcon's factors.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _FILE_PARTS = {name: f"ssm_{short}" for name, short in (("in_proj", "in"), ("out
 _FILE_PARTS |= {name: f"ssm_{name}" for name in ("conv1d", "norm")}
 _FILE_TENSORS = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 _FLAT = (".mamba.norm.weight", ".mixer.norm.weight", ".D")
-"""Name endings of tensors stored as matrices in a file."""
+"""Endings of names of tensors that a file stores in matrix form."""
 _SIZES = ("n_heads", "d_head", "n_groups", "d_state", "d_conv")
 _SHARED = {
     "shared_mlp.gate_proj": "ffn_gate_shexp",
@@ -120,10 +120,10 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
 
 
 def decay_logarithms(name: str, decays: torch.Tensor) -> torch.Tensor:
-    """Return A_log of a file's `ssm_a`, -exp(A_log).
+    """Return A_log of a file's `ssm_a`, which is -exp(A_log).
 
     Raises:
-        IncompatibleError: naming a value that is no decay.
+        IncompatibleError: naming a value that is not below 0.
     """
     if not decays.is_meta and len(wrong := decays[~(decays < 0)]):
         raise IncompatibleError(f"{name}: its decay in the file is {wrong[0].item():g}: must be below 0")
@@ -144,7 +144,7 @@ def joined_shared(hf: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 
 
 def _module(module: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return parts and other tensors of a module's state space."""
+    """Return parts and other tensors of the state space in a module."""
     parts, tensors = (
         {f"{module}.{name}": short for name, short in names.items()} for names in (_FILE_PARTS, _FILE_TENSORS)
     )

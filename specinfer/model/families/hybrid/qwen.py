@@ -24,13 +24,13 @@ from specinfer.model.families.positions import FULL, LINEAR, rotary
 
 _NAMES = {"model.language_model.": "model."}
 _OTHER_PARTS = ("model.visual.", "mtp.")
-"""Parts of checkpoints for images, and for drafts."""
+"""Parts of checkpoints for images, and for multi-token prediction."""
 _OUTPUT_NORM = ".linear_attn.norm."
 
 
 def _fields(hf: Any) -> Fields:
     if hf.attention_bias:
-        raise IncompatibleError("attention_bias = True: not supported")
+        raise IncompatibleError("attention_bias = True: must be False")
     if unknown := [kind for kind in hf.layer_types if kind not in (FULL, LINEAR)]:
         raise IncompatibleError(f"layer_types: {unknown[0]!r}: supported are {FULL}, {LINEAR}")
     inv_freq, scale = rotary(hf, partial=True)
@@ -65,9 +65,9 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
 
 
 def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
-    """Divide what Qwen 3 Next projects with one matrix, by key heads."""
+    """Split Qwen 3 Next's joint projection, whose rows are grouped by head."""
     net = heads.recurrent
-    assert net is not None, "its configuration says so"
+    assert net is not None, "a model with delta nets has their shape"
     of_key = net.value_heads // net.key_heads
     convolved = [net.key_dim, net.key_dim, of_key * net.value_dim]
     fused = {
@@ -84,9 +84,9 @@ def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
 
 
 def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> torch.Tensor:
-    """Return the rows of some kinds, kind by kind.
+    """Return the rows of the wanted kinds, kind by kind.
 
-    Each head has `sizes` rows of the kinds.
+    A head has `sizes` rows of the kinds.
     """
     kinds = torch.split(matrix.reshape(heads, sum(sizes), *matrix.shape[1:]), sizes, 1)[wanted]
     return torch.cat([kind.flatten(0, 1) for kind in kinds])

@@ -1,8 +1,8 @@
-"""Undo what llama.cpp's converter changes in Qwen 3.5 and 3 Next.
+"""Undoes the changes of llama.cpp's converter to Qwen 3.5 and 3 Next.
 
-It stores norms plus one, decays instead of their logarithms, and of Qwen 3.5 value heads in another order: those that
-read the first of each group of heads, then the second, and so on, where `transformers` has the groups one after
-another. Of Qwen 3 Next queries, keys and values are a matrix of their own, kind by kind.
+It stores norms as 1 + w, and decays instead of their logarithms. Qwen 3.5's value heads are in another order: the first
+head of each key head's group, then the second of each group, and so on; `transformers` has them group by group. Of
+Qwen 3 Next, one matrix has all queries, then keys, then values.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ _FURTHER = {
 }
 _NEXT = "qwen3next"
 _BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
-"""Tensors whose rows are queries, keys, then values."""
+"""Tensors with rows of queries, keys, then values."""
 
 
 def _config(file: GgufFile) -> tuple[Any, Fields]:
@@ -63,9 +63,13 @@ def _fields(file: GgufFile) -> Fields:
     meta, turned = file.meta, file.meta.count("rope.dimension_count", file.head_dim)
     sections = list(meta.get("rope.dimension_sections", ()))
     if sections and 2 * sum(sections) != turned:
-        raise IncompatibleError(f"GGUF: rope.dimension_sections = {sections}: must make {turned} dimensions")
+        raise IncompatibleError(
+            f"GGUF: rope.dimension_sections = {sections}: must have a sum of {turned // 2}"
+        )
     if file.factors or meta.get("rope.scaling.type", "none") != "none":
-        raise IncompatibleError(f"GGUF: scaled positions are not supported for {meta.architecture}")
+        raise IncompatibleError(
+            f"GGUF: rope.scaling: scaled positions are not supported for {meta.architecture}"
+        )
     heads, size = head_sizes(meta)
     period = meta.count("full_attention_interval", 4)
     kinds = ("full_attention", "linear_attention")
@@ -93,7 +97,7 @@ def _next_config(file: GgufFile) -> tuple[Any, Fields]:
 
 
 def joined_projections(hf: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Join separate projections of Qwen 3 Next into those of `transformers`."""
+    """Join Qwen 3 Next's separate projections as `transformers` stores them."""
     joined, heads = dict(tensors), hf.linear_num_key_heads
     keys = heads * hf.linear_key_head_dim
     for name in [name for name in tensors if ".in_proj_qkv." in name]:
@@ -113,9 +117,9 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
     keys, values = meta.count("ssm.group_count"), meta.count("ssm.time_step_rank")
     before = 2 * keys * meta.count("ssm.state_size") if part in _BEHIND_KEYS else 0
     if meta.architecture == _NEXT:
-        keys = values  # its value heads are in order
+        keys = values  # Qwen 3 Next's value heads are in order
     if part == "out_proj.weight":
-        # a row's bytes are in the order of its numbers, block by block
+        # columns can only be reordered by whole blocks
         whole = values == keys or (meta.count("ssm.inner_size") // values) % block == 0
         return _grouped(tensor.T, keys, values).T.contiguous() if whole else None
     tensor = torch.cat([tensor[:before], _grouped(tensor[before:], keys, values)])
@@ -125,7 +129,7 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
 
 
 def _grouped(rows: torch.Tensor, keys: int, values: int) -> torch.Tensor:
-    """Return rows of value heads with those of each key head together."""
+    """Return rows of value heads grouped by key head."""
     if values == keys:
         return rows
     tiles = rows.reshape(values // keys, keys, len(rows) // values, *rows.shape[1:])

@@ -1,5 +1,5 @@
-// What the kernels share with Python: structures of calls, numbers of weights, kinds of storage. The other side is
-// specinfer/model/native/bindings.py; LAYOUT lists all of it, and Python compares it with its own when it loads the library.
+// Interface of the kernels and Python: structures of calls, numbers of weights, kinds of storage. The Python side is
+// specinfer/model/native/bindings.py, which compares LAYOUT with its own layout when it loads the library.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,30 +10,30 @@ namespace specinfer {
 
 enum Activation { SILU, GELU, RELU, GELU_TANH };
 
-// How a matrix is stored: dense, or in blocks of GGUF (products/formats.h), by GGUF's names. BLOCK_FLOAT is how bfloat16 is
-// multiplied where the processor does not do it itself: see block_float.h; it is never asked for.
+// Storage of matrices: dense, or blocks of GGUF (products/formats.h), by GGUF's names. BLOCK_FLOAT is bfloat16 for processors
+// without bfloat16 products (block_float.h); callers never request it.
 enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BLOCK_FLOAT, MXFP4 };
 
-// How keys and values are kept: attention/cache_kinds.h.
+// Storage of keys and values: attention/cache_kinds.h.
 enum CacheKind { FLOAT32_CACHE, BFLOAT16_CACHE, BYTES_CACHE };
 
-// Kinds of layers that keep a state instead of attending: recurrent/.
+// Kinds of recurrent layers: recurrent/.
 enum RecurrentKind { DELTA_NET, STATE_SPACE, SHORT_CONVOLUTION };
 
-// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). Those of the i-th expert are
-// EXPERTS + 3 i on: gate, up, down. Of a recurrent layer CONVOLVED makes what is convolved (queries, keys, values),
-// OUTPUT_GATES the gates of its output, STATE_GATES those of its states: beta, then alpha, of each head, or steps of time;
-// of a short convolution factors of what is convolved. STATE_OUT: what the layer adds to the hidden states.
+// Matrices of a layer; HEAD, and FC if Shape::states, are the model's. Expert i has EXPERTS + 3 i (gate), + 1 (up), + 2 (down).
+// Recurrent layers: CONVOLVED projects the convolution's inputs (queries, keys, values; of a short convolution its inputs),
+// OUTPUT_GATES the output's gates, STATE_GATES beta, then alpha, per head (state space: time steps; short convolution: factors
+// of the convolution's inputs). STATE_OUT projects the outputs to what is added to the hidden states.
 enum MatrixSlot {
   QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, CONVOLVED, OUTPUT_GATES, STATE_GATES, STATE_OUT, HEAD, FC, ROUTER, EXPERTS = 1000
 };
 
-// Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
-// A norm that is not set is not there. Q_NORM, K_NORM: of each head, or of all heads of a row together, by their length.
-// ATTENDED_NORM, MLP_NORM: of what attention and MLP add to the hidden states. SINKS: scores [heads] that take a part of
-// attention and give nothing. EXPERT_...: of all experts of a layer, one after another.
-// Of recurrent layers: CONVOLUTION [width, channels], its CONVOLUTION_BIAS, DECAY (negative) and TIME_BIAS [heads], SKIP [heads]
-// of a state space, GATED_NORM [value dimension], of a state space of all heads, or none.
+// Vectors of a layer; FINAL_NORM, FINAL_NORM_BIAS, POSITIONS (learnt) and HIDDEN_NORM (Shape::states) are the model's.
+// A norm that is not set is absent. Q_NORM, K_NORM: per head, or over all heads of a row, depending on their length.
+// ATTENDED_NORM, MLP_NORM: norms of the outputs of attention and MLP. SINKS [heads]: extra scores in each softmax, without
+// a value. EXPERT_...: of all experts of a layer, concatenated.
+// Recurrent layers: CONVOLUTION [width, channels], CONVOLUTION_BIAS, DECAY (negative), TIME_BIAS [heads]; state space: SKIP
+// [heads]; GATED_NORM [value dimension], in a state space over all heads; absent if not set.
 enum VectorSlot {
   INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
   QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS,
@@ -44,94 +44,94 @@ enum VectorSlot {
 
 struct Shape {
   int layers, hidden, inter, heads, kv_heads, dim, vocab, max_positions;
-  int rotary;  // first dimensions of a head that are turned by its position; none if positions are learnt
-  int tables;  // rotary tables, of which each layer has one or none (si_set_layer)
+  int rotary;  // rotated dimensions, the first of a head; 0 with learnt positions
+  int tables;  // number of rotary tables; a layer uses one or none (si_set_layer)
   int activation, gated;
   int parallel;  // attention and MLP read the same hidden states
-  int states;    // hidden states of a target that its layer reads with embeddings (EAGLE); 0: it is a whole decoder
+  int states;    // EAGLE: number of the target's hidden states per token; 0: a whole decoder
   int residual_normed;  // EAGLE: the layer adds to the normed hidden state
   float eps;
-  float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
+  float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, outputs of attention and MLP
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
-  float bound;                                         // of the magnitude of queries, keys and values; 0: none
-  int kv_layers;    // those that attend: a layer does, or is recurrent, or both, by its matrices
-  int output_gate;  // each query head is followed by the gate of its output
-  // Recurrent layers: their kind, heads of keys and of values, dimensions of those, inputs that a convolution sees.
+  float bound;                                         // maximum magnitude of queries, keys and values; 0: none
+  int kv_layers;    // number of layers with attention; matrices decide if a layer has it, a state or both
+  int output_gate;  // rows of a query head and of its output's gate alternate
+  // Recurrent layers: kind, number of key and value heads, their sizes, number of tokens in a convolution.
   int recurrent_kind, key_heads, value_heads, key_dim, value_dim, convolved;
 };
 
-// Tokens and states of recurrent layers in a pass: see recurrent/past.h. Addresses are of float32 of all recurrent
-// layers; a past token is an address, or -1 - its row in this pass. `past`: those before each row that it needs, of which the
-// last `inside` are of its block.
+// Tokens and states of recurrent layers in a pass: see recurrent/past.h. Addresses are of float32 numbers of all recurrent
+// layers; a past token is an address, or -1 - its row in this pass. `past` lists the tokens that a row reads; the last
+// `inside` of them are in the row's block.
 struct Recurrence {
   const int64_t *own, *base, *tail, *past;
   const int32_t *past_start, *inside;          // CSR over rows; per row
-  const int32_t *job_start, *job_row;          // CSR over sequences; the row before which a block's state is computed
-  const int64_t *job_from, *job_to, *job_past;  // from a state and the BLOCK tokens after it
+  const int32_t *job_start, *job_row;          // CSR over sequences; a block's end state is computed before this row
+  const int64_t *job_from, *job_to, *job_past;  // from a state and the BLOCK tokens after it, to a state
 };
 
 // The mixture of experts of a layer.
 struct ExpertShape {
-  int count, used, inter;  // experts, those of a row, numbers between the matrices of one
-  int shared;              // the same of the layer's own MLP, which all rows read; 0: it has none
-  int gated_shared;        // what the own MLP computes has a weight: the sigmoid of the router's last row
-  int renormalised;        // weights of a row's experts: the softmax of their scores, not of all experts'
-  float limit, alpha;      // bound of an expert's gate and of the magnitude of up, in (up + 1) gate sigmoid(alpha gate); 0: none
+  int count, used, inter;  // number of experts; experts per row; inner size of an expert
+  int shared;              // inner size of the shared expert (the layer's own MLP); 0: none
+  int gated_shared;        // the shared expert's weight is the sigmoid of the router's last row
+  int renormalised;        // a row's weights are the softmax over its chosen experts, not all
+  float limit, alpha;      // maximum of gate and |up| in (up + 1) gate sigmoid(alpha gate); 0: none
 };
 
 // One pass; every array is flat. See specinfer/model/batch.py for the meaning.
 struct Pass {
   int tokens, sequences, logits;
   const int32_t *token_ids, *positions, *write_slots, *visible;
-  const uint16_t* states;                      // EAGLE: of the target, [tokens, states, hidden] in bfloat16;
-  const float* hidden;                         // or none, and these are its own, [tokens, hidden]
-  const int32_t *extra_start, *extra;          // CSR over tokens: further positions each one sees
-  const int32_t* row_start;                    // per sequence: first token (sequences + 1)
+  const uint16_t* states;                      // EAGLE: hidden states of the target, [tokens, states, hidden] in bfloat16;
+  const float* hidden;                         // or, if null, of the layer itself, [tokens, hidden]
+  const int32_t *extra_start, *extra;          // CSR over tokens: visible positions after `visible`
+  const int32_t* row_start;                    // [sequences + 1] first token of each sequence
   const int32_t *block_start, *blocks;         // CSR over sequences: block tables
   const int32_t* logit_rows;
   void *keys, *values;                         // [layers, ...]
   int64_t cache_blocks;
   float* logits_out;
   int threads;
-  int sparse;                                  // few of the logits will be read: they need not stay in the caches
-  int features;                                // how many hidden states of each token are wanted, ascending:
-  const int32_t* feature_layers;               // those after so many layers
+  int sparse;                                  // few logits will be read: write them past the caches
+  int features;                                // number of hidden states to return per token,
+  const int32_t* feature_layers;               // after these numbers of layers, ascending
   float* features_out;                         // [tokens, features, hidden]
-  int first_layer, end_layer;                  // only these layers, the end excluded: with the embeddings before the
-                                               // first one of all, and with norm and head after the last one
-  const Recurrence* recurrence;                // of models with recurrent layers
+  int first_layer, end_layer;                  // run layers [first, end); embeddings before layer 0,
+                                               // norm and head after the last layer
+  const Recurrence* recurrence;                // null without recurrent layers
 };
 
-// One request's tree. Its new context and its block table follow those of the request before.
+// One request's tree. Deltas and block tables of all requests are concatenated.
 struct GrowthJob {
-  int32_t delta, held, shift, blocks;   // new context tokens, those in the cache, rotary shift, blocks
-  int32_t nodes, depth, width;          // limits; width 0: none
-  int32_t greedy, draws, top_k, last;   // draws: children are drawn, not points; last: absolute position after the root
+  int32_t delta, held, shift, blocks;   // number of new and of cached context tokens; rotary shift; number of blocks
+  int32_t nodes, depth, width;          // maximum nodes, depth and children; width 0: unlimited
+  int32_t greedy, draws, top_k, last;   // draws: children are drawn; last: absolute position after the root
   float temperature, top_p;
-  float score_temperature;              // of the softmax that scores points
-  double least_reach;                   // the tree continues below paths at least so probable
-  uint64_t seed;                        // of the noise that points share with the target, or of the draws
+  float score_temperature;              // temperature of the softmax that scores points
+  double least_reach;                   // minimum path probability of expanded nodes
+  uint64_t seed;                        // seed of the noise shared with the target (points), or of the draws
 };
 
-inline constexpr int PLACES = 3;  // in the draw order, the last being all others
+inline constexpr int PLACES = 3;  // places with their own `agreement`; the last is all others
 
 struct Growth {
-  int jobs, most, beam, support, rivals, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
+  int jobs, most, beam, support, rivals, replace, levels, threads;  // most: maximum `nodes`; replace: draw with replacement
   const GrowthJob* job;
   const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
   const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
-  const uint16_t* states;                          // EAGLE: as of `Pass`, of all `token_ids`
+  const uint16_t* states;                          // EAGLE: as `Pass::states`, for all `token_ids`
   void *keys, *values;
   int64_t cache_blocks;
-  double least_level;        // sum of the frontiers' path probabilities below which point trees get no further level
-  double agreement[PLACES];  // expected acceptance of draws over the norm of q: see specinfer/tree/draws.py
-  // results: seconds of the levels after the first, and their number
+  double least_level;        // minimum sum of the frontiers' path probabilities for another level of points
+  double agreement[PLACES];  // expected acceptance of draws per norm of q: specinfer/tree/draws.py
+  // results: seconds of the levels after the first; their number
   double level_seconds;
   int64_t levels_run;
-  // nodes in the order of insertion, root first, [jobs][most + 1]
+  // nodes in insertion order, root first, [jobs][most + 1]
   int32_t *count, *tokens, *parents;
   float* scores;
-  // proposals of sampled trees, [jobs][most]: parent, draws [most] and their ranks among all of the tree, q [support]
+  // proposals of trees with draws, [jobs][most]: parent, draws [most] with ranks in the whole tree, q [support]
   int32_t *proposals, *proposal_parent, *draw_count, *draws, *ranks, *q_count, *q_ids;
   float* q;
 };
@@ -145,7 +145,7 @@ struct LayoutEntry {
 #define AT(type, field) {#type "." #field, offsetof(type, field)}
 #define VALUE(name) {#name, int64_t(name)}
 
-// Sizes, offsets of all fields, and values.
+// Sizes of structures, offsets of all fields, and values.
 inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(LANES), VALUE(BLOCK), VALUE(PLACES),
     VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU), VALUE(Activation::GELU_TANH),

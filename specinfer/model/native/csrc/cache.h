@@ -1,4 +1,4 @@
-// Moving and turning entries of the cache.
+// Moves and rotates entries of the cache.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace specinfer {
 
-// Copies one entry's elements and scale between a block of keys, or of values, and a row of bytes.
+// Copies an entry's numbers and scale between a block of keys or values and a row of bytes.
 template <class C, bool PUT>
 void copy_entry(char* block, bool keys, int dim, int lane, char* row) {
   using T = typename C::T;
@@ -43,7 +43,7 @@ void move_entries(const Shape& s, void* keys, void* values, int64_t blocks, int 
   }
 }
 
-// Turns the keys of some slots by an angle per pair of dimensions.
+// Rotates the keys of some slots by an angle per pair of dimensions.
 template <class C>
 void rotate_keys(const Shape& s, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
                  const float* sin) {

@@ -1,4 +1,4 @@
-// Experts of a layer, and which rows of a pass each of them reads.
+// A layer's experts, and the rows of a pass that each expert computes.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -13,40 +13,40 @@ struct Expert {
   Matrix gate, up, down;
 };
 
-// The mixture of a layer; of a dense one it has no experts. A shared expert is the layer's own MLP.
+// A layer's mixture; a dense layer has no experts. The shared expert is the layer's own MLP.
 struct Experts {
   ExpertShape shape{};
-  Matrix router;  // in float32, one row for each expert; then one for the gate of the shared expert, if that has one
+  Matrix router;  // in float32, one row per expert, and one for the shared expert's gate, if any
   std::vector<Expert> each;
-  std::vector<float> gate_bias, up_bias, down_bias;  // [experts, columns], or none
+  std::vector<float> gate_bias, up_bias, down_bias;  // [experts, columns]; empty: none
 
   bool any() const { return shape.count > 0; }
-  // slot: from MatrixSlot::EXPERTS on, three for each expert
+  // slot: MatrixSlot::EXPERTS + 3 * expert + 0 (gate), 1 (up), 2 (down)
   Matrix& matrix(int slot) {
     Expert& expert = each[(slot - EXPERTS) / 3];
     Matrix* all[] = {&expert.gate, &expert.up, &expert.down};
     return *all[(slot - EXPERTS) % 3];
   }
-  // Biases of an expert from a column on; null: none.
+  // Returns an expert's biases from a column on; null: none.
   static const float* bias(const std::vector<float>& all, int expert, int columns, int col) {
     return all.empty() ? nullptr : &all[size_t(expert) * columns + col];
   }
-  // Ways to prepare the rows that gate and up read.
+  // Returns the ways to prepare the inputs of gate and up.
   int inputs() const { return each[0].gate.input | each[0].up.input; }
 };
 
-// Buffers of a pass: what rows were routed to. A route is a row and one of its experts.
+// Buffers of a pass. A route is a row and one of its experts.
 struct Routes {
   std::vector<float> scores;    // [rows, columns of the router]
   std::vector<int32_t> expert;  // [rows, used]
   std::vector<float> weight;    // [rows, used]
-  std::vector<float> shared;    // [rows], weight of the shared expert
-  std::vector<float> gathered;  // [routes, hidden], by expert
-  std::vector<float> inner;     // [routes, inter], in the same order
+  std::vector<float> shared;    // [rows] weight of the shared expert
+  std::vector<float> gathered;  // [routes, hidden] inputs, by expert
+  std::vector<float> inner;     // [routes, inter] in the same order
 };
 
-// Chooses the experts of a row with the highest scores, the first of equal ones, and their weights: the softmax of all
-// scores, or of the chosen ones. That is the same as the softmax of all, divided by its sum over the chosen ones.
+// Chooses a row's experts with the highest scores (of equal ones the first) and their weights: the softmax over all scores,
+// or over the chosen ones, which equals the former divided by its sum over the chosen experts.
 inline void choose_experts(const float* scores, const ExpertShape& shape, int32_t* chosen, float* weights) {
   std::vector<char> taken(shape.count, 0);
   for (int i = 0; i < shape.used; ++i) {
@@ -63,13 +63,13 @@ inline void choose_experts(const float* scores, const ExpertShape& shape, int32_
   for (int i = 0; i < shape.used; ++i) weights[i] /= total;
 }
 
-// Routes of a pass in the order of experts, and of rows for each expert.
+// Routes of a pass ordered by expert, then by row.
 class RoutesByExpert {
  public:
   struct Group {
-    int expert, first, rows;  // first: place in the order
+    int expert, first, rows;  // first: place in `order`
   };
-  std::vector<Group> groups;  // of experts that have rows
+  std::vector<Group> groups;  // of experts with rows
   std::vector<int32_t> order;  // routes
 
   void make(const int32_t* expert, int routes, int experts) {

@@ -1,4 +1,4 @@
-// One pass of the decoder: every thread runs a Worker, all in step.
+// Runs one pass of the decoder: each thread has a Worker; all run in step.
 #pragma once
 #include <omp.h>
 
@@ -16,7 +16,7 @@
 
 namespace specinfer {
 
-// Runs one pass; one object per thread, all in step.
+// One thread's part of a pass; all threads run in step.
 template <class C>
 class Worker : ThreadOfPass {
  public:
@@ -31,7 +31,7 @@ class Worker : ThreadOfPass {
     for (int layer = p_.first_layer; layer < end; ++layer) {
       keep_features(layer);
       Layer& l = m_.layers[layer];
-      // of a layer that is not there yet nothing can be fetched
+      // of an offloaded layer that is not in memory yet nothing can be prefetched
       const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].first() : end == s_.layers ? m_.head : l.first();
       const Matrix& inner = l.experts.any() ? l.experts.router : !l.up.n ? next : s_.gated ? l.gate : l.up;
       if (l.recurrent()) recur(l, l.attends() ? l.q : inner);
@@ -44,10 +44,10 @@ class Worker : ThreadOfPass {
   }
 
  private:
-  // The first tile of a matrix that the thread multiplies.
+  // Returns the first tile of a matrix that this thread multiplies.
   const char* first(const Matrix& m) const { return Shares<1>({&m}, thread_, threads_).first(0, m.data); }
 
-  // Prepares the rows of a product's input in some ways.
+  // Prepares the input of a product in the given ways.
   void prepare(const float* x, int rows, int k, int ways) {
     if (ways == PLAIN) return;
     m_.inputs.prepare_share(ways, x, rows, k, thread_, threads_);
@@ -56,7 +56,7 @@ class Worker : ThreadOfPass {
 
   void read_embedding(int token, float* to) const { read_row(m_.embedding_storage, m_.embedding, token, s_.hidden, to); }
 
-  // x += what attention makes of its normed rows. A recurrent layer has read these before.
+  // x += attention(norm(x)). A recurrent layer has computed the norm before.
   void attend(const Layer& l, int layer, const Matrix& next) {
     const Shares<3> qkv({&l.q, &l.k, &l.v}, thread_, threads_);
     if (s_.states || l.recurrent()) prepare(m_.normed.data(), p_.tokens, l.q.k, qkv.inputs());
@@ -68,11 +68,11 @@ class Worker : ThreadOfPass {
     attention_.run(layer);
     barrier_.wait();
     if (s_.output_gate) heads_.gate(l);
-    if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
+    if (s_.parallel) norm(l.post_norm, PLAIN);  // of x before attention's output is added
     add_to_x(l.out, m_.attended.data(), l.attended_norm, first(next));
   }
 
-  // x += what its experts or its MLP make of the normed rows.
+  // x += experts or MLP(norm(x)).
   void run_mlp(const Layer& l, const Matrix& next) {
     const int ways = l.up.input | (s_.gated ? l.gate.input : PLAIN);
     if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
@@ -82,7 +82,7 @@ class Worker : ThreadOfPass {
     add_to_x(l.down, m_.inner.data(), l.mlp_norm, first(next));
   }
 
-  // x += what the layer's states make of its normed rows.
+  // x += recurrent layer(norm(x)).
   void recur(const Layer& l, const Matrix& next) {
     const Shares<3> inputs({&l.convolved, &l.output_gates, &l.state_gates}, thread_, threads_);
     norm(l.input_norm, inputs.inputs());
@@ -113,7 +113,7 @@ class Worker : ThreadOfPass {
     barrier_.wait();
   }
 
-  // EAGLE: rows are hidden states; the layer reads the embeddings of their tokens together with them, both normed.
+  // EAGLE: inputs of the layer are embedding and hidden state, both normed.
   void join() {
     hide();
     std::vector<float> embedding(s_.hidden);
@@ -129,7 +129,7 @@ class Worker : ThreadOfPass {
     barrier_.wait();
   }
 
-  // x of EAGLE's rows: fc of the target's hidden states, or its own.
+  // EAGLE: x = fc(hidden states of the target), or the layer's own hidden states.
   void hide() {
     const Range r = mine(p_.tokens);
     const size_t begin = size_t(r.begin) * s_.hidden, end = size_t(r.end) * s_.hidden;
@@ -143,7 +143,7 @@ class Worker : ThreadOfPass {
     add_to_x(m_.fc, m_.normed.data(), Norm{}, first(m_.layers[0].q));
   }
 
-  // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed after a barrier.
+  // Stores the hidden states after `layer` layers, if requested. x is complete; its next change follows a barrier.
   void keep_features(int layer) const {
     for (int f = 0; f < p_.features; ++f) {
       if (p_.feature_layers[f] != layer) continue;
@@ -154,7 +154,7 @@ class Worker : ThreadOfPass {
     }
   }
 
-  // Normed rows of x, prepared for the products that read them.
+  // Computes the normed rows of x, and prepares them for the products that read them.
   void norm(const Norm& norm, int ways) {
     const Range r = mine(p_.tokens);
     for (int t = r.begin; t < r.end; ++t) {
@@ -164,7 +164,7 @@ class Worker : ThreadOfPass {
     barrier_.wait();
   }
 
-  // The products of the normed rows with three matrices, side by side.
+  // Multiplies the normed rows by three matrices, with outputs side by side.
   void project(const Shares<3>& to, const std::vector<float>& bias, const char* next) {
     const int columns = to.matrix[0]->n + to.matrix[1]->n + to.matrix[2]->n;
     for (int i = 0, before = 0; i < 3; before += to.matrix[i++]->n)
@@ -177,7 +177,7 @@ class Worker : ThreadOfPass {
     barrier_.wait();
   }
 
-  // x += what its experts make of a row, and the MLP that all rows have.
+  // x += experts(normed rows) and the shared expert, if any.
   void mix(const Layer& l, const char* next) {
     mixture_.route(l.experts);
     if (l.up.n) {
@@ -187,7 +187,7 @@ class Worker : ThreadOfPass {
     mixture_.add_experts(l.experts, next);
   }
 
-  // x += residual_scale * norm(factor * (a W^T + bias)), the sum times a row's weight if there are weights.
+  // x += residual_scale * norm(factor * (a W^T + bias)), times `weights` per row, if given.
   void add_to_x(const Matrix& w, const float* a, const Norm& norm, const char* next, const float* weights = nullptr) {
     prepare(a, p_.tokens, w.k, w.input);
     const Shares<1> shares({&w}, thread_, threads_);
@@ -248,7 +248,7 @@ class Worker : ThreadOfPass {
   ShortConvolution short_convolution_;
 };
 
-// Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.
+// Runs `work(worker, thread)` on all threads; workers run the pass that `p` then describes.
 template <class C, class Work>
 void in_parallel(Model& m, const Pass& p, Barrier& barrier, int threads, Work work) {
   std::vector<SharedWork> shared(m.shape.layers);

@@ -1,7 +1,7 @@
-// A layer's mixture of experts: rows that chose an expert are multiplied with its matrices together.
+// A layer's mixture of experts: all rows of an expert are multiplied with its matrices together.
 //
-// A row's result does not depend on other rows: its scores are those of the row alone, and what its experts
-// compute is added in the order of their numbers, whatever thread computes it.
+// A row's result does not depend on other rows: its scores depend on the row alone, and the outputs of its experts are added
+// in the order of their numbers, by any thread.
 #pragma once
 #include <algorithm>
 
@@ -12,12 +12,12 @@
 
 namespace specinfer {
 
-// One thread's part of the mixture of a pass, all in step.
+// One thread's part of the mixtures of a pass; all threads run in step.
 class Mixture : ThreadOfPass {
  public:
   explicit Mixture(const ThreadOfPass& thread) : ThreadOfPass(thread), rows_(p_.tokens) {}
 
-  // Chooses the experts of all normed rows.
+  // Chooses the experts of all rows.
   void route(const Experts& e) {
     Routes& routes = m_.routes;
     const int columns = e.router.n, used = e.shape.used;
@@ -37,7 +37,7 @@ class Mixture : ThreadOfPass {
     barrier_.wait();
   }
 
-  // Adds what the chosen experts make of the normed rows to x; fetches `next` at the end.
+  // Adds the chosen experts' outputs to x; prefetches `next` at the end.
   void add_experts(const Experts& e, const char* next) {
     by_expert_.make(m_.routes.expert.data(), rows_ * e.shape.used, e.shape.count);
     gather(e);
@@ -53,7 +53,7 @@ class Mixture : ThreadOfPass {
  private:
   using Group = RoutesByExpert::Group;
   static inline constexpr int RUN = Shares<1>::SHARED;
-  // Rows whose arithmetic takes as long as a matrix takes to be read.
+  // Number of rows whose arithmetic takes as long as reading the matrix.
   static inline constexpr int READING = 4;
 
   static Range tiles(const Matrix& m, Range runs) {
@@ -61,7 +61,7 @@ class Mixture : ThreadOfPass {
     return {tile(runs.begin), tile(runs.end)};
   }
 
-  // Copies the rows of each expert to one place, prepared for its matrices.
+  // Copies the rows of each expert to adjacent places, prepared for its matrices.
   void gather(const Experts& e) {
     const int ways = e.inputs();
     float* gathered = m_.routes.gathered.data();
@@ -74,7 +74,7 @@ class Mixture : ThreadOfPass {
     barrier_.wait();
   }
 
-  // inner = combine(gate, up). Threads share runs of columns of all experts, about as much work for each.
+  // inner = combine(gate, up). Threads share runs of columns of all experts, with about equal work.
   template <class Combine>
   void expand(const Experts& e, Combine combine) {
     const int runs = (e.shape.inter + RUN - 1) / RUN;
@@ -120,7 +120,7 @@ class Mixture : ThreadOfPass {
     barrier_.wait();
   }
 
-  // x += residual_scale * weight * down(inner): a thread has some columns of all experts.
+  // x += residual_scale * weight * down(inner); each thread computes some columns of all experts.
   void add(const Experts& e, const char* next) {
     for (const Group& g : by_expert_.groups) {
       const Matrix& down = e.each[g.expert].down;

@@ -1,4 +1,4 @@
-// What an MLP does before its last product, and the products of a dense one.
+// The inner part of MLPs, and the products of dense ones.
 #pragma once
 #include "model.h"
 #include "products/products.h"
@@ -6,24 +6,24 @@
 
 namespace specinfer {
 
-// What a gated MLP does between its matrices: act(gate) * up.
+// Inner part of a gated MLP: act(gate) * up.
 template <Floats act(Floats)>
 struct Gated {
   Floats operator()(Floats gate, Floats up) const { return mul(act(gate), up); }
 };
 
-// The same with bounds: (up + 1) * gate * sigmoid(alpha * gate).
+// The same with maximums: (up + 1) * gate * sigmoid(alpha * gate).
 struct ClampedGate {
   float limit, alpha, over;  // over: 1 / alpha
 
   Floats operator()(Floats gate, Floats up) const {
     const Floats top = spread(limit), bottom = spread(-limit);
-    const Floats g = least(top, gate), u = most(bottom, least(top, up));  // what is no number stays so
+    const Floats g = least(top, gate), u = most(bottom, least(top, up));  // a NaN stays NaN
     return mul(add(u, spread(1.0f)), mul(silu(mul(g, spread(alpha))), spread(over)));
   }
 };
 
-// One thread's share of the dense MLPs of a pass, all in step.
+// One thread's part of the dense MLPs of a pass; all threads run in step.
 class DenseMlp : ThreadOfPass {
  public:
   explicit DenseMlp(const ThreadOfPass& thread) : ThreadOfPass(thread) {}
@@ -47,7 +47,7 @@ class DenseMlp : ThreadOfPass {
         if (!l.up.bias.empty()) add_to(v, &l.up.bias[col], n);
         write_lanes(n, inner(row, col), [v](int i) { return act(load(v + i)); });
       });
-    // both matrices are shared out alike: a thread finds the gates of its columns where it put them
+    // both matrices are divided alike: a thread has computed the gates of its own columns
     const Shares<1> gate({&l.gate}, thread_, threads_);
     multiply(l.gate, m_.inputs, m_.normed.data(), p_.tokens, gate.tiles[0], up.first(0, next),
              [&](int row, int col, const float* v, int n) {

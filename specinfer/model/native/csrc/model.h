@@ -1,4 +1,4 @@
-// A decoder as the kernels store it, and one pass over it.
+// A decoder in the kernels' memory, with the buffers of a pass.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,21 +15,21 @@
 namespace specinfer {
 
 struct Norm {
-  std::vector<float> weight, bias;  // with a bias: by mean and variance instead of the root mean square
+  std::vector<float> weight, bias;  // with a bias: norm by mean and variance, else root mean square
 };
 
 struct Layer {
   Norm input_norm, post_norm, attended_norm, mlp_norm;
   std::vector<float> q_norm, k_norm, qkv_bias, sinks;
-  std::vector<float> convolution, convolution_bias, decay, time_bias, gated_norm, skip;  // of a recurrent layer
-  int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
-  int place = 0;                        // number among the layers that attend, or among the recurrent ones; all are both or none
-  Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one; no MLP in some state spaces
-  Matrix convolved, output_gates, state_gates, state_out;  // of a recurrent layer
+  std::vector<float> convolution, convolution_bias, decay, time_bias, gated_norm, skip;  // recurrent layers only
+  int window = 0, table = 0;            // window: number of visible positions, 0: all; table: rotary table, -1: none
+  int place = 0;                        // number among layers with attention, or among recurrent ones
+  Matrix q, k, v, out, gate, up, down;  // absent in layers without that part
+  Matrix convolved, output_gates, state_gates, state_out;  // recurrent layers only
   Experts experts;
   bool recurrent() const { return convolved.n > 0; }
   bool attends() const { return q.n > 0; }
-  // The matrix that reads the hidden states first.
+  // Returns the matrix that reads the hidden states first.
   const Matrix& first() const { return recurrent() ? convolved : q; }
   Matrix& matrix(int slot) {
     if (slot == ROUTER) return experts.router;
@@ -46,27 +46,27 @@ struct Model {
   std::vector<Layer> layers;
   Norm final_norm, hidden_norm;
   Matrix head, fc;
-  Arena arena;  // of the matrices
-  const void* embedding = nullptr;  // [vocabulary, hidden], of the caller
+  Arena arena;  // memory of the matrices
+  const void* embedding = nullptr;  // [vocabulary, hidden], in the caller's memory
   Storage embedding_storage = F32;
   std::vector<float> cos, sin;   // [tables, positions, rotary / 2]
-  std::vector<float> positions;  // [positions, hidden], if they are learnt
-  // buffers of the largest pass so far
-  std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
-  std::vector<float> mixed, deltas, decays;  // of a recurrent layer: see recurrent/
-  std::vector<uint32_t> query;  // as the kind of cache multiplies them
+  std::vector<float> positions;  // [positions, hidden] learnt; empty: none
+  // buffers, sized for the largest pass so far
+  std::vector<float> x, qkv, normed, attended, inner, change;  // change: output of a part before its norm
+  std::vector<float> mixed, deltas, decays;  // recurrent layers: see recurrent/
+  std::vector<uint32_t> query;  // in the form that the cache's products read
   Routes routes;
   AttentionPlan attention;
-  Inputs inputs;                // of the product that is computed now
-  int ways = PLAIN;             // in which any matrix reads them
+  Inputs inputs;                // inputs of the present product
+  int ways = PLAIN;             // ways in which any matrix reads its inputs
 };
 
-// Numbers of a recurrent layer, in float32.
+// Sizes of a recurrent layer, in float32 numbers.
 struct RecurrentSizes {
-  int keys, values, channels;  // of a row: keys (and queries) and values of all heads, and all three together
-  int state, base;             // of a head's state; of a block: those of all heads, and the last inputs of the convolution
-  int token;                   // of a token: its inputs of the convolution, key, change of the state, decay
-  int gates, columns;          // of STATE_GATES; of CONVOLVED, OUTPUT_GATES and STATE_GATES together
+  int keys, values, channels;  // of a row: keys (or queries) of all heads; values; channels of the convolution
+  int state, base;             // of a head's state; of a stored state: all heads, and the convolution's last inputs
+  int token;                   // of a token: inputs of the convolution, keys, changes of the state, decays
+  int gates, columns;          // outputs of STATE_GATES; of CONVOLVED, OUTPUT_GATES and STATE_GATES together
   explicit RecurrentSizes(const Shape& s)
       : keys(s.key_heads * s.key_dim), values(s.value_heads * s.value_dim), channels(2 * keys + values),
         state(s.key_dim * s.value_dim), base(s.value_heads * state + (s.convolved - 1) * channels),
@@ -75,10 +75,10 @@ struct RecurrentSizes {
         columns(channels + values + gates) {}
 };
 
-// Numbers that a layer's first projections read: EAGLE's an embedding and a hidden state.
+// Returns the input size of a layer's first projections; EAGLE reads an embedding and a hidden state.
 inline int read_width(const Shape& s) { return s.states ? 2 * s.hidden : s.hidden; }
 
-// Packs the rows of a matrix; `layer` counts for those of layers alone.
+// Packs the rows of a matrix; `layer` is ignored for the model's matrices.
 inline void set_matrix(Model& m, int layer, int which, Storage storage, const void* rows) {
   const Shape& s = m.shape;
   const RecurrentSizes r(s);
@@ -107,14 +107,14 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   else put(to, s.hidden, experts.inter, 2);
 }
 
-// The layer has experts, whose matrices will be set.
+// Declares a layer's experts, whose matrices follow.
 inline void set_experts(Model& m, int layer, const ExpertShape& shape) {
   Experts& e = m.layers[layer].experts;
   e.shape = shape;
   e.each = std::vector<Expert>(shape.count);
 }
 
-// Makes the buffers of a layer's mixture large enough for a pass; returns its number of routes.
+// Enlarges the buffers of a layer's mixture for a pass; returns its number of routes.
 inline size_t prepare(Routes& to, const ExpertShape& shape, size_t tokens, size_t hidden) {
   const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
   const size_t routes = tokens * shape.used;
@@ -124,7 +124,7 @@ inline size_t prepare(Routes& to, const ExpertShape& shape, size_t tokens, size_
   return routes;
 }
 
-// Makes the buffers large enough for a pass and plans its attention.
+// Enlarges the buffers for a pass, and plans its attention.
 template <class C>
 void prepare(Model& m, const Pass& p) {
   const Shape& s = m.shape;
@@ -154,7 +154,7 @@ void prepare(Model& m, const Pass& p) {
   m.attention.make(s, p);
 }
 
-// One thread of a pass, for all that works in step with the other threads.
+// Base of parts of a pass: one thread, in step with the other threads.
 class ThreadOfPass {
  public:
   ThreadOfPass(Model& model, const Pass& pass, Barrier& barrier, int thread, int threads)

@@ -25,7 +25,7 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, floa
   for (; i < n; ++i) out[i] = x[i] * scale * weight[i];
 }
 
-// By mean and variance, in double precision: of a few families, and a hundredth of their pass.
+// Norm by mean and variance, in double precision: few families have it, and it takes a hundredth of their pass.
 inline void layer_norm(const float* x, const Norm& norm, int n, float eps, float* out) {
   double total = 0, squares = 0;
   for (int i = 0; i < n; ++i) total += x[i];
@@ -35,14 +35,14 @@ inline void layer_norm(const float* x, const Norm& norm, int n, float eps, float
   for (int i = 0; i < n; ++i) out[i] = float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i];
 }
 
-// A norm without weights is none.
+// Copies x if the norm has no weights.
 inline void normalise(const float* x, const Norm& norm, int n, float eps, float* out) {
   if (norm.weight.empty()) return void(std::copy(x, x + n, out));
   if (norm.bias.empty()) return rms_norm(x, norm.weight.data(), n, eps, out);
   layer_norm(x, norm, n, eps, out);
 }
 
-// The same on one head of `dim` numbers, in place and in float32, if the weights are those of heads.
+// RMS norm of one head of `dim` numbers, in place, if the weights are a head's.
 void norm_head(float* x, const std::vector<float>& weight, int dim, float eps) {
   if (weight.size() != size_t(dim)) return;
   float total = 0;

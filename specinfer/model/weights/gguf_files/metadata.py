@@ -1,6 +1,6 @@
-"""Turn a GGUF file's metadata into a configuration of `transformers`.
+"""Converts a GGUF file's metadata to a configuration of `transformers`.
 
-Every key about arithmetic is used or refused.
+Every key that affects arithmetic is used or refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +16,9 @@ _TOP = {
     "lm_head.weight": "output.weight",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies, for longer texts (Llama 3.1 and later)."""
+"""Divisors of the rotary frequencies for long contexts (Llama 3.1 and later)."""
 ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-"""Divisors up to the original length, and for longer texts (LongRoPE)."""
+"""Divisors up to the original context length, and beyond (LongRoPE)."""
 ROPE_TENSORS = frozenset({ROPE_FACTORS, ROPE_SHORT, ROPE_LONG})
 
 
@@ -29,7 +29,7 @@ def hf_names(
     top: Mapping[str, str],
     prefix: str = "model.layers",
 ) -> Iterator[tuple[str, str]]:
-    """Yield both names of every tensor that a model may have.
+    """Yield (name in `transformers`, name in the file) of possible tensors.
 
     The first name is that of `transformers`, the second that in the file.
 
@@ -51,19 +51,19 @@ _LARGEST_COUNT = 1 << 31
 
 
 class Metadata:
-    """Values of a file, and which of them were asked for."""
+    """Values of a file; remembers which were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Check that it is a model.
+        """Check that the file is a model.
 
         Raises:
-            IncompatibleError: naming what it is.
+            IncompatibleError: naming another type.
         """
         self._values, self._used = values, set[str]()
         self.architecture = str(values.get("general.architecture"))
         kind = values.get("general.type", "model")
         if kind != "model":
-            raise IncompatibleError(f"general.type = {kind!r}: the GGUF file holds no model")
+            raise IncompatibleError(f"GGUF: general.type = {kind!r}: must be 'model'")
 
     def has(self, name: str) -> bool:
         """Return whether the architecture has a value of this name."""
@@ -73,7 +73,7 @@ class Metadata:
         """Return a value of the architecture.
 
         Raises:
-            IncompatibleError: if it is missing and there is no default.
+            IncompatibleError: if it is missing and has no default.
         """
         key = f"{self.architecture}.{name}"
         self._used.add(key)
@@ -83,11 +83,13 @@ class Metadata:
         return value
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Return a value that must be a whole number above zero."""
+        """Return a value that must be a whole number above 0."""
         value = self.get(name, default)
         whole = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
         if not 0 < whole < _LARGEST_COUNT:
-            raise IncompatibleError(f"GGUF: {self.architecture}.{name} = {value!r}: must be a count")
+            raise IncompatibleError(
+                f"GGUF: {self.architecture}.{name} = {value!r}: must be a whole number above 0"
+            )
         return whole
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -98,10 +100,12 @@ class Metadata:
         return float(value)
 
     def layer_values(self, name: str) -> list[Any]:
-        """Return a list with a value for each layer."""
+        """Return a list that must have a value per layer."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != self.layers:
-            raise IncompatibleError(f"GGUF: {name} = {values!r}: must be one count for each layer")
+            raise IncompatibleError(
+                f"GGUF: {name} = {values!r}: must have {self.layers} values, one per layer"
+            )
         return values
 
     @property
@@ -111,7 +115,7 @@ class Metadata:
         return self.count("block_count") - (self.count("nextn_predict_layers") if further else 0)
 
     def other(self, key: str) -> Any:
-        """Return a value of any key; None if there is none."""
+        """Return the value of any key; None if missing."""
         return self._values.get(key)
 
     def check_used(self) -> None:
@@ -126,13 +130,13 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """Metadata of a file about arithmetic, and what belongs to it."""
+    """A file's metadata, tensor shapes and rotary factors."""
 
     meta: Metadata
     shapes: Mapping[str, Sequence[int]]
-    """Shapes of all tensors, by their names in the file."""
+    """Shapes of all tensors, by name in the file."""
     factors: Mapping[str, Sequence[float]]
-    """Lists of divisors of rotary frequencies (`names.ROPE_TENSORS`) that it has."""
+    """Divisors of rotary frequencies (`ROPE_TENSORS`), by tensor name."""
 
     @property
     def has_bias(self) -> bool:
@@ -146,14 +150,14 @@ class GgufFile:
         return self.meta.count("attention.key_length", self.meta.count("embedding_length") // heads)
 
     def rope(self, base: float = 10000.0) -> dict[str, Any]:
-        """Return the rotary positions of whole heads as `transformers` describes them."""
+        """Return the rotary settings as `transformers` describes them."""
         whole, turned = self.head_dim, self.meta.count("rope.dimension_count", self.head_dim)
         if turned != whole:
-            raise IncompatibleError(f"GGUF: rope.dimension_count = {turned}: must be that of a head, {whole}")
+            raise IncompatibleError(f"GGUF: rope.dimension_count = {turned}: must be {whole}, a head's size")
         return rope_parameters(self.meta, whole // 2, self.factors.get(ROPE_FACTORS), base)
 
     def embedding_fields(self) -> dict[str, Any]:
-        """Return what `config.json` of any family has."""
+        """Return the fields of `config.json` that all families have."""
         if "token_embd.weight" not in self.shapes:
             raise IncompatibleError("the GGUF file lacks token_embd.weight")
         vocab = self.shapes["token_embd.weight"][0]
@@ -170,18 +174,18 @@ class GgufFile:
         }
 
     def common_fields(self) -> dict[str, Any]:
-        """Return what `config.json` of any family with attention has."""
+        """Return the fields that all families with attention have."""
         meta, head_dim = self.meta, self.head_dim
         if meta.count("attention.value_length", head_dim) != head_dim:
             value = meta.get("attention.value_length")
             raise IncompatibleError(
-                f"GGUF: attention.value_length = {value}: must be that of a head, {head_dim}"
+                f"GGUF: attention.value_length = {value}: must be {head_dim}, a head's size"
             )
         if not meta.get("attention.causal", True):
-            raise IncompatibleError("GGUF: attention.causal = False: is not supported")
+            raise IncompatibleError("GGUF: attention.causal = False: must be True")
         heads = one_count(meta, "attention.head_count")
         inner = "feed_forward_length"
-        if not meta.has(inner) and meta.has(f"expert_{inner}"):  # all layers have experts
+        if not meta.has(inner) and meta.has(f"expert_{inner}"):  # all layers are mixtures of experts
             inner = f"expert_{inner}"
         return {
             **self.embedding_fields(),
@@ -194,7 +198,7 @@ class GgufFile:
         }
 
     def layer_kinds(self, period: int) -> list[str]:
-        """Return `layer_types` by the file's pattern.
+        """Return `layer_types` by the file's pattern of windows.
 
         Without a pattern every `period`-th layer has full attention.
         """
@@ -213,20 +217,21 @@ class GgufFile:
 def rope_parameters(
     meta: Metadata, half: int, factors: Sequence[float] | None, base: float
 ) -> dict[str, Any]:
-    """Return the rotary positions as `transformers` describes them."""
+    """Return the rotary settings as `transformers` describes them."""
     plain = {"rope_theta": meta.number("rope.freq_base", base)}
     kind = str(meta.get("rope.scaling.type", "none"))
     factor = meta.number("rope.scaling.factor", 0.0) or meta.number("rope.scale_linear", 0.0)
     if kind == "none" and factor not in (0.0, 1.0):
-        kind = "linear"  # as files had it before there was a type
+        kind = "linear"  # old files have no type
     original = int(meta.number("rope.scaling.original_context_length", 0))
     meta.get("rope.scaling.finetuned", True)
     if factors is not None:
         if kind != "none" or len(factors) != half:
             raise IncompatibleError(
-                f"GGUF: rope_freqs.weight of {len(factors)} numbers beside rope.scaling.type = {kind!r}"
+                f"GGUF: rope_freqs.weight has {len(factors)} numbers, rope.scaling.type is {kind!r}: "
+                f"must have {half}, and type none"
             )
-        # the one kind whose frequencies are divided by numbers of a list; the same for short texts and long
+        # LongRoPE is the only type with lists of divisors; here they are equal for short and long contexts
         scaling = {"short_factor": list(factors), "long_factor": list(factors), "attention_factor": 1.0}
         length = meta.count("context_length")
         return plain | scaling | {"rope_type": "longrope", "original_max_position_embeddings": length}
@@ -242,7 +247,7 @@ def rope_parameters(
 
 def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
     if not (factor and original):
-        raise IncompatibleError("GGUF: rope.scaling.type = 'yarn' without factor or original_context_length")
+        raise IncompatibleError("GGUF: rope.scaling.type = 'yarn' needs factor and original_context_length")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
@@ -255,25 +260,25 @@ def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
 
 
 def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
-    """Return a number that must be the same in all layers.
+    """Return a number that must be equal in all layers.
 
-    Some files store it for each layer.
+    A file may store one number or a list with one per layer.
     """
     value = meta.get(name, default)
     if not isinstance(value, (list, tuple)):
         return meta.count(name, default)
-    values = set(value) - {0}  # layers without attention
+    values = set(value) - {0}  # without layers that have no attention
     if len(values) != 1:
         raise IncompatibleError(
-            f"GGUF: {meta.architecture}.{name} differs from layer to layer: {sorted(values)}"
+            f"GGUF: {meta.architecture}.{name} = {sorted(values)}: must be equal in all layers"
         )
     return int(values.pop())
 
 
 def _special_ids(meta: Metadata) -> dict[str, int | None]:
-    """Return the special tokens of the file.
+    """Return the ids of the file's special tokens, by `transformers`' names.
 
-    Those that it does not name are None, in place of the family's usual ones.
+    Missing ones are None: the family's defaults do not apply.
     """
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     ids = {name: meta.other(f"tokenizer.ggml.{short}_token_id") for name, short in names.items()}

@@ -1,4 +1,4 @@
-"""Parts of a split GGUF file, found by llama.cpp's names."""
+"""Finds the files of a split GGUF model, by llama.cpp's names."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,13 @@ _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def split_stem(name: str) -> str:
-    """Return a file's name without ending and number of its part."""
+    """Return a file's name without extension and part number."""
     named = _NAME.fullmatch(name)
     return named["stem"] if named else Path(name).stem
 
 
 def split_name(path: Path) -> Path:
-    """Follow links to a part's name; return the path itself otherwise."""
+    """Follow links to a name of a part, or return the path."""
     link = path
     while _NAME.fullmatch(link.name) is None and link.is_symlink():
         link = link.parent / link.readlink()
@@ -27,7 +27,7 @@ def split_name(path: Path) -> Path:
 
 
 def paths_of_parts(path: Path) -> list[Path]:
-    """Return paths of a model's parts by name, also missing ones."""
+    """Return the paths of all parts by name, also of missing ones."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         return [path]
@@ -36,12 +36,9 @@ def paths_of_parts(path: Path) -> list[Path]:
 
 
 def read_parts(path: Path) -> "list[QuickReader]":
-    """Return a reader of a file, or of all its parts.
+    """Return a reader for each part of a GGUF model.
 
-    Other parts lie next to the file. If it is a link with another name, they lie next to its target.
-
-    Raises:
-        IncompatibleError: if it is not GGUF, is another part than the first, or if parts are missing.
+    Other parts are next to the file, or next to its target if it is a link with another name.
     """
     first = _reader(path)
     count, number = (_number(first, f"split.{name}") for name in ("count", "no"))
@@ -51,7 +48,7 @@ def read_parts(path: Path) -> "list[QuickReader]":
     named = _NAME.fullmatch(path.name)
     if number != 0 or named is None or int(named["count"]) != count:
         whole = f"part {number + 1} of {count} of a split model"
-        raise IncompatibleError(f"{path.name} is {whole}: give the first, NAME-00001-of-{count:05}.gguf")
+        raise IncompatibleError(f"{path.name} is {whole}: give the first part, NAME-00001-of-{count:05}.gguf")
     paths = paths_of_parts(path)
     if missing := [part.name for part in paths if not part.is_file()]:
         raise IncompatibleError(f"{path.name} is split in {count}: put {missing[0]} into the same folder")
@@ -71,7 +68,7 @@ def read_parts(path: Path) -> "list[QuickReader]":
 
 
 def read_fields(reader: "QuickReader") -> dict[str, Any]:
-    """Return a file's metadata, without long vocabulary lists."""
+    """Return a file's metadata, without long lists of the vocabulary."""
     return {
         name: reader.value(name)
         for name in reader.fields
@@ -80,11 +77,11 @@ def read_fields(reader: "QuickReader") -> dict[str, Any]:
 
 
 def _reader(path: Path) -> "QuickReader":
-    from specinfer.model.weights.gguf_files.reader import QuickReader  # loads gguf
+    from specinfer.model.weights.gguf_files.reader import QuickReader  # imported late: it imports gguf
 
     try:
         return QuickReader(path)
-    except (ValueError, KeyError, IndexError) as error:  # raised for bytes that are no GGUF
+    except (ValueError, KeyError, IndexError) as error:  # raised for invalid content
         raise IncompatibleError(f"cannot read {path} as a GGUF file: {error}") from error
 
 

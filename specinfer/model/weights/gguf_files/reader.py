@@ -1,6 +1,6 @@
-"""Reads GGUF files without tensors, and vocabulary lists only on request.
+"""Reads GGUF metadata quickly: long lists are read on request.
 
-`gguf` makes two numpy arrays of each entry of a list: 20 seconds for a vocabulary of 150,000 tokens.
+The `gguf` package makes two numpy arrays per entry of a list, 20 seconds for 150,000 tokens.
 """
 
 from pathlib import Path
@@ -13,22 +13,22 @@ from gguf.constants import GGUFEndian, GGUFValueType
 from specinfer.errors import IncompatibleError
 
 _LONG = 4096
-"""Number of entries from which a list is stepped over."""
+"""Minimum length of a list that is skipped."""
 
 
 class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
-    """`GGUFReader` that steps over long lists; `value` reads them at once."""
+    """A `GGUFReader` that skips long lists; `value` reads them."""
 
     def __init__(self, path: Path) -> None:
         self._lists: dict[int, tuple[GGUFValueType, int]] = {}
-        """Kind and length of each skipped list, by offset."""
+        """Type and length of each skipped list, by offset in the file."""
         self.path = path
         super().__init__(path)
 
     def value(self, name: str) -> Any:
-        """Return a metadata value, long lists included."""
+        """Return a metadata value, also of a skipped list."""
         field = self.fields[name]
-        offset = field.offset + 8 + len(name.encode()) + 4  # length, name, type
+        offset = field.offset + 8 + len(name.encode()) + 4  # after length, name and type
         if offset not in self._lists:
             return field.contents()
         return self._read_list(offset + 12, *self._lists[offset])
@@ -37,7 +37,7 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         """Read a tensor's rows `start` to `stop` from the file, as stored.
 
         Raises:
-            IncompatibleError: if the file has become shorter.
+            IncompatibleError: if the file ends within them.
         """
         rows = tensor.data[start:stop]
         row = rows.nbytes // len(rows) if len(rows) else 0
@@ -64,17 +64,17 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         return "little" if self.endianess == GGUFEndian.LITTLE else "big"
 
     def _size_of(self, start: int, kind: GGUFValueType, count: int) -> int:
-        """Return the bytes of a list's entries.
+        """Return the number of bytes of a list's entries.
 
         Raises:
-            IndexError: if the file ends before.
+            IndexError: if the file ends within them.
         """
         if kind != GGUFValueType.STRING:
             return count * int(np.dtype(self.gguf_scalar_to_np[kind]).itemsize)
         data, at, end, order = memoryview(self.data), start, len(self.data) - 8, self._order
         for _ in range(count):
             if at > end:
-                raise IndexError("a list ends behind the file")
+                raise IndexError("the file ends within a list")
             at += 8 + int.from_bytes(data[at : at + 8], order)
         return at - start
 

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, beyond the support of `transformers`.
+"""Converts the tokenizer of a GGUF file.
 
-Ends of answers are those that llama.cpp finds: the tokens of the keys `eos`, `eot` and `eom`, and those whose
-names are the ends of turns that models use, as many files have no such key.
+An answer ends at the tokens at which llama.cpp ends it: those of the keys `eos`, `eot` and `eom`, and tokens named like
+known ends of turns, as many files lack these keys.
 """
 
 import json
@@ -28,11 +28,11 @@ _FOR_TRANSFORMERS = {
     "padding_token_id": "pad_token_id",
     "add_space_prefix": "add_prefix_space",
 }
-"""Keys of a file, and their names in `transformers`."""
+"""Keys of a file -> names in `transformers`."""
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-"""Special tokens of `transformers`, and their names in keys of a file."""
+"""Special tokens' names in `transformers` -> in keys of a file."""
 _CONTROL = 3
-"""Type of tokens that are no text."""
+"""Type number of control tokens."""
 _TURN_ENDS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
@@ -40,25 +40,25 @@ _TURN_ENDS = frozenset(
         *("<｜end▁of▁sentence｜>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>"),
     }
 )
-"""Names that end an answer in any vocabulary."""
+"""Names of tokens that end an answer in any vocabulary."""
 _SEQUENCE_ENDS = frozenset({"</s>", "<eos>"})
-"""Ends of turns if control tokens; otherwise marks in texts."""
+"""Names that end an answer if they are control tokens."""
 _BOS_BY_DEFAULT = frozenset(
     {
         *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         *("jina-v5-nano", "tekken"),
     }
 )
-"""Kinds of splits (`tokenizer.ggml.pre`) whose texts begin with BOS."""
+"""Values of `tokenizer.ggml.pre` whose texts begin with BOS."""
 _AS_GPT2 = frozenset({"default", "gpt-2", "phi-2", "smollm", "exaone4", "mellum", "a.x-4.0", "gigachat"})
-"""Kinds that are GPT-2's, or the same for their vocabularies."""
+"""Values of `tokenizer.ggml.pre` with GPT-2's splitting."""
 
 
 class Vocabulary:
-    """Metadata of a GGUF file about its tokenizer."""
+    """A GGUF file's metadata about its tokenizer."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Take all metadata, lists of tokens included."""
+        """Take all metadata, including the lists of tokens."""
         self._fields = fields
         self.tokens: Sequence[str] = self._get("tokens", ())
         self._types: Sequence[int] = self._get("token_type", ())
@@ -67,7 +67,7 @@ class Vocabulary:
         return self._fields.get(_PREFIX + name, default)
 
     def end_tokens(self) -> list[int]:
-        """Return the ids that end an answer: by keys, then names."""
+        """Return the ids that end an answer: from keys, then by name."""
         keyed = [self._get(f"{name}_token_id") for name in _KEYS]
         named = set(self._named_ends())
         return list(dict.fromkeys([*(int(value) for value in keyed if value is not None), *sorted(named)]))
@@ -75,17 +75,17 @@ class Vocabulary:
     def _named_ends(self) -> Iterator[int]:
         ends = set(_TURN_ENDS)
         if {"<|return|>", "<|call|>"} <= set(self.tokens):
-            ends.remove("<|end|>")  # there it ends a message of several in a turn
+            ends.remove("<|end|>")  # in gpt-oss it ends one of several messages in an answer
         for token, name in enumerate(self.tokens):
             control = bool(self._types) and self._types[token] == _CONTROL
             if name in ends or (name in _SEQUENCE_ENDS and control):
                 yield token
 
     def chat_templates(self) -> dict[str, str]:
-        """Return further chat templates by name.
+        """Return additional chat templates by name.
 
         Raises:
-            IncompatibleError: if a name is invalid for a file.
+            IncompatibleError: if a name cannot be a file's name.
         """
         templates = {
             key.removeprefix(_TEMPLATES): str(text)
@@ -93,14 +93,14 @@ class Vocabulary:
             if key.startswith(_TEMPLATES)
         }
         if odd := [name for name in templates if not re.fullmatch(r"[\w-]+", name)]:
-            raise IncompatibleError(f"GGUF: {_TEMPLATES}{odd[0]}: is no name of a chat template")
+            raise IncompatibleError(f"GGUF: {_TEMPLATES}{odd[0]}: a name may have letters, digits, _ and -")
         return templates
 
     def adapt(self, stages: dict[str, Any]) -> None:
-        """Change `transformers`' `tokenizer.json` to match the file.
+        """Change the `tokenizer.json` of `transformers` to match the file.
 
         Raises:
-            IncompatibleError: for an unknown key.
+            IncompatibleError: naming an unknown value.
         """
         match self._get("model"):
             case "gpt2":
@@ -109,20 +109,20 @@ class Vocabulary:
                 self._adapt_pieces(stages)
         for key in ("remove_extra_whitespaces", "add_sep_token"):
             if self._get(key):
-                raise IncompatibleError(f"GGUF: {_PREFIX}{key} = True: is not supported")
+                raise IncompatibleError(f"GGUF: {_PREFIX}{key} = True: must be False")
 
     def begins_with_bos(self) -> bool | None:
-        """Return the default for BOS; None: `transformers` decides."""
+        """Return the default for BOS; None: the default of `transformers`."""
         unsaid = self._get("add_bos_token") is None and self._get("model") == "gpt2"
         return True if unsaid and self._get("pre") in _BOS_BY_DEFAULT else None
 
     def for_transformers(self) -> dict[str, Any]:
-        """Return the values under the names by which `transformers` builds a tokenizer."""
+        """Return the values from which `transformers` builds a tokenizer."""
         settings = {short: self._get(key) for key, short in _FOR_TRANSFORMERS.items()}
         return {short: value for short, value in settings.items() if value is not None}
 
     def options(self) -> dict[str, Any]:
-        """Return arguments of a `transformers` tokenizer: special tokens and templates."""
+        """Return arguments of a `transformers` tokenizer: special tokens, templates."""
         options: dict[str, Any] = {
             f"{name}_token": None if (token := self._get(f"{key}_token_id")) is None else self.tokens[token]
             for name, key in _SPECIAL.items()
@@ -145,20 +145,18 @@ class Vocabulary:
         if kind not in _AS_GPT2 | GGUF_PRE_TOKENIZER_SPLITS.keys():
             raise IncompatibleError(f"GGUF: {_PREFIX}pre = {kind!r}: is not understood")
         if self._get("add_space_prefix"):
-            raise IncompatibleError(f"GGUF: {_PREFIX}add_space_prefix = True: not for bytes (gpt2)")
+            raise IncompatibleError(f"GGUF: {_PREFIX}add_space_prefix = True: must be False for model gpt2")
         if kind in _BOS_BY_DEFAULT:
             stages["model"]["ignore_merges"] = True
 
     def _adapt_pieces(self, stages: dict[str, Any]) -> None:
-        """Apply `add_space_prefix`, if given, to the blank before texts."""
+        """Apply `add_space_prefix`, if set, to the space before texts."""
         prefix = self._get("add_space_prefix")
         if prefix is None:
             return
         split, decoder = stages["pre_tokenizer"], stages["decoder"]
         if prefix and (split is None or split["type"] != "Metaspace"):
-            raise IncompatibleError(
-                f"GGUF: {_PREFIX}add_space_prefix = True: is not supported for this family"
-            )
+            raise IncompatibleError(f"GGUF: {_PREFIX}add_space_prefix = True: must be False for this family")
         if not prefix and split is not None and split["type"] == "Metaspace":
             split["prepend_scheme"] = "never"
             decoder["decoders"] = [stage for stage in decoder["decoders"] if stage["type"] != "Strip"]
@@ -168,7 +166,7 @@ def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -
     """Write the tokenizer of a GGUF file into a model directory.
 
     Raises:
-        IncompatibleError: naming a key that is not understood.
+        IncompatibleError: naming an unknown value.
     """
     tokenizer = _of_transformers(architecture, vocabulary)
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
@@ -189,7 +187,7 @@ def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -
 
 
 def _declare(backend: Any, path: Path) -> None:
-    """Name added tokens and their ids in `tokenizer_config.json`: it is read quickly."""
+    """Add the added tokens' ids to `tokenizer_config.json`, for quick loading."""
     flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
     config = json.loads(path.read_bytes())
     config["added_tokens_decoder"] = {
@@ -200,7 +198,7 @@ def _declare(backend: Any, path: Path) -> None:
 
 
 def _of_transformers(architecture: str, vocabulary: Vocabulary) -> Any:
-    """Return the tokenizer that `transformers` makes of the metadata.
+    """Return the tokenizer that `transformers` builds from the metadata.
 
     Its own reading of the file takes 20 seconds for a vocabulary of 150,000 tokens.
     """
@@ -213,4 +211,4 @@ def _of_transformers(architecture: str, vocabulary: Vocabulary) -> Any:
     except KeyError as error:
         raise IncompatibleError(f"GGUF: the tokenizer lacks {error}") from error
     except ValueError as error:
-        raise IncompatibleError(f"GGUF: the tokenizer is not understood: {error}") from error
+        raise IncompatibleError(f"GGUF: transformers cannot build the tokenizer: {error}") from error

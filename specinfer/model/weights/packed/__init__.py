@@ -1,12 +1,11 @@
-"""Checkpoints with quantised matrices, dequantised while they are read.
+"""Reads checkpoints with quantised matrices, which are dequantised on reading.
 
     gptq                 4 or 8 bits, groups along the inputs, with or without order of activations
     awq                  4 bits, groups along the inputs, layout "gemm"
-    fp8, fbgemm_fp8,     float8 with scales: of a matrix, of its rows, of blocks of 128 x 128
-    compressed-tensors   float8 of that kind ("float-quantized")
+    fp8, fbgemm_fp8      float8 with a scale per matrix, row, or block of 128 x 128
+    compressed-tensors   the same, as "float-quantized"
 
-Weights are those of the file; activations stay in the model's type. Everything else is
-refused by name.
+Activations are not quantised. Any other quantisation is refused by name.
 """
 
 from collections.abc import Mapping
@@ -25,8 +24,8 @@ def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.
     """Return a model directory's tensors, dequantised.
 
     Raises:
-        SettingError: if there are none.
-        IncompatibleError: for an unsupported quantisation.
+        SettingError: if there are no *.safetensors.
+        IncompatibleError: naming an unsupported quantisation.
     """
     gguf = kept_gguf(directory)
     if gguf is not None:
@@ -37,7 +36,7 @@ def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.
 
 
 def quant_method(hf: Any) -> str | None:
-    """Return the `quant_method` of a `transformers` configuration; None if nothing is quantised."""
+    """Return the `quant_method` of a configuration; None if not quantised."""
     for config in (hf, hf.get_text_config()):
         quantisation = getattr(config, "quantization_config", None)
         if quantisation is not None:

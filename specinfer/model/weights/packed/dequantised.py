@@ -1,4 +1,4 @@
-"""Tensors of a quantised checkpoint, dequantised when they are read."""
+"""Dequantises the tensors of a checkpoint when they are read."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,27 +10,27 @@ from specinfer.model.weights.interfaces import NamedTensors
 from specinfer.model.weights.packed.scheme import Scheme
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Place of each output's four bits among the eight of a word."""
+"""Place of each output's four bits in a word of eight outputs."""
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
-"""Scales of activations, which stay unrounded here."""
+"""Scales of activations, which are not quantised here."""
 
 
 class DequantisedWeights(NamedTensors):
-    """Weights with quantised matrices read in float32."""
+    """Weights whose quantised matrices are read in float32."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
         """Find the quantised matrices.
 
         Raises:
-            IncompatibleError: if a matrix lacks parts.
+            IncompatibleError: if a matrix lacks a part, or no matrix is quantised.
         """
         self._weights, self._scheme = weights, scheme
         groups = self._scaled() if scheme.kind == "fp8" else self._grouped()
         self._parts: dict[str, dict[str, str]] = dict(groups)
-        """Name of each quantised matrix -> parts and their names in the file."""
+        """Part -> name in the file, by name of the quantised matrix."""
         if not self._parts:
-            raise IncompatibleError(f"quantization_config says {scheme.kind}, but no tensor is quantised")
+            raise IncompatibleError(f"quantization_config names {scheme.kind}, but no tensor is quantised")
         used = {name for parts in self._parts.values() for name in parts.values()}
         if scheme.kind == "fp8":
             used |= {name for name in weights if name.endswith(_OF_ACTIVATIONS)}
@@ -54,7 +54,7 @@ class DequantisedWeights(NamedTensors):
             if scales:
                 yield name, {"weight": name, "scale": scales[0]}
             elif self._weights[name].dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-                raise IncompatibleError(f"{name} is float8 without a scale beside it")
+                raise IncompatibleError(f"{name} is float8: must have {_FP8_SCALES[0]} or {_FP8_SCALES[1]}")
 
     def _complete(self, parts: dict[str, str]) -> dict[str, str]:
         if lacking := [name for name in parts.values() if name not in self._weights]:
@@ -62,7 +62,7 @@ class DequantisedWeights(NamedTensors):
         return parts
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, as it is read."""
+        """Return the shape of a tensor after dequantisation."""
         if name not in self._parts:
             return shape_of(self._weights, name)
         first = shape_of(self._weights, next(iter(self._parts[name].values())))
@@ -85,7 +85,7 @@ class DequantisedWeights(NamedTensors):
                 case "awq":
                     return _awq(parts, self._scheme)
             return _fp8(parts, self._scheme)
-        except (RuntimeError, IndexError) as error:  # shapes that do not go together
+        except (RuntimeError, IndexError) as error:  # raised for inconsistent shapes
             shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in parts.items())
             raise IncompatibleError(f"{name}: cannot be dequantised from {shapes}: {error}") from error
 
@@ -97,7 +97,7 @@ def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _gptq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
-    """Return [out, in]; words contain neighbouring inputs, zeros' words outputs."""
+    """Return [out, in]; a word packs adjacent inputs (zeros: outputs)."""
     packed, scales = parts["qweight"], parts["scales"].float()
     weight = _unpacked(packed, scheme.bits).transpose(1, 2).reshape(-1, packed.shape[1])  # [in, out]
     zeros = _unpacked(parts["qzeros"], scheme.bits).flatten(1) + scheme.zero_offset  # [groups, out]
@@ -109,7 +109,7 @@ def _gptq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
 
 
 def _awq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
-    """Return [out, in]; words contain neighbouring outputs, in AWQ's order."""
+    """Return [out, in]; a word packs adjacent outputs in AWQ's order."""
     weight = _unpacked(parts["qweight"], 4)[..., _AWQ_ORDER].flatten(1)  # [in, out]
     zeros = _unpacked(parts["qzeros"], 4)[..., _AWQ_ORDER].flatten(1)  # [groups, out]
     scales, inputs = parts["scales"].float(), len(weight)

@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = frozenset(
         *("quantization_status", "version", "zero_point", "kv_cache_scheme", "config_groups", "format"),
     }
 )
-"""Keys without effect on arithmetic, or checked elsewhere."""
+"""Keys that do not affect arithmetic, or are checked elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,20 @@ class Scheme:
     """"gptq", "awq" or "fp8"."""
     bits: int = 8
     group: int = -1
-    """Inputs that share a scale; -1: all."""
+    """Number of inputs that share a scale; -1: all."""
     ordered: bool = False
-    """True if groups follow an order of activations (`g_idx`)."""
+    """True if `g_idx` assigns inputs to groups (order of activations)."""
     zero_offset: int = 0
-    """Number added to the zeros of a file."""
+    """Number to add to the file's zero points."""
     block: tuple[int, int] | None = None
-    """Rows and columns of a scaled block; None: by the scales' shape."""
+    """(Rows, columns) of a scaled block; None: see the scales' shape."""
 
 
 def read_scheme(directory: Path) -> Scheme | None:
-    """Return the quantisation of a model directory; None if there is none.
+    """Return the quantisation of a model directory; None: not quantised.
 
     Raises:
-        IncompatibleError: if it is not understood, naming key and value.
+        IncompatibleError: naming an unsupported key and its value.
     """
     path = directory / "config.json"
     config = json.loads(path.read_bytes()) if path.is_file() else {}
@@ -98,7 +98,7 @@ def _gptq(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
     if layout not in ("gptq", "gptq_v2"):
         raise _refusal("checkpoint_format", layout, "gptq and gptq_v2 are supported")
     if fields.get("is_marlin_format"):
-        raise _refusal("is_marlin_format", True, "is not supported")
+        raise _refusal("is_marlin_format", True, "must be False")
     group, ordered = _group(fields, "group_size"), bool(fields.get("desc_act"))
     scheme = Scheme("gptq", bits, group, ordered, zero_offset=int(layout == "gptq"))
     return scheme, {"bits", "group_size", "checkpoint_format"}
@@ -112,7 +112,7 @@ def _awq(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
     if version != "gemm":
         raise _refusal("version", version, "gemm is supported for awq")
     if not fields.get("zero_point", True):
-        raise _refusal("zero_point", False, "awq without zero points is not supported")
+        raise _refusal("zero_point", False, "must be True for awq")
     group = _group(fields, "group_size" if "group_size" in fields else "q_group_size")
     return Scheme("awq", 4, group), {"bits", "w_bit", "group_size", "q_group_size"}
 
@@ -138,12 +138,12 @@ def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
         if kind != ("float", 8, True) or group.get("format", layout) != layout:
             raise _refusal(f"config_groups.{name}.weights", kind, "symmetric float of 8 bits is supported")
     if fields.get("kv_cache_scheme"):
-        raise _refusal("kv_cache_scheme", fields["kv_cache_scheme"], "is not supported")
+        raise _refusal("kv_cache_scheme", fields["kv_cache_scheme"], "must be null: use --kv-type")
     if (
         set(fields.get("sparsity_config") or {}) - {"format"}
         or (fields.get("sparsity_config") or {}).get("format", "dense") != "dense"
     ):
-        raise _refusal("sparsity_config", fields["sparsity_config"], "is not supported")
+        raise _refusal("sparsity_config", fields["sparsity_config"], "must name no sparsity")
     return Scheme("fp8"), {"sparsity_config"}
 
 

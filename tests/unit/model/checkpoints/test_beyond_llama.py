@@ -19,12 +19,12 @@ from tests.support.tiny_models import FAMILIES, SPECIAL, tiny_transformers
 
 REASONS = {
     "gemma": "factors on embeddings",
-    "gemma2": "norms behind attention and MLP, factors on .*, a factor on attention scores, soft caps",
-    "gemma3": "norms behind .*, rotary positions by layer",
+    "gemma2": "norms after attention and MLP, factors on .*, a factor on attention scores, soft caps",
+    "gemma3": "norms after .*, rotary positions by layer",
     "smollm3": "rotary positions by layer",
     "granite": "factors on .*, a factor on attention scores",
-    "olmo2": "norms behind attention and MLP, norms of whole rows of queries and keys",
-    "olmo3": "norms behind .*, rotary positions by layer",
+    "olmo2": "norms after attention and MLP, norms of whole rows of queries and keys",
+    "olmo3": "norms after .*, rotary positions by layer",
     "gpt_oss": "attention sinks, a mixture of experts",
     "qwen3_moe": "a mixture of experts",
     "qwen2_moe": "a mixture of experts",
@@ -101,7 +101,7 @@ def test_drafts_are_trained_and_read_for_targets_like_llama(tmp_path: Path) -> N
         lambda: target_config(tmp_path / "target"),
         lambda: checked_config(tmp_path / "draft", tmp_path / "target", "eagle3"),
     ):
-        with pytest.raises(IncompatibleError, match="'gemma2': trained drafts: norms behind"):
+        with pytest.raises(IncompatibleError, match="'gemma2': trained drafts: norms after"):
             refused()
 
 

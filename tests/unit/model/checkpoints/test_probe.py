@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_written_keeps_no_record(
     (tmp_path / "file").touch()
     monkeypatch.setattr(records, "cache_directory", lambda: tmp_path / "file")
     load_checked(tmp_path / "model", OPTIONS)
-    assert "the result of the probe is not kept" in caplog.text
+    assert "the probe's result cannot be cached" in caplog.text
 
 
 def test_few_layers_have_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,5 +252,5 @@ def test_another_kind_and_another_target_are_refused(tmp_path: Path) -> None:
         load_eagle(tmp_path / "e", other)
     config = json.loads((tmp_path / "e" / "config.json").read_text())
     (tmp_path / "e" / "config.json").write_text(json.dumps(config | {"speculators_model_type": "ssm"}))
-    with pytest.raises(IncompatibleError, match="speculators_model_type = 'ssm' is not 'eagle3'"):
+    with pytest.raises(IncompatibleError, match="speculators_model_type = 'ssm': must be 'eagle3'"):
         load_eagle(tmp_path / "e", target)

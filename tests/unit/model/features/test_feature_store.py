@@ -144,6 +144,7 @@ def test_layers_that_do_not_exist_are_refused() -> None:
     generic = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=64))
     assert generic.feature_layers == 0
     with pytest.raises(
-        SettingError, match="the generic executor returns no hidden states: choose another, or another draft"
+        SettingError,
+        match="the generic executor returns no hidden states: choose another executor or --draft",
     ):
         generic.keep_features([1])

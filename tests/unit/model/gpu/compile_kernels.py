@@ -47,7 +47,7 @@ class Case(NamedTuple):
 def attention_cases() -> Iterator[Case]:
     wide = dict.fromkeys(("query", "key", "value", "keys", "values", "out"), "*bf16")
     types = {**wide, "parts": "*fp32", "levels": "*fp32", "scale": "fp32"}
-    types |= dict.fromkeys(attention.TOLD, "*i32")
+    types |= dict.fromkeys(attention.KERNEL_SECTIONS, "*i32")
     for tile, width, group in ((16, 128, 4), (64, 64, 3), (128, 128, 1)):
         options = attention.launch_options(tile, width, 2)
         constants = {"D": width, "WIDTH": width, "GROUP": group, "TILE": tile, "SPLITS": 8, "BLOCK": 16}

@@ -311,5 +311,5 @@ def test_parts_that_know_only_attention_refuse_such_models(family: str) -> None:
     model = random_model(family)
     with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*recurrent layers"):
         runner_of(model, executor="native", kv_window=64)
-    with pytest.raises(SettingError, match="no recurrent layers"):
+    with pytest.raises(SettingError, match="recurrent layers need native or generic"):
         runner_of(model, executor="torch")

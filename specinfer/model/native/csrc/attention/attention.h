@@ -1,4 +1,4 @@
-// Tree attention over the paged cache: one chain of additions per query and segment, segments merged in order.
+// Tree attention over the paged cache: one chain of additions per query and segment; segments are merged in order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace specinfer {
 
-// One thread's share of the attention of a pass.
+// One thread's part of a pass's attention.
 template <class C>
 class Attention {
  public:
@@ -38,7 +38,7 @@ class Attention {
     finish(layer, g, merged_.data());
   }
 
-  // One segment of a group; the thread of the last one merges them.
+  // Computes one segment of a group; the thread that ends the group's last segment merges all.
   void attend_part(int layer, const AttentionGroup& g, int index, int segment) {
     const size_t size = size_t(g.rows) * width_;
     float* parts = m_.attention.partials.data() + g.partials;
@@ -62,7 +62,7 @@ class Attention {
     if constexpr (RT > 1) attend_rows<RT - 1>(rows, layer, g, first, segment, out);
   }
 
-  // Adds rows of a segment to those of the segments before it.
+  // Adds a segment's rows to the sum of the segments before it.
   void merge(int rows, float* to, const float* from) const {
     for (int r = 0; r < rows; ++r, to += width_, from += width_) {
       if (from[1] == 0) continue;
@@ -85,7 +85,7 @@ class Attention {
     for (int r = 0; r < g.rows; ++r, rows += width_) {
       const int token = p_.row_start[g.sequence] + (g.first + r) / group, head = g.head * group + (g.first + r) % group;
       float* out = m_.attended.data() + (size_t(token) * s_.heads + head) * s_.dim;
-      const float sink = sinks.empty() ? 0 : std::exp2(sinks[head] * LOG2_E - rows[0]);  // rows[0]: what weights are over
+      const float sink = sinks.empty() ? 0 : std::exp2(sinks[head] * LOG2_E - rows[0]);  // rows[0]: maximum of the scores
       const Floats scale = spread(1.0f / (rows[1] + sink));
       for (int i = 0; i < s_.dim; i += LANES) store(out + i, mul(load(rows + 2 + i), scale));
     }
@@ -96,7 +96,7 @@ class Attention {
   SharedWork* work_;
   const int thread_;
   SegmentAttention<C> segment_;
-  const int width_;  // numbers of a row: maximum, sum of the weights, weighted sum of values
+  const int width_;  // length of a row: maximum, sum of weights, weighted sum of values
   const Pass& p_;
   std::vector<float> merged_, part_;
 };

@@ -1,13 +1,13 @@
-// How the cache keeps keys and values: as numbers, or in bytes with one scale per token and head.
+// Storage of keys and values in the cache: as numbers, or as bytes with one scale per token and head.
 //
 // A kind of cache has
-//   Keys, Values  kinds of numbers (numbers.h) for products of queries with keys, and of weights with values
-//   SCALE_BYTES   bytes of scales per token and head: of all 16 entries of a block, ahead of its lines
-//   query_words, put_query      a query as products read it: words, and what `begin` and `score` need
-//   begin, score                first and last step of the product of a query with a block of keys
-//   put_key, take_key, put_value  an entry of a block, from floats and to floats
-//   put_weights, nothing, mixed   weights of values as products read them; a sum of products that is 0; sums as floats
-//   place                       place within a lane of the S values that lie there
+//   Keys, Values  kinds of numbers (numbers.h) for products query * keys and weights * values
+//   SCALE_BYTES   bytes of scales per token and head; the 16 scales of a block precede its lines
+//   query_words, put_query      length in words of a query as products read it, with the inputs of `begin` and `score`
+//   begin, score                first and last step of the product of a query and a block of keys
+//   put_key, take_key, put_value  convert an entry of a block from and to floats
+//   put_weights, nothing, mixed   weights of values as products read them; a zero sum of products; sums as floats
+//   place                       place of each of S values within a lane
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ size_t block_bytes(int dim) {
   return BLOCK * (size_t(dim) * sizeof(typename C::T) + C::SCALE_BYTES);
 }
 
-// One block of keys or of values, of one layer and head.
+// Returns one block of keys or values, of one layer and head.
 template <class C>
 char* cache_block(const Shape& s, void* cache, int64_t blocks, int layer, int block, int head) {
   return static_cast<char*>(cache) + ((size_t(layer) * blocks + block) * s.kv_heads + head) * block_bytes<C>(s.dim);
@@ -42,7 +42,7 @@ typename C::T* value_elements(char* block, int dim, int lane) {
   return all + size_t(lane / C::S) * dim * C::S + C::place(lane % C::S);
 }
 
-// Keys and values as numbers of the kind K.
+// Keys and values as numbers of kind K.
 template <class K>
 struct NumberCache {
   using Keys = K;
@@ -84,7 +84,7 @@ struct NumberCache {
   static Floats mixed(Floats sum, float) { return sum; }
 };
 
-// Products of whole numbers: bytes of queries with bytes of keys.
+// Products of bytes of queries and bytes of keys.
 struct ByteKeys {
   using Unit = uint32_t;
   using Sum = Words;
@@ -96,7 +96,7 @@ struct ByteKeys {
   }
 };
 
-// Weights in 16 bits with bytes of values. 512 positions have room in a sum: 127 * 32767 * 512 < 2^31.
+// Products of 16-bit weights and bytes of values. 512 products fit in a sum: 127 * 32767 * 512 < 2^31.
 struct ByteValues {
   struct Unit {
     uint32_t pair[2];
@@ -109,15 +109,15 @@ struct ByteValues {
   }
 };
 
-// Bytes with a float32 scale per token and head. Queries are bytes as well, so scores are exact whole numbers over scales.
-// Queries and keys are turned by a Hadamard matrix first, which spreads a head's few large numbers over all of them.
+// Bytes with a float32 scale per token and head. Queries are bytes, too, so scores are exact integers times scales.
+// Queries and keys are first rotated by a Hadamard matrix, which spreads a head's few large numbers over all numbers.
 struct ByteCache {
   using Keys = ByteKeys;
   using Values = ByteValues;
   using T = int8_t;
   static inline constexpr int S = 4, SCALE_BYTES = 4, LONGEST_HEAD = 1024;
 
-  // Low bytes of both halves of a lane are those of one part: so are the first two positions.
+  // The low bytes of a lane's halves are one part, so they have the first two positions.
   static constexpr int place(int s) { return s == 1 ? 2 : s == 2 ? 1 : s; }
   static int query_words(int dim) { return dim / S + 2; }
   static void put_query(const float* x, int dim, uint32_t* out) {
@@ -155,7 +155,7 @@ struct ByteCache {
     scales(block)[lane] = quantise(x, dim, bytes, total);
     for (int i = 0; i < dim; ++i) to[i * S] = bytes[i];
   }
-  // `scales`: of the value that each weight is for.
+  // `scales`: scale of each weight's value.
   static float put_weights(float* x, int n, const float* scales, ByteValues::Unit* out) {
     Words top = no_bits();
     for (int i = 0; i < n; i += LANES) {
@@ -174,7 +174,7 @@ struct ByteCache {
  private:
   static float* scales(char* block) { return reinterpret_cast<float*>(block); }
   static const float* scales(const char* block) { return reinterpret_cast<const float*>(block); }
-  // Numbers over their scale to the nearest bytes, and the sum of those.
+  // Rounds numbers over their scale to bytes; `total` gets the sum of the bytes.
   static float quantise(const float* x, int n, int8_t* out, int& total) {
     Words top = no_bits(), all = no_bits();
     for (int i = 0; i < n; i += LANES) top = most(top, magnitudes(load(x + i)));
@@ -189,7 +189,7 @@ struct ByteCache {
   }
 };
 
-// Calls f with the kind of a cache.
+// Calls f with the class of a cache's storage.
 template <class Do>
 auto with_cache(CacheKind kind, Do f) {
   if (kind == BYTES_CACHE) return f(ByteCache());

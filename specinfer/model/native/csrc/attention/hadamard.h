@@ -1,10 +1,10 @@
-// Rotation of a head by a Hadamard matrix: products of two heads stay the same, large numbers are spread over all.
+// Rotates heads by a Hadamard matrix: products of two heads stay equal, large numbers are spread over all numbers.
 #pragma once
 #include <cmath>
 
 namespace specinfer {
 
-// Turns runs of n & -n numbers, the largest power of two in n, each by itself. The inverse is the same.
+// Rotates each run of n & -n numbers (the largest power of two that divides n). It is its own inverse.
 inline void hadamard(float* x, int n) {
   const int run = n & -n;
   for (int step = 1; step < run; step *= 2)

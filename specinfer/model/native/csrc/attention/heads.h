@@ -1,4 +1,4 @@
-// Heads of queries, keys and values between the products around attention.
+// Prepares heads of queries, keys and values for attention, and gates its outputs.
 #pragma once
 #include <algorithm>
 
@@ -9,13 +9,13 @@
 
 namespace specinfer {
 
-// One thread's share of the heads of a pass, all in step.
+// One thread's part of a pass's heads; all threads run in step.
 template <class C>
 class AttentionHeads : ThreadOfPass {
  public:
   explicit AttentionHeads(const ThreadOfPass& thread) : ThreadOfPass(thread) {}
 
-  // Norms of all heads of a token together, of queries and of keys.
+  // Applies norms over all query heads, and over all key heads, of a token.
   void norm_rows(const Layer& l) {
     const int d = s_.dim, queries = s_.heads * d, keys = s_.kv_heads * d;
     const bool whole_q = int(l.q_norm.size()) > d, whole_k = int(l.k_norm.size()) > d;
@@ -29,8 +29,8 @@ class AttentionHeads : ThreadOfPass {
     barrier_.wait();
   }
 
-  // Normalises, bounds and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
-  // share the lines of a cache block, and threads that write to one line wait for each other.
+  // Normalises, bounds and rotates queries and keys; writes keys and values to the cache. Threads share out heads, not
+  // tokens: a tree's tokens share lines of a cache block, and threads that write to one line slow each other.
   void place(const Layer& l) {
     const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim, turned = l.table < 0 ? 0 : s_.rotary;
     const size_t table = size_t(std::max(l.table, 0)) * s_.max_positions;
@@ -59,7 +59,7 @@ class AttentionHeads : ThreadOfPass {
     barrier_.wait();
   }
 
-  // Multiplies what attention made by the gates of its heads.
+  // Multiplies attention's outputs by their heads' gates.
   void gate(const Layer& l) {
     const Range r = mine(p_.tokens * s_.heads);
     for (int item = r.begin; item < r.end; ++item) {
@@ -72,7 +72,7 @@ class AttentionHeads : ThreadOfPass {
   }
 
  private:
-  // Numbers of a row of m_.qkv.
+  // Length of a row of m_.qkv.
   static int columns(const Layer& l) { return l.q.n + l.k.n + l.v.n; }
 
   void bound(float* x) const {

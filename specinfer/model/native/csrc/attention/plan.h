@@ -1,7 +1,7 @@
-// Shares of the attention of a pass: groups of rows that read the same keys, and parts of their context.
+// Divides the attention of a pass into groups of rows that read the same keys, and segments of their context.
 //
-// A context is divided into segments of SEGMENT positions, whose results are merged in order. Groups and units decide who
-// computes what; they change no result.
+// A context is divided into segments of SEGMENT positions, whose results are merged in order. Groups and units only decide
+// which thread computes what; they do not change results.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -14,15 +14,15 @@
 
 namespace specinfer {
 
-inline constexpr int SEGMENT = 512;     // positions; as many products as have room in a sum of `ByteValues`
-inline constexpr int GROUP_ROWS = 48;   // (token, head) rows that read a segment one after another, while caches have it
+inline constexpr int SEGMENT = 512;     // positions; as many products fit in a sum of `ByteValues`
+inline constexpr int GROUP_ROWS = 48;   // maximum (token, head) rows that read a segment in turn, while it is cached
 inline constexpr int UNITS_PER_THREAD = 4;
 
 struct AttentionGroup {
-  int sequence, head, first, rows;  // KV head; its first row and their number among (token, head) rows of the sequence
+  int sequence, head, first, rows;  // KV head; first row and number of rows, among the sequence's (token, head) rows
   int segments;
-  int unit;         // first of its units: one for each segment, or one for all
-  size_t partials;  // place of the first partial result, if each segment has a unit
+  int unit;         // first unit: a group has one per segment, or one for all segments
+  size_t partials;  // start of its partial results, if each segment has a unit
 };
 
 class AttentionPlan {
@@ -30,9 +30,9 @@ class AttentionPlan {
   std::vector<AttentionGroup> groups;
   std::vector<float> partials;  // [groups][segments][rows][width]
   int units = 0;
-  bool by_segments = false;  // each segment of a group is a unit
+  bool by_segments = false;  // True if each segment of a group is a unit
 
-  // To be called by one thread.
+  // Only one thread may call it.
   void make(const Shape& s, const Pass& p) {
     const int group = s.heads / s.kv_heads;
     int64_t work = 0;
@@ -67,7 +67,7 @@ class AttentionPlan {
     return int(after - groups.begin()) - 1;
   }
 
-  // Returns whether all segments of a group are done now, and begins to count again.
+  // Counts a segment; if it was the group's last, resets the count and returns true.
   bool finish_segment(int group) {
     if (done_[group].fetch_add(1, std::memory_order_acq_rel) + 1 < groups[group].segments) return false;
     done_[group].store(0, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// Attention of a few rows to one segment of their context in the paged cache: no mask, no copy.
+// Attention of a few rows to one segment of their context in the paged cache, without mask or copy.
 #pragma once
 #include <algorithm>
 #include <climits>
@@ -12,13 +12,13 @@
 
 namespace specinfer {
 
-// A row's share of a segment. Positions are those on its path, in the order in which they will lie once committed: first the
-// leading ones that it sees in place, then `extra` ones.
+// A row's part of a segment. Positions are counted along the row's path, as they will be once committed: first `visible`
+// leading positions of the sequence, then the tree nodes in `extra`.
 struct SegmentRow {
   int token, head;
-  int from, to;         // positions of the segment that the row sees; none if they are equal
-  int seen;             // end of those that lie in place
-  const int32_t* extra;  // places of positions from `visible` on
+  int from, to;         // positions of the segment that the row sees; equal if none
+  int seen;             // end of the visible leading positions
+  const int32_t* extra;  // sequence positions of the path's positions from `visible` on
   int visible;
 };
 
@@ -32,8 +32,8 @@ class SegmentAttention {
  public:
   SegmentAttention(Model& model, const Pass& pass) : m_(model), s_(model.shape), p_(pass) {}
 
-  // Writes for each row of a KV head the maximum of its scores, the sum of its weights and the weighted sum of values,
-  // [rows][dim + 2]. The sum of the weights is 0 where the row sees nothing of the segment.
+  // Writes [rows][dim + 2] for rows of a KV head: maximum score, sum of weights, weighted sum of values. The sum of weights
+  // is 0 if the row sees nothing of the segment.
   template <int RT>
   void attend(int layer, int sequence, int kv, int first, int segment, float* out) {
     SegmentRow rows[RT];
@@ -88,7 +88,7 @@ class SegmentAttention {
     for (; b < blocks; ++b) dot<RT, 1>(b, blocks, query);
   }
 
-  // Scores of RT rows against NB blocks of keys.
+  // Computes the scores of RT rows and NB blocks of keys.
   template <int RT, int NB>
   void dot(int b, int blocks, const uint32_t* const* query) {
     const char *block[NB], *k[NB], *ahead[NB];
@@ -110,24 +110,24 @@ class SegmentAttention {
         store(&scores_[size_t(r) * width_ + (b + i) * BLOCK - start_], C::score(acc[r][i], block[i], query[r], s_.dim));
   }
 
-  // Scales of all values from the start on.
+  // Reads the scales of all values from `start_` on.
   void take_scales(int blocks) {
     scales_.resize(width_), path_scales_.resize(width_);
     for (int b = start_ / BLOCK; b < blocks; ++b) store(&scales_[b * BLOCK - start_], load(reinterpret_cast<const float*>(value_block(b))));
   }
 
-  // Scores `x` of a row to weights: of the positions in place, with zeros up to the unit `end`, because other rows see more;
-  // and as `tails_` of those from the first unit that is not wholly in place. Writes maximum and sum of the weights to `out`
-  // and returns what the sums of products are multiplied by.
+  // Converts scores `x` of a row to weights: in `weights_` for leading positions, zero up to unit `end`, as other rows may see
+  // more; in `tails_` from the first unit that has other positions. Writes maximum score and sum of weights to `out`; returns
+  // the factor of the sums of products.
   float weigh(const SegmentRow& row, float* x, int r, int end, float* out) {
     Unit *w = &weights_[size_t(r) * width_ / S], *tail = &tails_[size_t(r) * width_ / S];
     std::fill(w, w + end, Unit{});
     if (row.from >= row.to) return 0;
     const int from = row.from - start_, n = row.to - start_, first = from / LANES * LANES, last = (n + LANES - 1) / LANES * LANES;
     for (int i = std::max(row.visible, row.from); i < row.to; ++i)
-      x[i - start_] = x[row.extra[i - row.visible] - start_];  // extra places ascend: safe in place
+      x[i - start_] = x[row.extra[i - row.visible] - start_];  // extra positions ascend: safe in place
     weigh_scores(x, first, from, n, last, out);
-    const float* scales = x;  // not read where values have none
+    const float* scales = x;  // not read if values have no scales
     if constexpr (C::SCALE_BYTES > 0) scales = path_scales(row, last);
     const float scale = C::put_weights(x + first, n - first, scales + first, w + first / S);
     const int odd = std::max((row.seen - start_) / S * S, first);
@@ -158,7 +158,7 @@ class SegmentAttention {
       store(x + i, soft_cap(mul(load(x + i), spread(s_.score_scale)), s_.score_cap, over));
   }
 
-  // Scales of the values at a row's positions.
+  // Returns the scales of the values at a row's positions.
   const float* path_scales(const SegmentRow& row, int last) {
     if (row.to <= row.visible) return scales_.data();
     const int seen = std::max(row.seen - start_, 0);
@@ -178,7 +178,7 @@ class SegmentAttention {
     for (; c < s_.dim; c += LANES) mix<RT, 1>(rows, scale, most, c, out);
   }
 
-  // Weighted sums of values, NV vectors of the head from column c. Positions are taken S at a time.
+  // Computes weighted sums of values, for NV vectors of the head from column c, S positions at a time.
   template <int RT, int NV>
   void mix(const SegmentRow* rows, const float* scale, int most, int c, float* out) {
     typename Values::Sum acc[RT][NV];
@@ -206,7 +206,7 @@ class SegmentAttention {
     }
   }
 
-  // The rest of a row's positions, collected from where they are: the odd end of those in place and the nodes on its path.
+  // Adds a row's remaining positions, at scattered places: an odd end of the leading positions, and nodes of its path.
   template <int NV>
   void mix_tail(const SegmentRow& row, const Unit* tail, int c, typename Values::Sum* acc) {
     for (int i = std::max(row.seen / S * S, start_ + (row.from - start_) / LANES * LANES); i < row.to; i += S, ++tail) {
@@ -225,7 +225,7 @@ class SegmentAttention {
   Model& m_;
   const Shape& s_;
   const Pass& p_;
-  int layer_ = 0, kv_ = 0, start_ = 0, width_ = 0;  // of the call in progress: first position, numbers of a row of buffers
+  int layer_ = 0, kv_ = 0, start_ = 0, width_ = 0;  // of the present call: first position, length of a buffer's row
   const int32_t* table_ = nullptr;
   std::vector<float> scores_, scales_, path_scales_;
   std::vector<Unit> weights_, tails_;

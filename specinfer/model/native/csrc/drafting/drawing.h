@@ -1,4 +1,4 @@
-// Drawing the children of tree nodes; the reference is specinfer/model/sampling/drawing.py.
+// Draws children of tree nodes; the reference is specinfer/model/sampling/drawing.py.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,15 +11,15 @@
 
 namespace specinfer {
 
-// The children of one node, drawn one after another from q.
+// The children of one node, drawn in turn from q.
 struct Drawing {
   int node;
   std::vector<int32_t> ids;
   std::vector<float> q;
   Philox random;
   int drawn = 0;
-  std::vector<double> left;  // probabilities of what can still be drawn
-  // What is known of the next draw is class Draws of specinfer/tree/draws.py.
+  std::vector<double> left;  // probabilities of tokens that can still be drawn
+  // Expected acceptance of the next draw: class Draws of specinfer/tree/draws.py.
   double sum = 0, squares = 0, alive = 1, chance = 0;
 
   Drawing(int of, std::vector<int32_t> tokens, std::vector<float> p, const Philox& stream, const double* agreement)
@@ -27,7 +27,7 @@ struct Drawing {
     for (const double x : left) sum += x, squares += x * x;
     chance = acceptance();
   }
-  // Draws a child; returns its place in q.
+  // Draws a child; returns its index in q.
   int draw(bool replace) {
     const int i = pick(random.next() * std::accumulate(left.begin(), left.end(), 0.0));
     alive -= chance, ++drawn;
@@ -51,11 +51,11 @@ struct Drawing {
       if (left[i] > 0) last = i;
       if ((before += left[i]) > at) return i;
     }
-    return last;  // rounding
+    return last;  // only after rounding
   }
 };
 
-// One draw: which of the tree's drawings made it, which node it is, its path probability before it was made.
+// One draw: its drawing, its node, and the path probability before its token was known.
 struct Draw {
   int drawing, node;
   double path_probability;

@@ -1,4 +1,4 @@
-// A token tree while a small model expands it.
+// A token tree while a draft model grows it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,14 +19,14 @@ inline double nth_best(std::vector<double> values, int n) {
 // One tree under construction; node 0 is the root.
 struct GrowingTree {
   const GrowthJob* job;
-  int index;                 // which job
-  const int32_t* blocks;     // its block table
-  std::vector<int> token{0}, parent{-1}, depth{0}, scored{-1}, frontier{0};  // scored: tentative entry, -1: none
+  int index;                 // number of the job
+  const int32_t* blocks;     // the job's block table
+  std::vector<int> token{0}, parent{-1}, depth{0}, scored{-1}, frontier{0};  // scored: tentative entry in the cache, -1: none
   std::vector<float> score{1};
-  std::vector<double> path_probability{1};  // the draft's idea of the probability that the path is accepted
+  std::vector<double> path_probability{1};  // estimated probability that the path is accepted
   std::vector<Drawing> drawings;
   std::vector<Draw> draws;
-  std::vector<float> outs;   // EAGLE: what the layer made of the last context row and of tentative nodes, [hidden] each
+  std::vector<float> outs;   // EAGLE: layer's outputs [hidden] of the last context row and of tentative nodes
   int tentative = 0;
 
   int add(int from, int token_id, double p) {
@@ -41,7 +41,7 @@ struct GrowingTree {
   }
   int size() const { return int(token.size()) - 1; }
   bool full() const { return size() >= job->nodes; }
-  // Path probability of the least likely node that the tree would keep; 0 while it has room.
+  // Minimum path probability for a place in the tree; 0 until it is full.
   double bar() const { return nth_best({path_probability.begin() + 1, path_probability.end()}, job->nodes); }
   double next_path_probability(int drawing) const { return path_probability[drawings[drawing].node] * drawings[drawing].chance; }
 };

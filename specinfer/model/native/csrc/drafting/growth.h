@@ -1,8 +1,8 @@
-// Growing token trees with a small model: the whole draft of a batch in one call.
+// Grows token trees with a draft model: all drafts of a batch in one call.
 //
-// Why: a draft is five passes of a fifth of a millisecond each. Between them Python took longer than the
-// passes. Here one parallel region reads the new context and then alternates between expanding every
-// tree's frontier and scoring the new one, until all trees have their depth.
+// A draft is five passes of a fifth of a millisecond each; Python took longer than that between them. Here one parallel
+// region reads the new context, then alternates between expanding all trees' frontiers and scoring the new frontiers, until
+// all trees have their depth.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -34,11 +34,11 @@ void grow(Model& m, Growth& g) {
   GrowthPasses passes(g, m.shape.states ? m.shape.hidden : 0);
   Shortlists lists;
   Rules rules(g, lists);
-  std::vector<GrowingTree*> active;  // in the order of the rows of the coming logits
+  std::vector<GrowingTree*> active;  // in the order of the next logits' rows
   int depth = 0;
   Clock::time_point first;  // end of the first pass
   g.levels_run = 0, g.level_seconds = 0;
-  // Called by one thread while the others wait.
+  // One thread calls it while the others wait.
   const auto start_pass = [&] {
     if (depth == 0) passes.context(g, trees);
     else passes.frontiers(active);

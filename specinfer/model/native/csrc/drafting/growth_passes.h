@@ -1,4 +1,4 @@
-// The passes of a small model that expands trees.
+// Builds the passes of a draft model that grows trees.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace specinfer {
 
-// Builds the passes of a growth: the new context of all requests, then the frontiers of all trees.
+// The passes of a growth: new context of all requests, then the frontiers of all trees, level by level.
 class GrowthPasses {
  public:
-  // `hidden`: of EAGLE's layer, whose outs nodes read; 0: nodes are tokens
+  // `hidden`: size of the EAGLE layer's outputs, which its nodes read; 0: nodes read tokens only
   GrowthPasses(const Growth& g, int hidden) : hidden_(hidden) {
     pass.keys = g.keys, pass.values = g.values, pass.cache_blocks = g.cache_blocks, pass.threads = g.threads;
   }
@@ -54,7 +54,7 @@ class GrowthPasses {
     seal();
   }
 
-  // Of the rows whose logits were wanted, the frontiers of these trees in order: x, [tokens, hidden] after the pass.
+  // Keeps the layer's outputs x [tokens, hidden] of the rows with logits, the frontiers of these trees in order.
   void keep_outs(const std::vector<GrowingTree*>& trees, const float* x) const {
     const int32_t* row = pass.logit_rows;
     for (GrowingTree* t : trees)

@@ -1,5 +1,5 @@
-// Which nodes are expanded, what follows them, and what of it makes the tree: the rules of
-// specinfer/model/drafting/expansion.py, which is the reference; this file must give its trees.
+// Rules of growth: nodes to expand, their children, and the final tree. The reference is
+// specinfer/model/drafting/expansion.py; both must give equal trees.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace specinfer {
 
-// The rules of growth for a whole batch; one thread at a time may call its methods, but for `list` of different rows.
+// The rules for a batch. Only one thread at a time may call methods, except `list` for different rows.
 class Rules {
  public:
   Rules(const Growth& g, Shortlists& lists) : g_(g), lists_(lists) {}
@@ -25,12 +25,12 @@ class Rules {
     return j.width ? std::min(w, j.width) : w;
   }
 
-  // Gives the frontier children; rows are those of the lists from `row` on. The new frontier follows.
+  // Adds children to the frontier, whose candidates are the lists from `row` on; chooses the new frontier.
   void expand(GrowingTree& t, int row, int vocabulary, int depth) {
     std::vector<int> added = t.job->draws ? sampled(t, row, width(*t.job, vocabulary, depth))
                                           : best(t, row, width(*t.job, vocabulary, depth));
     if (!g_.levels) {
-      // no child is likelier than its parent: below the least likely node of a full tree none will be in it
+      // a child is no more probable than its parent: children of nodes below the bar cannot be kept
       const double bar = t.bar(), least = t.job->least_reach;
       std::erase_if(added, [&](int node) { return t.path_probability[node] <= bar || t.path_probability[node] < least; });
       std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.path_probability[a] > t.path_probability[b]; });
@@ -39,8 +39,8 @@ class Rules {
     t.frontier = added;
   }
 
-  // Whether a further level is expected to add as many tokens as the time is worth: a node adds one if its path
-  // is accepted and its best child as well.
+  // Returns whether another level is worth its time: a node adds one expected token if its path and its best child are
+  // accepted.
   bool level_pays(const std::vector<GrowingTree*>& active) const {
     double sum = 0;
     for (const GrowingTree* t : active)
@@ -49,10 +49,10 @@ class Rules {
     return sum >= g_.least_level;
   }
 
-  // Best-first trees of points: what is drawn must not depend on tokens drawn elsewhere.
+  // Only best-first trees of points may end early: draws must not depend on tokens of other trees.
   bool may_end(const GrowingTree& t) const { return !g_.levels && !t.job->draws && !t.job->width; }
 
-  // Room of the lists: for the trees' nodes, for what shares their scores, for what draws are made from.
+  // Returns the length of lists: for the trees' nodes, for rivals of the score, or for the support of draws.
   int listed(const std::vector<GrowingTree*>& active, int vocabulary) const {
     int most = g_.most;
     for (const GrowingTree* t : active) {
@@ -62,7 +62,7 @@ class Rules {
     return std::min(most, vocabulary);
   }
 
-  // Finds the candidates after one node of a level.
+  // Lists the candidates below one node of a level.
   void list(const GrowthJob& j, int row, const float* logits, int vocabulary, int depth) const {
     if (j.greedy || j.draws) return lists_.fill(row, logits, vocabulary, j.draws ? j.temperature : j.score_temperature);
     float floor = -INFINITY;
@@ -74,7 +74,7 @@ class Rules {
     lists_.fill_noisy(row, logits, vocabulary, g_.vocabulary, {key, j.temperature, floor, j.score_temperature, g_.rivals});
   }
 
-  // Writes a finished tree, cut to its likeliest nodes.
+  // Writes a finished tree, cut to its most probable nodes.
   void finish(const GrowingTree& t) const {
     std::vector<int> rank(t.draws.size(), -1);
     const std::vector<int> kept = t.job->draws ? likeliest_draws(t, rank) : likeliest(t);
@@ -103,7 +103,7 @@ class Rules {
         p[r * width + c] = std::exp(below / t.job->score_temperature) / lists_.sum(row + r);
         path_probability[r * width + c] = t.path_probability[t.frontier[r]] * p[r * width + c];
       }
-    // a candidate that is not among the level's `nodes` best cannot be among the tree's
+    // only the level's best `nodes` candidates can be among the tree's best
     const double least = g_.levels ? 0 : nth_best(path_probability, nodes);
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < width && path_probability[r * width + c] >= least && path_probability[r * width + c] > 0; ++c)
@@ -111,7 +111,7 @@ class Rules {
     return added;
   }
 
-  // Draws children of the frontier: as many as in the expansion vector, or the likeliest.
+  // Draws children of the frontier, by expansion vector or best first.
   std::vector<int> sampled(GrowingTree& t, int row, int most) const {
     const int before = t.size(), first = int(t.drawings.size());
     for (size_t r = 0; r < t.frontier.size(); ++r) {
@@ -143,7 +143,7 @@ class Rules {
     }
   }
 
-  // A token drawn again is the same node.
+  // Draws a child; a repeated token is the same node.
   void draw(GrowingTree& t, int d) const {
     Drawing& drawing = t.drawings[d];
     const double path_probability = t.next_path_probability(d), chance = drawing.chance;
@@ -164,9 +164,9 @@ class Rules {
     return kept;
   }
 
-  // The nodes of the first draws that fit into the budget, by rank or as an expansion vector made them; `rank` gets
-  // each draw's place in that order, -1 for those that are left out. (It ends with the budget even if the next draw
-  // repeats a node: another rule would depend on its token.)
+  // Returns the nodes of the first draws within the budget, by rank or, with an expansion vector, by draw order; `rank` gets
+  // each draw's rank, -1 if it is left out. (The tree ends with the budget even if the next draw repeats a node: any other
+  // rule would depend on its token.)
   std::vector<int> likeliest_draws(const GrowingTree& t, std::vector<int>& rank) const {
     std::vector<int> order(t.draws.size()), kept;
     std::iota(order.begin(), order.end(), 0);
@@ -183,7 +183,7 @@ class Rules {
     return kept;
   }
 
-  // Writes the drawings of which draws are kept.
+  // Writes the drawings with kept draws.
   void propose(const GrowingTree& t, const std::vector<int>& rank, const std::vector<int>& place) const {
     int proposals = 0;
     for (int d = 0; d < int(t.drawings.size()); ++d) {
@@ -206,15 +206,15 @@ class Rules {
 
   static bool cuts(const GrowthJob& j) { return j.top_k || j.top_p < 1; }
 
-  // How many of the most probable tokens are left by temperature, top-k, top-p and the support. (A top-k above the
-  // support does not narrow what top-p counts: that changes drafts, no output.)
+  // Returns the number of tokens that temperature, top-k, top-p and the support leave. (A top-k above the support does not
+  // limit the sum for top-p: that changes drafts, not outputs.)
   int kept(const GrowthJob& j, int row) const {
     const float* value = lists_.values(row);
     int n = std::min(g_.support, lists_.width());
     if (j.top_k) n = std::min(n, j.top_k);
     const auto weight = [&](int i) { return std::exp((value[i] - value[0]) / j.temperature); };
     float whole = lists_.sum(row), before = 0;
-    if (j.top_k && j.top_k <= g_.support) {  // top-p counts what top-k has left
+    if (j.top_k && j.top_k <= g_.support) {  // top-p counts the tokens that top-k leaves
       whole = 0;
       for (int i = 0; i < n; ++i) whole += weight(i);
     }
@@ -225,7 +225,7 @@ class Rules {
     return n;
   }
 
-  // q': what is left, renormalised before anything is drawn; it is sent as it is.
+  // Returns q: the remaining tokens, renormalised before any draw; the caller gets the same q.
   std::pair<std::vector<int32_t>, std::vector<float>> distribution(const GrowthJob& j, int row) const {
     const int n = kept(j, row);
     std::vector<int32_t> ids(n);

@@ -1,4 +1,4 @@
-// The best of many logits.
+// Finds the best of many logits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,15 +10,15 @@
 
 namespace specinfer {
 
-// How the noise of a position favours tokens.
+// The noise of a position.
 struct Noise {
   uint64_t key;
-  float temperature, floor;  // of the distribution; smallest logit that is not cut off
+  float temperature, floor;  // temperature of the distribution; minimum logit that min-p keeps
   float score_temperature;
-  int rivals;                // that share the score
+  int rivals;                // number of tokens in the softmax of a score
 };
 
-// The best tokens of rows of logits, best first: the most probable, or those that noise favours most.
+// The best tokens of rows of logits, best first: the most probable, or the first by noise.
 class Shortlists {
  public:
   void reset(int rows, int width) {
@@ -28,7 +28,7 @@ class Shortlists {
   int width() const { return width_; }
   const float* values(int row) const { return &value_[size_t(row) * width_]; }
   const int32_t* indices(int row) const { return &index_[size_t(row) * width_]; }
-  // Normaliser of exp((value - best) / temperature): over the whole row, or over the rivals.
+  // Returns the sum of exp((value - best) / temperature), over the whole row or the rivals.
   float sum(int row) const { return sum_[row]; }
 
   void fill(int row, const float* logits, int n, float temperature) {
@@ -55,7 +55,7 @@ class Shortlists {
     sum_[row] = specinfer::sum(total);
   }
 
-  // Values are log weight + noise of the target's tokens; where there are too few they end in -infinity.
+  // Values are log weight + noise of the target's tokens; a list with too few tokens ends with -infinity.
   void fill_noisy(int row, const float* logits, int n, const int32_t* tokens, const Noise& noise) {
     float* value = &value_[size_t(row) * width_];
     int32_t* index = &index_[size_t(row) * width_];
@@ -63,7 +63,7 @@ class Shortlists {
     for (int i = 0; i < n; i += LANES) top = most(load_first(logits + i, n - i, top), top);
     const Floats peak = spread(largest(top)), factor = spread(1.0f / noise.temperature);
     int held = 0;
-    double latest = INFINITY;  // of the list, once it is full: E / weight
+    double latest = INFINITY;  // E / weight of the list's last token, once the list is full
     for (int i = 0; i < n; i += LANES) {
       float weight[LANES], bounds[LANES];
       const Floats weights = vexp(mul(sub(load_first(logits + i, n - i, peak), peak), factor));
@@ -86,7 +86,7 @@ class Shortlists {
   }
 
  private:
-  // Equal values keep the order in which they came.
+  // Inserts a value after equal ones.
   int insert(float* value, int32_t* index, int held, float x, int at) const {
     int place = std::min(held, width_ - 1);
     for (; place > 0 && value[place - 1] < x; --place) value[place] = value[place - 1], index[place] = index[place - 1];

@@ -1,7 +1,7 @@
-// Activations of a product, as the kinds of matrices read them: prepared once per input, shared by all threads.
+// Activations of a product in the forms that matrices read: prepared once per input, shared by all threads.
 //
-// Those for quantised blocks are bytes with one scale for each run of 32 numbers (Q8_0) or of 256 (Q8_K), quantised from
-// float32. A row's numbers depend on nothing but the row.
+// For quantised blocks they are bytes with a scale per 32 numbers (Q8_0) or 256 (Q8_K), rounded from float32. A row's numbers
+// depend on the row alone.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,17 +14,17 @@
 
 namespace specinfer {
 
-// 32 activations in bytes. minus[0], minus[1]: the negated sums of their halves; minus[2]: of all.
+// 32 activations in bytes. minus[0], minus[1]: negated sums of their halves; minus[2]: of all.
 struct ByteUnit {
   uint32_t four[UNIT / 4];
   int32_t minus[3];
   float scale;
 };
 
-// Ways to prepare activations, as bits of a mask. PLAIN ones are multiplied in float32 as they are.
+// Forms of activations, as bits of a mask. PLAIN: float32, unchanged.
 enum Prepared { PLAIN = 0, BF16_ROWS = 1, BLOCK_FLOAT_ROWS = 2, Q8_0_ROWS = 4, Q8_K_ROWS = 8 };
 
-// Numbers over one scale, to the nearest bytes, in units: `n` is a multiple of 32.
+// Rounds n numbers (a multiple of 32) over one scale to bytes, in units.
 inline void quantise_bytes(const float* x, int n, ByteUnit* out) {
   Words top = no_bits();
   for (int i = 0; i < n; i += LANES) top = most(top, magnitudes(load(x + i)));
@@ -37,12 +37,12 @@ inline void quantise_bytes(const float* x, int n, ByteUnit* out) {
   }
 }
 
-// The input of a product: `rows` of `k` float32 numbers, and what was prepared of them.
+// The input of a product: `rows` of `k` float32 numbers, and their prepared forms.
 class Inputs {
  public:
-  static inline constexpr int CHUNK = 256;  // numbers that are prepared together; a row ends with a shorter chunk
+  static inline constexpr int CHUNK = 256;  // numbers prepared together; a row's last chunk may be shorter
 
-  // Makes room for what is prepared in these ways. To be called by one thread.
+  // Reserves memory for these forms. Only one thread may call it.
   void reserve(int ways, size_t rows, size_t k) {
     const auto grow = [ways](int way, auto& buffer, size_t n) {
       if (ways & way && buffer.size() < n) buffer.resize(n);
@@ -53,7 +53,7 @@ class Inputs {
     grow(Q8_K_ROWS, bytes_[1], rows * ((k + UNIT - 1) / UNIT));
   }
 
-  // Prepares the numbers of a row from `first` on, a multiple of CHUNK, up to `end`.
+  // Prepares numbers `first` (a multiple of CHUNK) to `end` of a row.
   void prepare(int ways, const float* x, int k, int row, int first, int end) {
     const float* from = x + size_t(row) * k;
     if (ways & BF16_ROWS) fill_halves(from, row, k, first, end);
@@ -64,7 +64,7 @@ class Inputs {
       for (int i = first; i < end; i += CHUNK) quantise_bytes(from + i, std::min(CHUNK, end - i), unit(1, row, k, i));
   }
 
-  // A thread's share of preparing all rows, chunk by chunk.
+  // Prepares a thread's share of all rows, chunk by chunk.
   void prepare_share(int ways, const float* x, int rows, int k, int thread, int threads) {
     const int chunks = (k + CHUNK - 1) / CHUNK;
     const Range r = share(rows * chunks, thread, threads);

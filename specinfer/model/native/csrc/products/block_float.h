@@ -1,15 +1,15 @@
-// Products in block floating point: bfloat16 models on processors that multiply no bfloat16.
+// Products in block floating point: bfloat16 models on processors without bfloat16 products.
 //
-// Why: AVX2 multiplies eight pairs of float32 per instruction, and sixteen pairs of whole numbers with 16 bits. So weights are
-// kept as whole numbers of 13 bits with a scale per column, as many bytes as bfloat16 has; and activations, 64 along k at
-// a time, as whole numbers of 12 bits with a scale per block. A block's sum is exact:
+// AVX2 multiplies eight pairs of float32 per instruction, but sixteen pairs of 16-bit integers. So weights are stored as
+// 13-bit integers with a scale per column, in as many bytes as bfloat16; activations, in blocks of 64 along k, as 12-bit
+// integers with a scale per block. A block's sum is exact:
 //
 //   |sum| <= 64 * 8160 * 4095 < 2^31
 //
-// What is rounded: activations to 1/4095 of the largest of their block, which is at least as near, over a block, as
-// bfloat16 (what processors that multiply bfloat16 round them to), usually four times nearer; and weights below 1/32 of
-// the largest of their column, to 1/8192 of it; the eight bits of every other weight are kept. What that does
-// to logits: docs/performance.md#block-float.
+// Rounding: activations to 1/4095 of their block's maximum, which is at least as precise over a block as bfloat16 (to which
+// processors with bfloat16 products round them), usually four times as precise; weights below 1/32 of their column's
+// maximum to 1/8192 of that maximum; all other weights keep their eight bits. Effect on logits:
+// docs/performance.md#block-float.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ namespace specinfer {
 inline constexpr int WEIGHT_BITS = 13;
 inline constexpr float LARGEST_ACTIVATION = 4095;
 
-// Steps of two numbers. A row of activations: per block of SPAN steps as many units, then its scale.
+// A step has two numbers. A row of activations has, per block of SPAN steps, as many units, then the block's scale.
 struct BlockFloat : Headless {
   static inline constexpr int S = 2, PARTS = 1, SPAN = 32;
   static inline constexpr bool UNROLLS = false;
@@ -41,10 +41,10 @@ struct BlockFloat : Headless {
   static void finish(float* p, const float* scale) { store(p, mul(load(p), load(scale))); }
 };
 
-// The scale of a row of weights: a power of two, so that it rounds nothing. It is not a number, and so are all results of
-// the row, if some of its weights are infinite or not numbers.
+// Returns the scale of a row of weights: a power of two, so that scaling is exact; NaN if a weight is infinite or NaN, so
+// that all results of the row are NaN.
 inline float weight_scale(const uint16_t* weights, int k) {
-  uint16_t bits = 0;  // magnitudes are ordered as their bits are, what is not a number being above all
+  uint16_t bits = 0;  // magnitudes have the order of their bits; NaN is above all
   for (int i = 0; i < k; ++i) bits = std::max<uint16_t>(bits, weights[i] & 0x7FFF);
   const float largest = from_bf16(bits);
   if (!std::isfinite(largest)) return NAN;

@@ -1,6 +1,6 @@
-// Products with blocks of GGUF, with activations in bytes: bit for bit the same for a row, for any other rows.
+// Products of GGUF blocks and activations in bytes; a row's result has the same bits for any other rows.
 //
-// A tile is BLOCK_VECTORS * 16 columns of a matrix over all of k, block by block: scales of all columns, then units of 32
+// A tile has BLOCK_VECTORS * 16 columns of a matrix over all of k, block by block: scales of all columns, then units of 32
 // weights along k. A line of 64 bytes has 32 bits of each of 16 columns:
 //
 //   four bits   line i: low nibbles are weights 8i to 8i + 3 of the unit, high ones 8i + 4 to 8i + 7
@@ -8,8 +8,8 @@
 //   one bit     bits j of the four bytes are weights 4j to 4j + 3
 //   eight bits  line i: weights 4i to 4i + 3
 //
-// Numbers of three, five and six bits are made of two of these. The sum of a group is exact; sums of groups are added in
-// the order of k in float32, those of a block of 256 apart:
+// Numbers of three, five and six bits combine two of these. The sum of a group is exact. Sums of groups are added in float32
+// in the order of k; in blocks of 256 first within the block:
 //
 //   sum += scale_a * (d * scale * (sum(q * a) - ZERO * sum(a)) - dmin * least * sum(a))
 #pragma once
@@ -23,10 +23,10 @@
 
 namespace specinfer {
 
-// Lanes of a tile's line, in words of 32 bits.
+// Columns of a tile.
 inline constexpr int TILE = BLOCK_VECTORS * LANES;
 
-// All bytes' bits N places up, or down: what leaves a byte is to be masked.
+// Shifts all bits by N places, up or down; the caller masks bits that leave their byte.
 template <int N>
 INLINED inline Words moved(Words x) {
   if constexpr (N > 0) return shorts_up(x, N);
@@ -34,14 +34,14 @@ INLINED inline Words moved(Words x) {
   else return x;
 }
 
-// x times a power of two, or zero.
+// x times a power of two, or times zero.
 template <int FACTOR>
 INLINED inline Words times_power(Words x) {
   if constexpr (FACTOR == 0) return no_bits();
   else return words_up<std::countr_zero(unsigned(FACTOR))>(x);
 }
 
-// One or two bits of all numbers of steps 2P and 2P + 1, put at place TO of their bytes. `line`: the first of these bits.
+// Adds one or two bits of all numbers of steps 2P and 2P + 1 at place TO of their bytes. `line`: the first of these bits.
 template <int P, int BITS, int TO>
 INLINED inline void add_pair(const char* line, Words& first, Words& second) {
   constexpr int STEPS = 8 / BITS, mask = ((1 << BITS) - 1) << TO, at = 2 * P % STEPS * BITS;
@@ -56,7 +56,7 @@ INLINED inline void nibble_pair(const char* at, Words& first, Words& second) {
   first = masked(both, 0x0F0F0F0F), second = masked(moved<-4>(both), 0x0F0F0F0F);
 }
 
-// Values of a format's numbers in its table, as they are multiplied: 128 more where bytes are unsigned.
+// Table of a format's values as they are multiplied: plus 128 if bytes are unsigned.
 template <class F>
 inline constexpr auto TABLE_OF = [] {
   std::array<int8_t, 16> values{};
@@ -64,7 +64,7 @@ inline constexpr auto TABLE_OF = [] {
   return values;
 }();
 
-// Steps 2P and 2P + 1 of a unit, four weights of 16 columns each, in bytes.
+// Returns steps 2P and 2P + 1 of a unit as bytes: four weights of 16 columns each.
 template <class F, int P>
 INLINED inline void weight_pair(const char* at, Words& first, Words& second) {
   constexpr int line = BLOCK_VECTORS * 64;
@@ -82,7 +82,7 @@ INLINED inline void weight_pair(const char* at, Words& first, Words& second) {
   }
 }
 
-// Bits FROM to FROM + BITS of the numbers of all steps of a unit, in lines: `steps` has four numbers to a word.
+// Writes bits FROM to FROM + BITS of a unit's numbers into lines; `steps` has four numbers per word.
 template <int BITS, int FROM>
 void put_bits(const uint32_t* steps, uint32_t* lane) {
   constexpr int STEPS = 8 / BITS;
@@ -93,7 +93,7 @@ void put_bits(const uint32_t* steps, uint32_t* lane) {
   }
 }
 
-// Puts the numbers of a unit into its column's lane.
+// Writes the numbers of a unit into its column's lane.
 template <int BITS>
 void put_numbers(const uint8_t* q, uint32_t* lane) {
   uint32_t steps[UNIT / 4];
@@ -106,7 +106,7 @@ void put_numbers(const uint8_t* q, uint32_t* lane) {
   if constexpr (BITS == 3) put_bits<1, 2>(steps, lane + 2 * TILE);
 }
 
-// A format's tiles and the products with them.
+// Tiles of a format, and products with them.
 template <class F>
 struct Blocks {
   static inline constexpr int UNITS = F::WEIGHTS / UNIT, GROUPS = UNIT / F::GROUP;
@@ -116,14 +116,14 @@ struct Blocks {
   static inline constexpr int HEAD_BYTES = HALVES_BYTES + SCALES_BYTES * (1 + (F::HAS_LEAST && !F::PAIRED));
   static inline constexpr int UNIT_BYTES = F::BITS * TILE * 4, BLOCK_BYTES = HEAD_BYTES + UNITS * UNIT_BYTES;
   static inline constexpr Prepared INPUT = SCALED ? Q8_K_ROWS : Q8_0_ROWS;
-  // Numbers of eight bits and of tables are signed in registers where the processor does not multiply whole unsigned bytes.
+  // 8-bit numbers and table values are signed in registers if the processor cannot multiply full unsigned bytes.
   static inline constexpr bool SIGNED = (F::BITS == 8 || F::TABLE) && !DOTS_WHOLE_BYTES;
   static inline constexpr int ZERO = SIGNED ? 0 : F::ZERO;
   using Dot = ByteDot<SIGNED ? -1 : F::TABLE ? 255 : (1 << F::BITS) - 1>;
 
   static size_t tile_bytes(int k) { return size_t(k) / F::WEIGHTS * BLOCK_BYTES; }
 
-  // Puts a block of the file into its place among a tile's blocks: column `c` of the tile.
+  // Writes a block of the file into a tile's block, as column `c`.
   static void put(char* to, int c, const uint8_t* from) {
     Block b;
     F::read(from, b);
@@ -140,10 +140,10 @@ struct Blocks {
     for (int u = 0; u < UNITS; ++u) put_numbers<F::BITS>(b.q + u * UNIT, lane + u * UNIT_BYTES / 4);
   }
 
-  // Scales of 16 columns: of a group, and what its sum of activations is multiplied with, which is negated.
+  // Scales of 16 columns for a group's sum, and negated factors of the group's sum of activations.
   struct Scales {
     Floats d, dmin;
-    const char* at;  // whole-number scales of the first group
+    const char* at;  // integer scales of the first group
 
     Scales(const char* head, int v) : at(head + HALVES_BYTES + v * LANES) {
       d = load_halves(head + v * 32);
@@ -161,8 +161,8 @@ struct Blocks {
   };
 };
 
-// MR rows, `stride` units apart, times a tile's blocks: out[r][c] = sum over k in order. `fetch`: what to prefetch, `lines`
-// cache lines for every unit. A function of its own, so that it has all registers for itself.
+// MR rows, `stride` units apart, times a tile's blocks: out[r][c] = sum over k in order. Prefetches `lines` cache lines from
+// `fetch` per unit. A function of its own, so that it can use all registers.
 template <class F, int MR>
 __attribute__((noinline)) void sweep_blocks(const ByteUnit* a, size_t stride, const char* w, int blocks, float* out, const char* fetch,
                                             int lines) {

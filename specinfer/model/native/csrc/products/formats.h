@@ -1,12 +1,12 @@
-// Formats of matrices. The quantised ones are blocks of GGUF, read here as the file has them.
+// Formats of matrices; quantised ones are blocks of GGUF, in the file's layout.
 //
-// A block has WEIGHTS numbers q of BITS bits, unsigned, with a scale d (float16). Blocks of 256 have a whole-number scale
-// for each GROUP of weights; some formats have a minimum with each scale:
+// A block has WEIGHTS numbers q of BITS bits, unsigned, with a scale d (float16). Blocks of 256 have an integer scale per
+// GROUP of weights; some formats have a minimum per scale:
 //
 //   32 weights    d * (q - ZERO)               d * q + m
 //   256 weights   d * scale * (q - ZERO)       d * scale * q - dmin * least
 //
-// A new format is one struct here, its name in Storage (bindings.h) and a case of `with_format` (matrix.h).
+// A new format needs a struct here, a name in Storage (bindings.h) and a case in `with_format` (matrix.h).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -15,13 +15,13 @@
 
 namespace specinfer {
 
-inline constexpr int MOST_WEIGHTS = 256;  // of a block
+inline constexpr int MOST_WEIGHTS = 256;  // maximum weights of a block
 inline constexpr int UNIT = 32;           // weights along k that are multiplied together
 
 // A block of any format.
 struct Block {
   uint8_t q[MOST_WEIGHTS];
-  uint16_t d, dmin;   // float16; dmin: the minimum itself in blocks of 32
+  uint16_t d, dmin;   // float16; dmin: in blocks of 32, the minimum itself
   int8_t scale[16];
   uint8_t least[16];
 };
@@ -32,17 +32,17 @@ inline uint16_t read_u16(const uint8_t* p) {
   return x;
 }
 
-// Nibbles as blocks store them: the low ones of n bytes come first, then the high ones.
+// Reads nibbles as blocks store them: the low nibbles of n bytes, then the high ones.
 inline void read_nibbles(const uint8_t* from, int n, uint8_t* q) {
   for (int i = 0; i < n; ++i) q[i] = from[i] & 15, q[n + i] = from[i] >> 4;
 }
 
-// Adds bit i of 32 to number i, at place `to`.
+// Adds bit i of 32 to number i at bit `to`.
 inline void add_bits(const uint8_t* from, int to, uint8_t* q) {
   for (int i = 0; i < 32; ++i) q[i] |= (from[i / 8] >> i % 8 & 1) << to;
 }
 
-// Six bits each: eight scales and eight minima in twelve bytes.
+// Reads eight scales and eight minima of six bits from twelve bytes.
 inline void read_scales_and_minima(const uint8_t* s, Block& b) {
   for (int j = 0; j < 4; ++j) {
     b.scale[j] = s[j] & 63, b.least[j] = s[j + 4] & 63;
@@ -50,11 +50,11 @@ inline void read_scales_and_minima(const uint8_t* s, Block& b) {
   }
 }
 
-// Values of the numbers of formats with a TABLE.
+// Values of formats with a TABLE.
 inline constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 inline constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice those of E2M1
 
-// What the formats below have in common unless they say otherwise.
+// Defaults of the formats below.
 struct SmallBlock {
   static inline constexpr int WEIGHTS = 32, GROUP = 32, ZERO = 0;
   static inline constexpr bool HAS_LEAST = false, TABLE = false, PAIRED = false;
@@ -105,7 +105,7 @@ struct IQ4_NLBlocks : Q4_0Blocks {
   static inline constexpr bool TABLE = true;
 };
 
-// 2 to the power of e in float16; one that is too small becomes zero, one too large is infinite.
+// Returns 2 to the power of e in float16; too small becomes zero, too large infinity.
 inline uint16_t half_power(int e) {
   if (e > 15) return 0x7C00;
   if (e >= -14) return uint16_t((e + 15) << 10);
@@ -155,7 +155,7 @@ struct Q3_KBlocks : LargeBlock {
       const int two = from[32 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3, high = from[i % 32] >> i / 32 & 1;
       b.q[i] = uint8_t(two | high << 2);
     }
-    const uint8_t* s = from + 96;  // low nibbles of 16 scales in eight bytes, two high bits of each in four
+    const uint8_t* s = from + 96;  // low nibbles of 16 scales in eight bytes, their two high bits in four
     for (int j = 0; j < 16; ++j) {
       const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4, high = s[8 + j % 4] >> j / 4 * 2 & 3;
       b.scale[j] = int8_t((low | high << 4) - 32);
@@ -166,7 +166,7 @@ struct Q3_KBlocks : LargeBlock {
 
 struct Q2_KBlocks : LargeBlock {
   static inline constexpr int BYTES = 84, BITS = 2, GROUP = 16;
-  static inline constexpr bool HAS_LEAST = true, PAIRED = true;  // scales and minima of four bits share a byte
+  static inline constexpr bool HAS_LEAST = true, PAIRED = true;  // a scale and a minimum of four bits share a byte
   static void read(const uint8_t* from, Block& b) {
     for (int i = 0; i < 256; ++i) b.q[i] = from[16 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
     for (int j = 0; j < 16; ++j) b.scale[j] = from[j] & 15, b.least[j] = from[j] >> 4;
@@ -189,7 +189,7 @@ struct IQ4_XSBlocks : LargeBlock {
 
 inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
 
-// Writes the WEIGHTS numbers of a block of a file.
+// Dequantises a block of a file to WEIGHTS numbers.
 template <class F>
 void dequantise(const uint8_t* from, float* to) {
   Block b;

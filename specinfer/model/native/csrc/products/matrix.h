@@ -1,4 +1,4 @@
-// Matrices in the tiles in which they are multiplied (products.h): a tile is some columns over all of k.
+// Matrices in the tiles in which they are multiplied (products.h): a tile has some columns over all of k.
 #pragma once
 #include <sys/mman.h>
 
@@ -19,7 +19,7 @@
 
 namespace specinfer {
 
-// f(format), of a quantised storage; false for others. The one place that lists the formats of blocks.
+// Calls f(format) for a storage in blocks; returns false for others. The only list of block formats.
 template <class Do>
 bool with_format(Storage storage, Do f) {
   switch (storage) {
@@ -40,8 +40,8 @@ bool with_format(Storage storage, Do f) {
   }
 }
 
-// Memory on huge pages: with small ones, address translation costs a tenth of the bandwidth. Pieces of a model share runs of
-// pages, which are free again once all of a run's pieces are.
+// Memory on huge pages: with small pages, address translation costs a tenth of the bandwidth. Parts of a model share runs of
+// pages; a run is freed with the last of its parts.
 class Arena {
  public:
   std::shared_ptr<char> take(size_t bytes) {
@@ -66,26 +66,26 @@ struct Matrix {
   int n = 0, k = 0, width = 0;   // columns, depth, columns of a tile
   size_t tile_bytes = 0;
   Storage storage = F32;
-  Prepared input = PLAIN;        // how it reads activations
-  std::shared_ptr<char> packed;  // owns the tiles, unless they were placed elsewhere
-  const char* data = nullptr;    // where the tiles lie
+  Prepared input = PLAIN;        // form of its activations
+  std::shared_ptr<char> packed;  // owns the tiles, unless `place` was called
+  const char* data = nullptr;    // address of the tiles
   std::vector<float> bias;
-  std::vector<float> scale;      // per packed column, of block floating point
-  float factor = 1;              // on what a layer makes with it: of gate, down, out and those of states
+  std::vector<float> scale;      // per packed column; block floating point only
+  float factor = 1;              // on outputs: of gate, down, out and the recurrent layers' matrices
   int tiles() const { return n ? (n + width - 1) / width : 0; }
   size_t bytes() const { return tiles() * tile_bytes; }
   const char* tile(int i) const { return data + i * tile_bytes; }
-  // Room for the tiles.
+  // Allocates memory for the tiles.
   char* own(Arena& arena) {
     packed = arena.take(bytes());
     data = packed.get();
     return packed.get();
   }
-  // The tiles lie elsewhere from now on.
+  // Sets another address of the tiles; frees our own.
   void place(const char* at) { packed.reset(), data = at; }
 };
 
-// f(column) of all tiles, which begin as zeros.
+// Calls f(column) for all columns of zeroed tiles.
 template <class Do>
 void for_columns(const Matrix& m, Do f) {
   char* out = m.packed.get();
@@ -109,7 +109,7 @@ void pack_dense(Matrix& m, Arena& arena, const typename Kind::T* source, int vec
   });
 }
 
-// A bfloat16 matrix in block floating point.
+// Packs a bfloat16 matrix in block floating point.
 inline void pack_block_float(Matrix& m, Arena& arena, const uint16_t* source, int vectors) {
   m.width = vectors * LANES, m.tile_bytes = size_t(m.k) / 2 * vectors * 64, m.storage = BLOCK_FLOAT, m.input = BLOCK_FLOAT_ROWS;
   m.scale.assign(size_t(m.tiles()) * m.width, 0);
@@ -122,7 +122,7 @@ inline void pack_block_float(Matrix& m, Arena& arena, const uint16_t* source, in
   });
 }
 
-// Blocks of GGUF, [n][k / WEIGHTS].
+// Packs blocks of GGUF, [n][k / WEIGHTS].
 template <class F>
 void pack_blocks(Matrix& m, Arena& arena, const uint8_t* source) {
   using B = Blocks<F>;
@@ -139,7 +139,7 @@ void pack_blocks(Matrix& m, Arena& arena, const uint8_t* source) {
   }
 }
 
-// Packs a matrix of any storage from its rows [n, k]. `vectors`: of 16 columns, in a tile of a dense one.
+// Packs a matrix from its rows [n, k] in any storage. `vectors`: of 16 columns, per tile of a dense matrix.
 inline void pack(Matrix& m, Arena& arena, Storage storage, const void* source, int n, int k, int vectors) {
   m.n = n, m.k = k, m.storage = storage, m.input = PLAIN;
   if (with_format(storage, [&](auto format) { pack_blocks<decltype(format)>(m, arena, static_cast<const uint8_t*>(source)); })) return;
@@ -151,7 +151,7 @@ inline void pack(Matrix& m, Arena& arena, Storage storage, const void* source, i
   pack_dense<Bf16>(m, arena, halves, vectors);
 }
 
-// Numbers of a row of a table [rows, k] in any storage but block floating point.
+// Reads a row of a table [rows, k] in any storage except block floating point.
 inline void read_row(Storage storage, const void* table, int row, int k, float* to) {
   const auto* bytes = static_cast<const uint8_t*>(table);
   if (with_format(storage, [&](auto format) {

@@ -1,4 +1,4 @@
-// Products of packed matrices with a few rows.
+// Products of packed matrices and a few rows.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -7,14 +7,14 @@
 
 namespace specinfer {
 
-// What to prefetch while a tile is multiplied: `lines` cache lines per line of the tile from `at`, then `advance` bytes.
+// Prefetches during a tile's product: per line of the tile `lines` cache lines from `at`, which then advances by `advance`.
 struct Ahead {
   const char* at;
   int lines, advance;
 };
 
-// Matrices that read the same input, one after another, and the tiles of each that a thread multiplies: whole runs of
-// SHARED columns, about as many for every thread. So matrices of as many columns are shared in the same way.
+// Matrices that read the same input in turn, and each one's tiles that a thread multiplies: whole runs of SHARED columns,
+// about equally many per thread. Matrices with equal numbers of columns are divided alike.
 template <int N>
 struct Shares {
   static inline constexpr int SHARED = 64;
@@ -34,13 +34,13 @@ struct Shares {
       matrix[i] = matrices[i], tiles[i] = {tile(mine.begin), tile(mine.end)};
     }
   }
-  // The first tile of the i-th matrix or of the next one, else `otherwise`.
+  // Returns the first tile of matrix i or of a later one; `otherwise` if there is none.
   const char* first(int i, const char* otherwise) const {
     for (; i < N; ++i)
       if (tiles[i].begin < tiles[i].end) return matrix[i]->tile(tiles[i].begin);
     return otherwise;
   }
-  // Ways to prepare activations that the matrices read.
+  // Returns the forms of activations that the matrices read.
   int inputs() const {
     int ways = PLAIN;
     for (const Matrix* m : matrix) ways |= m->input;
@@ -48,8 +48,8 @@ struct Shares {
   }
 };
 
-// MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, from
-// the sum that is there or from zero. A function of its own, so that it has all registers for itself.
+// MR rows, `stride` units each, times some steps of V of a tile's NV vectors: out[r][c] = sum over k in order, added to the
+// present sum if `go_on`. A function of its own, so that it can use all registers.
 template <class Kind, int MR, int NV, int V>
 __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on,
                                      Ahead ahead) {
@@ -57,7 +57,7 @@ __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride
   const char* at[V];
   times<V>([&](auto v) INLINED { at[v] = w + v * 64; });
   const auto next_line = [&]() INLINED {
-    if constexpr (V == 1) _mm_prefetch(ahead.at, _MM_HINT_T0);  // where nothing has to be fetched this does no harm
+    if constexpr (V == 1) _mm_prefetch(ahead.at, _MM_HINT_T0);  // harmless if nothing needs to be prefetched
     else for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
     times<V>([&](auto v) INLINED { at[v] += NV * 64; });
     ahead.at += ahead.advance;
@@ -74,7 +74,7 @@ __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride
       next_line();
     };
     if constexpr (Kind::HEAD && V == 1) {
-      times<Kind::SPAN>(take_step);  // in a loop sums would go to memory; with two vectors they would without one
+      times<Kind::SPAN>(take_step);  // a loop would keep sums in memory; with two vectors, the lack of one would
     } else if constexpr (Kind::UNROLLS) {
 #pragma GCC unroll UNROLLED
       for (int step = 0; step < span; ++step) take_step(step);
@@ -90,7 +90,7 @@ __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride
   }
 }
 
-// The same for all vectors of the tile, as many at a time as have room in registers. Every sweep fetches its part.
+// The same for all vectors of the tile, in turns of as many as registers allow. Each turn prefetches its part.
 template <class Kind, int MR, int NV>
 inline void micro(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
   constexpr int V = std::clamp(SUMS / MR, 1, NV), sweeps = NV / V;
@@ -107,24 +107,24 @@ inline void micro_rows(int rows, const typename Kind::Unit* a, size_t stride, co
   if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, go_on, ahead);
 }
 
-// Maximum number of steps in a turn of two pieces of rows: 12 kB of a tile, and as much of what is fetched meanwhile.
+// Maximum steps of a turn of two pieces of rows: 12 kB of a tile, and as many prefetched bytes.
 inline constexpr int TURN = 48;
 
-// Steps of a turn, whole spans: turns of equal length, as each fetches for the next as much as it reads itself. With turns of 48
-// and 24 steps seven rows took 3.3 ms, with two of 36 or three of 24 2.5 ms (Zen 4, 66 MB of 4-bit blocks).
+// Steps of a turn, in whole spans. Turns have equal lengths, as each prefetches for the next as much as it reads. With turns
+// of 48 and 24 steps seven rows took 3.3 ms; with two of 36 or three of 24, 2.5 ms (Zen 4, 66 MB of 4-bit blocks).
 template <class Kind>
 int equal_turn(int steps) {
   const int turns = (steps + TURN - 1) / TURN, span = std::min(TURN, Kind::SPAN);
   return ((steps + turns - 1) / turns + span - 1) / span * span;
 }
 
-// Columns of `range` tiles for all rows; `finish(row, first column, values)` gets each row of a tile.
+// Multiplies `range` of tiles by all rows; calls `finish(row, first column, values)` for each row of a tile.
 //
-// Rows that one sweep is enough for: the tile streams from memory, prefetched 4 kB ahead. Several sweeps or pieces of
-// rows: the first finds the tile in the cache because those of the tile before fetched it, each its part, while
-// they computed. So memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile
-// fetches `next`, the first one of the matrix that follows. Two pieces take turns over parts of a wide tile that
-// stay in the first-level cache; with more pieces, putting the sums aside so often costs more than that gains.
+// If one sweep computes all rows, the tile streams from memory, prefetched 4 kB ahead. With several sweeps or pieces of rows,
+// each prefetches its part of the next tile while it computes, so the next tile's first sweep finds it in the cache. So
+// memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile prefetches `next`, the first
+// tile of the next matrix. Two pieces take turns over parts of a wide tile that stay in the L1 cache; with more pieces,
+// storing the sums so often costs more than that gains.
 template <class Kind, int NV, class Finish>
 void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Range range, const char* next, Finish finish) {
   constexpr int MR = std::max(SUMS / NV, ROWS);
@@ -155,7 +155,7 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
   }
 }
 
-// The same for a matrix of quantised blocks. `finish` as for `multiply`.
+// The same for a matrix in blocks; `finish` as for `multiply`.
 template <class F, int MR>
 inline void sweep_rows(int rows, const ByteUnit* a, size_t stride, const char* w, int blocks, float* out, const char* fetch, int lines) {
   if (rows == MR) return sweep_blocks<F, MR>(a, stride, w, blocks, out, fetch, lines);
@@ -166,8 +166,8 @@ template <class F, class Finish>
 void multiply_blocks(const Matrix& m, const ByteUnit* a, int rows, Range range, const char* next, Finish finish) {
   using B = Blocks<F>;
   const int blocks = m.k / F::WEIGHTS, units = m.k / UNIT, pieces = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  // lines of the next tile that a unit of each piece fetches; one piece streams, and fetches its own tile 4 kB ahead, the
-  // blocks' scales, too: without them it lagged (a row took 43 instead of 31 ms: Zen 4, 980 MB of Q4_K and Q6_K)
+  // Lines of the next tile that each piece prefetches per unit. A single piece streams, and prefetches its own tile 4 kB
+  // ahead, scales included: without scales a row took 43 instead of 31 ms (Zen 4, 980 MB of Q4_K and Q6_K).
   const int lines = int(((pieces == 1 ? B::BLOCK_BYTES / B::UNITS : m.tile_bytes / pieces / units) + 63) / 64);
   alignas(64) float out[BLOCK_ROWS * TILE];
   for (int tile = range.begin; tile < range.end; ++tile) {
@@ -183,7 +183,7 @@ void multiply_blocks(const Matrix& m, const ByteUnit* a, int rows, Range range, 
   }
 }
 
-// A dense matrix whose tiles have two vectors, or WIDE ones.
+// Multiplies a dense matrix, whose tiles have two vectors or WIDE ones.
 template <class Kind, class Finish>
 void multiply_dense(const Matrix& m, const void* a, int rows, Range range, const char* next, Finish finish) {
   const auto* units = static_cast<const typename Kind::Unit*>(a);
@@ -193,8 +193,8 @@ void multiply_dense(const Matrix& m, const void* a, int rows, Range range, const
   multiply_tiles<Kind, 2>(m, units, rows, range, next, part);
 }
 
-// Some tiles of a matrix times some rows of the input `x` [rows, k], which was prepared as the matrix reads it:
-// `finish(row, first column, values, how many)` gets each row of a tile, the first of these rows as 0.
+// Multiplies some tiles by rows `of` of the input `x` [rows, k], prepared in the matrix's form; calls
+// `finish(row, first column, values, count)` for each row of a tile, counting rows from `of.begin`.
 template <class Finish>
 void multiply_rows(const Matrix& m, const Inputs& inputs, const float* x, Range of, Range range, const char* next, Finish finish) {
   const int rows = of.end - of.begin;

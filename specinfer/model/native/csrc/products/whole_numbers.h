@@ -1,4 +1,4 @@
-// Activations as whole numbers of 16 bits.
+// Activations as 16-bit integers.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -7,11 +7,11 @@
 
 namespace specinfer {
 
-// Bits of magnitudes: what is not a number is above all others, and not lost.
+// Returns the bits of magnitudes, in which NaN is above all numbers.
 inline Words magnitudes(Floats x) { return masked(as_words(x), 0x7FFFFFFF); }
 
-// What makes numbers of these magnitudes whole ones from -limit to limit. It is not a number, and so are all results, if one
-// of them is not.
+// Factor that maps numbers of at most these magnitudes to integers from -limit to limit. It is NaN, and so are all results,
+// if a number is NaN.
 struct WholeScale {
   float scale;
   Floats inverse;
@@ -25,7 +25,7 @@ struct WholeScale {
   }
 };
 
-// Some activations over their scale, to the nearest whole numbers of 16 bits; returns the scale.
+// Rounds activations over their scale to 16-bit integers; returns the scale.
 inline float to_whole_numbers(const float* x, int n, float limit, void* out) {
   Words top = no_bits();
   for (int i = 0; i < n; i += LANES) top = most(top, magnitudes(load(x + i)));

@@ -1,10 +1,10 @@
-// Layers whose heads keep a state, in float32: gated delta nets (arXiv 2412.06464) and state spaces (Mamba 2, arXiv 2405.21060).
+// Recurrent heads in float32: gated delta nets (arXiv 2412.06464) and state spaces (Mamba 2, arXiv 2405.21060).
 //
-// After a causal convolution, with S the state at the beginning of a row's block and A the decay since then, each head computes
-//   delta = beta (v - A S^T k - sum_i A / A_i (k_i . k) delta_i)     over the tokens i before it in its block
-//   out = A S^T q + sum_i A / A_i (k_i . q) delta_i                  the row itself included
-// which is the recurrence of the state written out. A state space has delta = dt v instead, and adds skip v to out; its
-// queries, keys and values are called C, B and x. A head's rows are computed by one thread, in order.
+// After a causal convolution, with S the state at the beginning of a row's block and A the decay since, each head computes
+//   delta = beta (v - A S^T k - sum_i A / A_i (k_i . k) delta_i)     over the tokens i before the row in its block
+//   out = A S^T q + sum_i A / A_i (k_i . q) delta_i                  also over the row itself
+// This is the recurrence of the state, expanded. A state space has delta = dt v instead, and adds skip v to out; its queries,
+// keys and values are called C, B and x. One thread computes a head's rows, in order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,9 +16,9 @@
 
 namespace specinfer {
 
-inline constexpr float SMALLEST_SQUARES = 1e-6f;  // added where queries and keys are divided by their length
+inline constexpr float SMALLEST_SQUARES = 1e-6f;  // added to the squared length of queries and keys before dividing by it
 
-// S^T k and S^T q for V * LANES values; a state is [values / LANES][keys][LANES].
+// Computes S^T k and S^T q for V * LANES values; a state is [values / LANES][keys][LANES].
 template <int V>
 inline void read_columns(const float* state, const float* k, const float* q, int keys, float* of_k, float* of_q) {
   Floats a[V], b[V];
@@ -51,13 +51,13 @@ inline void scale_by(float scale, int n, float* x) {
   for (int i = 0; i < n; i += LANES) store(x + i, mul(load(x + i), spread(scale)));
 }
 
-// One thread's share of such layers.
+// One thread's part of recurrent layers with heads.
 class RecurrentHeads {
  public:
   RecurrentHeads(Model& m, const Pass& p, int thread, int threads)
       : m_(m), s_(m.shape), p_(p), sizes_(m.shape), past_(m, p), thread_(thread), threads_(threads) {}
 
-  // Queries, keys and values of all rows: convolved; the first two of a delta net divided by their length.
+  // Convolves queries, keys and values of all rows; a delta net's queries and keys are then divided by their length.
   void convolve(const Layer& l) {
     const int heads = 2 * s_.key_heads + s_.value_heads;
     const Range r = share(p_.tokens * heads, thread_, threads_);
@@ -70,7 +70,7 @@ class RecurrentHeads {
     for (int item = r.begin; item < r.end; ++item) run_head(l, item / s_.value_heads, item % s_.value_heads);
   }
 
-  // Norm what a state space returns, after its gates.
+  // Applies a state space's norm to its gated outputs.
   void norm_groups(const Layer& l) {
     const int groups = s_.key_heads, n = sizes_.values / groups;
     const Range r = share(p_.tokens * groups, thread_, threads_);
@@ -121,7 +121,7 @@ class RecurrentHeads {
 
   int key_head(int head) const { return head / (s_.value_heads / s_.key_heads); }
 
-  // A head's state at the end of a block, which may replace that of its beginning.
+  // Computes a head's state at the end of a block; it may overwrite the state at the beginning.
   void settle(const Layer& l, int job, int head) {
     const Recurrence& at = *p_.recurrence;
     const float* from = past_.state(at.job_from[job], l);
@@ -182,7 +182,7 @@ class RecurrentHeads {
     finish(l, gate, &m_.attended[size_t(row) * sizes_.values + head * values]);
   }
 
-  // Read the state at the beginning of the block with a key and a query.
+  // Multiplies the state at the beginning of the block by a key and a query.
   void read_base(const Layer& l, int row, int head, const float* k, const float* q, float decay) {
     const float* base = past_.base(row, l);
     if (!base) {

@@ -1,9 +1,9 @@
-// Tokens before a row on its path, as recurrent layers keep them, and states of blocks.
+// Tokens before a row on its path, as recurrent layers store them, and states of blocks.
 //
-// A state is computed at the ends of blocks only, from that of the block before and its BLOCK tokens. Between them a token keeps
-// how it changes the state: a key, a change and a decay. What a row reads is the state of its block's beginning and the changes
-// along its path since then. Both depend on the path alone, so results are the same bit for bit in any pass; tree nodes need no
-// states of their own, and a state is written once in BLOCK tokens.
+// A state is computed at block ends only, from the state of the block before and its BLOCK tokens. Between, each token stores
+// its change of the state: a key, a change and a decay. A row reads the state at its block's beginning and the changes along
+// its path since. Both depend on the path alone, so results have the same bits in any pass. Tree nodes need no states of
+// their own, and a state is written once per BLOCK tokens.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -12,7 +12,7 @@
 
 namespace specinfer {
 
-// A token as a row reads it.
+// A past token as a row reads it.
 struct PastToken {
   const float* inputs;  // [channels] of the convolution
   const float* keys;    // [key heads][key dimension], normed
@@ -20,7 +20,7 @@ struct PastToken {
   const float* decays;  // [value heads] log of the decay since the block's beginning
 };
 
-// The same of a token that is kept.
+// Memory of a token that is stored.
 struct KeptToken {
   float *inputs, *keys, *deltas, *decays;
 };
@@ -29,7 +29,7 @@ class Past {
  public:
   Past(const Model& m, const Pass& p) : m_(m), p_(p.recurrence), sizes_(m.shape) {}
 
-  // A row's own place, if it is kept.
+  // Returns whether a row is stored.
   bool keeps(int row) const { return p_->own[row] != 0; }
   KeptToken own(int row, int place) const {
     float* at = reinterpret_cast<float*>(p_->own[row]) + size_t(place) * sizes_.token;
@@ -44,11 +44,11 @@ class Past {
     return {at, keys, keys + sizes_.keys, keys + sizes_.keys + sizes_.values};
   }
 
-  // Number of tokens of its block before a row, and those tokens, oldest first.
+  // Returns the number of tokens before a row in its block, and these tokens, oldest first.
   int inside(int row) const { return p_->inside[row]; }
   const int64_t* block(int row) const { return p_->past + p_->past_start[row + 1] - p_->inside[row]; }
 
-  // Inputs of the convolution `back` tokens before a row; null before the first token of all.
+  // Returns the convolution's inputs of the token `back` tokens before a row; null before the first token.
   const float* inputs(int row, int back, const Layer& l) const {
     if (back == 0) return this->row(row, l).inputs;
     const int known = p_->past_start[row + 1] - p_->past_start[row];
@@ -58,14 +58,14 @@ class Past {
     return inputs_of(base) + size_t(m_.shape.convolved - 1 - (back - known)) * sizes_.channels;
   }
 
-  // The state at the beginning of a row's block; null: zeros.
+  // Returns the state at the beginning of a row's block; null: zeros.
   const float* base(int row, const Layer& l) const { return state(p_->base[row], l); }
   float* state(int64_t which, const Layer& l) const {
     return which ? reinterpret_cast<float*>(which) + size_t(l.place) * sizes_.base : nullptr;
   }
-  // Last inputs of the convolution, oldest first.
+  // Returns a state's last inputs of the convolution, oldest first.
   float* inputs_of(float* base) const { return base + size_t(m_.shape.value_heads) * sizes_.state; }
-  // Keeps the inputs of the last tokens of a block after its state.
+  // Stores the convolution's inputs of a block's last tokens with the block's state.
   void keep_inputs(const int64_t* tokens, const Layer& l, float* base) const {
     float* to = inputs_of(base);
     const int before = m_.shape.convolved - 1;

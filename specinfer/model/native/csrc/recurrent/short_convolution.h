@@ -1,4 +1,4 @@
-// Short convolutions (LFM2): factors of its inputs, a causal convolution, factors of its outputs.
+// Short convolutions (LFM2): multiply inputs by factors, convolve causally, multiply outputs by factors.
 #pragma once
 #include <cstring>
 
@@ -7,13 +7,13 @@
 
 namespace specinfer {
 
-// One thread's share of such layers.
+// One thread's part of such layers.
 class ShortConvolution {
  public:
   ShortConvolution(Model& m, const Pass& p, int thread, int threads)
       : m_(m), s_(m.shape), p_(p), channels_(RecurrentSizes(m.shape).channels), past_(m, p), thread_(thread), threads_(threads) {}
 
-  // Inputs of the convolution of all rows.
+  // Multiplies the convolution's inputs of all rows by their factors.
   void multiply_inputs(const Layer& l) {
     const Range r = share(p_.tokens, thread_, threads_);
     for (int row = r.begin; row < r.end; ++row) {

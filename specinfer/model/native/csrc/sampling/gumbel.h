@@ -1,4 +1,4 @@
-// Choosing tokens by shared noise: the reference is specinfer/model/sampling/noise.py.
+// Chooses tokens by shared noise; the reference is specinfer/model/sampling/noise.py.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,10 +11,10 @@ namespace specinfer {
 
 inline double exponential(uint64_t z) { return -std::log((double(z >> 12) + 0.5) * 0x1p-52); }
 
-inline constexpr int CHUNK = 32;  // tokens that are looked at together
+inline constexpr int CHUNK = 32;  // tokens that are tested together
 
-// How many of N tokens may have noise below `bounds` [N], found without a logarithm: E = -log(u) >= 1 - u. Of the numbers after
-// u the upper halves are enough, but for the lowest bit, which split_mix would still change. `state(i)` is what they are of.
+// Counts the tokens of N that may have noise below `bounds` [N], without a logarithm: E = -log(u) >= 1 - u. The upper halves
+// of u's bits suffice, except for their lowest bit, which split_mix would still change. `state(i)`: SplitMix64's state.
 template <int N, class State>
 int may_be_below(State state, const float* bounds) {
   uint32_t upper[N];
@@ -24,8 +24,8 @@ int may_be_below(State state, const float* bounds) {
   return count;
 }
 
-// argmin of E / p over n tokens, or -1 if no p is above 0. `bound(start, least, bounds)` writes to `bounds` [CHUNK] no less than
-// p * least from `start` on, quickly; `p(x)` is the number itself.
+// Returns argmin of E / p over n tokens; -1 if no p is above 0. `bound(start, least, bounds)` quickly writes upper bounds of
+// p * least from `start` on to `bounds` [CHUNK]; `p(x)` is the exact number.
 template <class Bound, class Number>
 int first_to_arrive(int n, uint64_t key, Bound bound, Number p) {
   int best = -1;
@@ -52,19 +52,19 @@ inline int choose(const double* p, int n, uint64_t key) {
   return first_to_arrive(n, key, bound, [&](int x) { return p[x]; });
 }
 
-// No less than 2^x and no more than 1.07 of it: chords from half to half.
+// Returns a number from 2^x to 1.07 * 2^x: chords from n - 1/2 to n + 1/2.
 inline Floats above_exp2(Floats x) {
   x = exponents(x);
   const Floats n = nearest(x);
   return scale_by_power(fma(sub(x, n), spread(0.70710678f), spread(1.0608f)), n);
 }
 
-// The same for p = softmax(logits / temperature), which nobody writes down. -1, too, if a logit is NaN or +infinity.
+// The same for p = softmax(logits / temperature), which is not stored. Also -1 if a logit is NaN or +infinity.
 inline int choose_by_logits(const float* logits, int n, float temperature, uint64_t key) {
   const Floats lowest = spread(-3e38f);
   Floats top = spread(-INFINITY), strange = zeros();
   for (int i = 0; i < n; i += LANES) {
-    const Floats x = most(lowest, load_first(logits + i, n - i, lowest));  // in this order a NaN stays one
+    const Floats x = most(lowest, load_first(logits + i, n - i, lowest));  // in this order a NaN is kept
     top = most(x, top);
     strange = fma(x, zeros(), strange);
   }
@@ -72,7 +72,7 @@ inline int choose_by_logits(const float* logits, int n, float temperature, uint6
   const float best = largest(top);
   const Floats factor = spread(LOG2_E / temperature);
   double known = 1;
-  Floats offset = zeros();  // its logarithm
+  Floats offset = zeros();  // logarithm of `least`
   const auto bound = [&](int start, double least, float* bounds) {
     if (least != known) known = least, offset = spread(float(std::log2(least)));
     for (int i = 0; i < CHUNK && start + i < n; i += LANES) {

@@ -1,11 +1,11 @@
-// Random numbers: of draws, Philox4x64-10 as numpy has it, so that both growths draw the same; of noise, SplitMix64.
+// Random numbers: for draws Philox4x64-10 as in numpy, so that both growths draw alike; for noise SplitMix64.
 #pragma once
 #include <cstdint>
 
 namespace specinfer {
 
-// Steps of SplitMix64: the states after a first one are GOLDEN apart, and each is mixed; the last shift leaves the upper half
-// as it is, but for its lowest bit.
+// Steps of SplitMix64: successive states differ by GOLDEN, and each is mixed. The last shift changes only the lowest bit of
+// the upper half.
 inline constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15ull;
 inline uint64_t split_mix_state(uint64_t state, uint64_t index) { return state + (index + 1) * GOLDEN; }
 inline uint64_t mixed(uint64_t z) {
@@ -13,7 +13,7 @@ inline uint64_t mixed(uint64_t z) {
   return (z ^ (z >> 27)) * 0x94D049BB133111EBull;
 }
 
-// Number `index` of those that it gives from a state, and the key of noise: see specinfer/sampling.py.
+// Returns SplitMix64's number `index` from a state; the key of noise: see specinfer/sampling.py.
 inline uint64_t split_mix(uint64_t state, uint64_t index) {
   const uint64_t z = mixed(split_mix_state(state, index));
   return z ^ (z >> 31);
@@ -22,12 +22,12 @@ inline uint64_t noise_key(uint64_t seed, uint64_t position) {
   return split_mix(split_mix(seed, uint64_t(1) << 32), position);
 }
 
-// numpy's `Generator(Philox(key=(seed, place))).random()`, number by number.
+// Returns the numbers of numpy's `Generator(Philox(key=(seed, place))).random()`.
 class Philox {
  public:
   Philox(uint64_t seed, uint64_t place) : key_{seed, place} {}
 
-  // Uniform in [0, 1).
+  // Returns a uniform number in [0, 1).
   double next() {
     if (used_ == 4) refill();
     return double(out_[used_++] >> 11) * 0x1p-53;

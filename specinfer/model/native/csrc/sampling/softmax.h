@@ -1,4 +1,4 @@
-// The distribution that a token is drawn from.
+// The softmax of logits.
 #pragma once
 #include <cmath>
 
@@ -6,15 +6,14 @@
 
 namespace specinfer {
 
-// p = softmax(x / temperature) over n numbers: three readings of the row, one writing. A NaN or an infinity in x makes
-// all of p NaN.
+// p = softmax(x / temperature) over n numbers, reading the row three times. If x has a NaN or an infinity, all of p is NaN.
 inline void softmax(const float* x, int n, float temperature, double* p) {
   Floats top = spread(-INFINITY);
   for (int i = 0; i < n; i += LANES) top = most(load_first(x + i, n - i, top), top);
   const Floats best = spread(largest(top)), factor = spread(LOG2_E / temperature);
-  const Floats lowest = spread(-200.0f);  // 2^-200 is 0, and stays a number if x is -infinity
+  const Floats lowest = spread(-200.0f);  // 2^-200 is 0; x = -infinity gives no NaN
   const auto weight = [&](int i) {
-    return vexp2(most(lowest, mul(sub(load_first(x + i, n - i, best), best), factor)));  // in this order a NaN stays one
+    return vexp2(most(lowest, mul(sub(load_first(x + i, n - i, best), best), factor)));  // in this order a NaN is kept
   };
   Doubles total = spread(0.0);
   for (int i = 0; i < n; i += LANES) total = add(total, widen(keep_first(weight(i), n - i)));

@@ -1,4 +1,4 @@
-// Number kinds of the kernels: what a step of a dot product is in bfloat16 and in float32.
+// Kinds of numbers: a step of a dot product in bfloat16, float16 and float32.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace specinfer {
 
-inline constexpr int BLOCK = 16;  // tokens per cache block = lanes of a vector
+inline constexpr int BLOCK = 16;  // tokens per cache block, and lanes of a vector
 
 inline uint16_t to_bf16(float x) {
   uint32_t bits;
@@ -24,23 +24,23 @@ inline float from_bf16(uint16_t x) {
 }
 
 // A kind has
-//   T, S     how weights and the cache are kept; a lane of 32 bits contains S of them
-//   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
-//   place    where in a line of 16 columns element s of a column lies
-//   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights
-//   SPAN     after how many steps a sum is put aside: `begin` and `end` it, with `go_on` where one before it is there
-//   HEAD     1 if a line of 64 bytes, 16 columns' scales, lies before those of a span's steps: `end` gets its `head`
-//   units    where in a row of Units a span begins
-//   UNROLLS  whether the loop over steps takes UNROLLED at once: where sums would go to memory for it, it does not
+//   T, S     type of weights and cache; number of elements in a lane of 32 bits
+//   A, Unit  type of activations; S activations are a Unit, one step of a dot product
+//   place    place of a column's element s in a line of 16 columns
+//   PARTS    number of multiply-adds per step; `part` i: what the i-th takes from a vector of weights
+//   SPAN     number of steps after which a sum is stored: `begin` and `end` it, with `go_on` if a sum is there already
+//   HEAD     1 if a line of 64 bytes, 16 columns' scales, precedes the lines of a span: `end` gets it as `head`
+//   units    start of a step's span in a row of Units
+//   UNROLLS  whether the loop over steps runs UNROLLED steps at once; false if that would put sums into memory
 
-// Kinds whose spans have nothing before them.
+// Kinds whose spans have no head.
 struct NoHead {};
 struct Headless {
   static inline constexpr int HEAD = 0;
   static NoHead head(const char*) { return {}; }
 };
 
-// Kinds whose sums go from one end of a row to the other.
+// Kinds with one span: sums run from one end of a row to the other.
 template <int STEP>
 struct OneSpan : Headless {
   static inline constexpr int SPAN = 1 << 30, S = STEP;
@@ -54,14 +54,14 @@ inline constexpr bool MULTIPLIES_BF16 = true;
 inline constexpr bool MULTIPLIES_BF16 = false;
 #endif
 
-// What both ways to multiply bfloat16 have in common.
+// Common parts of both ways to multiply bfloat16.
 struct Bf16Numbers : OneSpan<2> {
   using T = uint16_t;
   using Sum = Floats;
   static inline constexpr bool UNROLLS = false;
   static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
   static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
-  // Element `parity` of each pair in `from`, put at place `to` of a pair of zeros.
+  // Returns element `parity` of each pair in `from`, at place `to` of a pair of zeros.
   static Words pick(Words from, int parity, int to) {
     const Words x = parity ? down_16(from) : masked(from, 0xFFFF);
     return to ? up_16(x) : x;
@@ -72,7 +72,7 @@ struct Bf16Numbers : OneSpan<2> {
 };
 
 #ifdef __AVX512BF16__
-// Both products of a step in one instruction, activations in bfloat16 too.
+// Both products of a step in one instruction; activations are bfloat16, too.
 struct Bf16 : Bf16Numbers {
   using A = uint16_t;
   using Unit = uint32_t;
@@ -120,7 +120,7 @@ struct Float32 : OneSpan<1> {
   static float to_float(T x) { return x; }
 };
 
-// Weights in float16, widened in registers; activations in float32. Only of matrices.
+// Weights in float16, widened in registers; activations in float32. For matrices only.
 struct Float16 : OneSpan<2> {
   using T = uint16_t;
   using Sum = Floats;
@@ -136,20 +136,20 @@ struct Float16 : OneSpan<2> {
   static Floats madd(Floats acc, Floats w, const Unit& a, int which) { return fma(w, spread(a.pair[which]), acc); }
 };
 
-// Lines of 64 bytes in which 16 columns keep some steps, whole spans where those have heads.
+// Number of lines of 64 bytes that 16 columns take for some steps; whole spans if these have heads.
 template <class Kind>
 constexpr size_t lines(int steps) {
   return steps + steps / Kind::SPAN * Kind::HEAD;
 }
 
-// One step of MR rows with V vectors of weights: acc[r][v] += vector at[v] * unit(r). With more than SUMS sums no register
-// is left to keep weights in: those are read again for every part.
+// One step of MR rows and V vectors of weights: acc[r][v] += vector at[v] * unit(r). With more than SUMS sums no register is
+// left for weights, which are read again for every part.
 template <class Kind, int MR, int V, class UnitOf>
 INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* (&at)[V], UnitOf unit) {
   times<Kind::PARTS>([&](auto part) INLINED {
     decltype(Kind::part(no_bits(), part)) w[V];
     times<V>([&](auto v) INLINED {
-      if constexpr (MR * V > SUMS) asm("" : "+r"(at[v]));  // else the compiler would keep them
+      if constexpr (MR * V > SUMS) asm("" : "+r"(at[v]));  // otherwise the compiler would keep them in registers
       w[v] = Kind::part(load_words(at[v]), part);
     });
     times<MR>([&](auto r) INLINED {
@@ -158,12 +158,12 @@ INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* 
   });
 }
 
-// y += v, if there is something to add.
+// y += v, unless v is null.
 inline void add_to(float* y, const float* v, int n) {
   for (int i = 0; v && i < n; ++i) y[i] += v[i];
 }
 
-// Writes n numbers, `lanes(i)` being those from i on.
+// Writes n numbers; `lanes(i)` returns those from i on.
 template <class Lanes>
 inline void write_lanes(int n, float* y, Lanes lanes) {
   int i = 0;
@@ -176,7 +176,7 @@ inline void write_lanes(int n, float* y, Lanes lanes) {
 
 inline constexpr float LOG2_E = 1.44269504f;
 
-// 2 to the power of 16 floats: 2^n * p(f), n the nearest integer and p of degree 6; relative error below 2e-7.
+// 2 to the power of 16 floats: 2^n * p(f), with n the nearest integer and p of degree 6; relative error below 2e-7.
 inline Floats vexp2(Floats x) {
   x = exponents(x);
   const Floats n = nearest(x), f = sub(x, n);
@@ -190,7 +190,7 @@ inline Floats vexp(Floats x) { return vexp2(mul(x, spread(LOG2_E))); }
 inline Floats relu(Floats x) { return most(zeros(), x); }
 inline Floats silu(Floats x) { return div(x, add(spread(1.0f), vexp(sub(zeros(), x)))); }
 
-// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): gelu with a tanh in place of the error function.
+// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): gelu with tanh instead of the error function.
 inline Floats gelu_tanh(Floats x) {
   const Floats inner = mul(x, fma(mul(x, x), spread(0.044715f * -1.5957691216f), spread(-1.5957691216f)));
   return div(x, add(spread(1.0f), vexp(inner)));
@@ -202,7 +202,7 @@ inline Floats soft_cap(Floats x, float c, float over) {
   return sub(half, spread(c));
 }
 
-// x times the normal distribution's share below x; the share beyond |x| after Abramowitz and Stegun 7.1.26, error below 1e-7.
+// x times the normal distribution function; the tail beyond |x| by Abramowitz and Stegun 7.1.26, error below 1e-7.
 inline Floats gelu(Floats x) {
   const Floats a = mul(magnitude(x), spread(0.70710678f)), one = spread(1.0f);
   const Floats t = div(one, fma(a, spread(0.3275911f), one));

@@ -1,10 +1,10 @@
-// The widest vectors that the processor has.
+// Includes the widest vectors that the processor supports.
 #pragma once
 
 namespace specinfer {
 
 inline constexpr int LANES = 16;
-// A bit for each of the first n lanes.
+// Returns a mask with a bit for each of the first n lanes.
 inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
 
 }  // namespace specinfer

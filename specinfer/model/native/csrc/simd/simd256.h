@@ -1,5 +1,5 @@
-// Sixteen numbers at a time, as pairs of vectors of AVX2 (with FMA and F16C). The same names with AVX-512:
-// simd512.h. Included by simd.h.
+// Sixteen numbers at a time, as pairs of AVX2 vectors (with FMA and F16C). simd512.h has the same names for AVX-512.
+// simd.h includes one of both.
 #pragma once
 #include <immintrin.h>
 
@@ -8,10 +8,10 @@
 
 namespace specinfer {
 
-inline constexpr int SUMS = 4;      // pairs of vectors of sums that stay in registers with two pairs of factors
-inline constexpr int ROWS = 6;      // rows at a time, of keys or of a tile: as many sums stay there with one pair
+inline constexpr int SUMS = 4;      // pairs of vectors of sums that fit in registers with two pairs of factors
+inline constexpr int ROWS = 6;      // rows at a time, of keys or a tile: as many sums fit with one pair
 inline constexpr int WIDE = 2;      // pairs of vectors of a wide tile
-inline constexpr int UNROLLED = 2;  // steps that a loop takes at once: every instruction besides products counts
+inline constexpr int UNROLLED = 2;  // steps per turn of a loop, to save its instructions
 inline constexpr int BLOCK_VECTORS = 1;  // pairs of vectors of a tile of quantised blocks,
 inline constexpr int BLOCK_ROWS = 6;     // and rows that are multiplied with it at a time
 
@@ -39,7 +39,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 inline Floats fms(Floats a, Floats b, Floats c) {
   return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)};
 }
-// b where one of both is not a number
+// b if a or b is NaN
 inline Floats most(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline Floats least(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
 inline Floats magnitude(Floats x) {
@@ -62,7 +62,7 @@ inline Floats nearest(Floats x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.low, mode), _mm256_round_ps(x.high, mode)};
 }
-// What is not a number stays so; everything else within the exponents that `scale_by_power` knows.
+// Limits x to exponents that `scale_by_power` supports; a NaN stays NaN.
 inline Floats exponents(Floats x) { return most(spread(-127.0f), least(spread(128.0f), x)); }
 inline __m256 power_of_two(__m256 n) {  // -127 gives 0, 128 infinity
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
@@ -140,13 +140,13 @@ inline Words masked(Words x, uint32_t mask) {
 }
 inline Words up_16(Words x) { return {_mm256_slli_epi32(x.low, 16), _mm256_slli_epi32(x.high, 16)}; }
 inline Words down_16(Words x) { return {_mm256_srli_epi32(x.low, 16), _mm256_srli_epi32(x.high, 16)}; }
-// Both halves of every lane.
+// Shift both halves of every lane.
 inline Words shorts_up(Words x, int n) { return {_mm256_slli_epi16(x.low, n), _mm256_slli_epi16(x.high, n)}; }
 inline Words shorts_down(Words x, int n) { return {_mm256_srli_epi16(x.low, n), _mm256_srli_epi16(x.high, n)}; }
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
-// To the nearest, ties to even: bits of which the upper half counts.
+// Rounds to the nearest, ties to even; the upper half of each lane is the result.
 inline __m256i rounded_to_bf16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -163,7 +163,7 @@ inline Floats load_halves(const void* p) {  // float16
   return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
 }
 
-inline Floats low_halves(Words x) {  // of sixteen numbers in float16, and of sixteen more
+inline Floats low_halves(Words x) {  // of sixteen float16 numbers, and the next sixteen
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(x.low)), _mm256_cvtph_ps(_mm256_extracti128_si256(x.low, 1))};
 }
 inline Floats high_halves(Words x) { return low_halves({x.high, x.low}); }
@@ -185,16 +185,16 @@ inline int sum(Words x) {
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_srli_si128(two, 4)));
 }
 inline Words add(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
-inline Words to_words(Floats x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // the nearest
-inline void store_low_bytes(void* p, Words x) {  // of numbers that have room in them; packing interleaves halves of 128 bits
+inline Words to_words(Floats x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // to the nearest
+inline void store_low_bytes(void* p, Words x) {  // numbers must fit in bytes; packing interleaves halves of 128 bits
   const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xD8);
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1)));
 }
 inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 
-// Sums of two products of 16 bits per lane: weights with the two activations in `a`. In assembly, because twelve vectors of
-// sums, two of weights and two for products are all registers that there are: left to itself the compiler takes one
-// more and puts sums into memory in every step, which costs half of the speed.
+// Adds two products of 16 bits per lane: weights times the two activations in `a`. In assembly, because twelve vectors of
+// sums, two of weights and two of products use all registers: otherwise the compiler takes one more and stores sums in
+// memory in every step, which halves the speed.
 inline Words dot_shorts(Words sums, Words weights, const uint32_t& a) {
   __m256i low, high;
   asm("vpbroadcastd %[a], %[high]\n\t"
@@ -206,7 +206,7 @@ inline Words dot_shorts(Words sums, Words weights, const uint32_t& a) {
       : [a] "m"(a), [weights_low] "x"(weights.low), [weights_high] "x"(weights.high));
   return sums;
 }
-// To the nearest whole numbers of 16 bits.
+// Rounds to the nearest 16-bit integers.
 inline __m256i shorts(Floats x) {  // packing interleaves halves of 128 bits
   return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xD8);
 }
@@ -215,7 +215,7 @@ inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p
 // ---------------------------------------------------------------------------------- bytes
 
 inline Words spread(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-inline Words signed_bytes(const void* p) {  // sixteen, widened
+inline Words signed_bytes(const void* p) {  // sixteen, widened to 32 bits
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
 }
@@ -227,15 +227,14 @@ template <int N>
 inline Words words_up(Words x) {
   return {_mm256_slli_epi32(x.low, N), _mm256_slli_epi32(x.high, N)};
 }
-// Values of a table for the low nibbles of all bytes, whose high ones are zero.
+// Returns a table's values for the low nibbles of all bytes; their high nibbles must be zero.
 inline Words look_up(const int8_t* table, Words x) {
   const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(values, x.low), _mm256_shuffle_epi8(values, x.high)};
 }
 
-// Sums of products of weights in unsigned bytes up to MOST, or in signed ones if that is -1, with signed bytes from -127 to 127.
-// Products of two steps at a time, each with four weights to a lane and their activations. BEGINS: whether sums begin
-// with a number.
+// Sums of products of weights in unsigned bytes up to MOST (signed bytes if MOST is -1) and signed bytes from -127 to 127, for
+// two steps at a time, each with four weights and activations per lane. BEGINS: the sums start with a number instead of 0.
 inline constexpr bool DOTS_WHOLE_BYTES = false;
 
 template <int MOST>
@@ -251,7 +250,7 @@ struct ByteDot {
   }
   static Words add(Words sums, Words first, Words second, const uint32_t& a, const uint32_t& b) {
     Words x = {add(sums.low, first.low, second.low, a, b), add(sums.high, first.high, second.high, a, b)};
-    asm("" : "+x"(x.low), "+x"(x.high));  // else the compiler puts products aside in memory, to add them later
+    asm("" : "+x"(x.low), "+x"(x.high));  // otherwise the compiler stores products in memory to add them later
     return x;
   }
 
@@ -273,20 +272,20 @@ struct ByteDot {
 
 // ---------------------------------------------------------------------------------- bytes of a cache
 
-// Signed bytes as shorts: the low ones of both halves of every lane, or the high ones.
+// Return signed bytes as shorts: the low bytes of both halves of every lane, or the high ones.
 inline Words low_bytes(Words x) {
   return {_mm256_srai_epi16(_mm256_slli_epi16(x.low, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(x.high, 8), 8)};
 }
 inline Words high_bytes(Words x) { return {_mm256_srai_epi16(x.low, 8), _mm256_srai_epi16(x.high, 8)}; }
-// One byte of every lane at another place, among zeros.
+// Moves one byte of every lane to another place; the other bytes are zero.
 inline Words byte_to(Words x, int from, int to) {
   const __m128i down = _mm_cvtsi32_si128(8 * from), up = _mm_cvtsi32_si128(8 * to);
   const Words byte = masked({_mm256_srl_epi32(x.low, down), _mm256_srl_epi32(x.high, down)}, 0xFF);
   return {_mm256_sll_epi32(byte.low, up), _mm256_sll_epi32(byte.high, up)};
 }
 
-// Sums of four products of signed bytes, from -127 to 127, per lane. By halves, so that the sums of six rows stay in registers.
-// A sum begins with OFFSET times the sum of the query's bytes.
+// Sums of four products of signed bytes, from -127 to 127, per lane; by halves, so that the sums of six rows fit in registers.
+// A sum starts with OFFSET times the sum of the query's bytes.
 inline constexpr int BYTE_KEY_PARTS = 2, BYTE_KEY_OFFSET = 0;
 inline __m256i byte_key_part(Words keys, int which) { return which ? keys.high : keys.low; }
 inline Words dot_byte_keys(Words sums, __m256i keys, const uint32_t& query, int which) {

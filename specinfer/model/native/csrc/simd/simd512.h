@@ -1,4 +1,4 @@
-// Sixteen numbers at a time, with AVX-512. The same names with AVX2: simd256.h. Included by simd.h.
+// Sixteen numbers at a time, with AVX-512. simd256.h has the same names for AVX2; simd.h includes one of both.
 #pragma once
 #include <immintrin.h>
 
@@ -6,10 +6,10 @@
 
 namespace specinfer {
 
-inline constexpr int SUMS = 24;     // vectors of sums that stay in registers with their factors,
-inline constexpr int ROWS = 6;      // and rows at a time, of keys or of a wide tile
+inline constexpr int SUMS = 24;     // vectors of sums that fit in registers with their factors
+inline constexpr int ROWS = 6;      // rows at a time, of keys or a wide tile
 inline constexpr int WIDE = 4;      // vectors of a wide tile
-inline constexpr int UNROLLED = 1;  // steps that a loop takes at once
+inline constexpr int UNROLLED = 1;  // steps per turn of a loop
 inline constexpr int BLOCK_VECTORS = 2;  // vectors of a tile of quantised blocks,
 inline constexpr int BLOCK_ROWS = 8;    // and rows that are multiplied with it at a time
 
@@ -29,13 +29,13 @@ inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
-inline Floats most(Floats a, Floats b) { return _mm512_max_ps(a, b); }  // b where one of both is not a number
-inline Floats least(Floats a, Floats b) { return _mm512_min_ps(a, b); }  // likewise
+inline Floats most(Floats a, Floats b) { return _mm512_max_ps(a, b); }  // b if a or b is NaN
+inline Floats least(Floats a, Floats b) { return _mm512_min_ps(a, b); }  // b if a or b is NaN
 inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float largest(Floats x) { return _mm512_reduce_max_ps(x); }
 inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, 0); }
-inline Floats exponents(Floats x) { return x; }  // any exponent will do for `scale_by_power`
+inline Floats exponents(Floats x) { return x; }  // `scale_by_power` supports all exponents
 inline Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 
 // ---------------------------------------------------------------------------------- some of the lanes
@@ -75,7 +75,7 @@ inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
 inline Words masked(Words x, uint32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(int(mask))); }
 inline Words up_16(Words x) { return _mm512_slli_epi32(x, 16); }
 inline Words down_16(Words x) { return _mm512_srli_epi32(x, 16); }
-// Both halves of every lane.
+// Shift both halves of every lane.
 inline Words shorts_up(Words x, int n) { return _mm512_slli_epi16(x, n); }
 inline Words shorts_down(Words x, int n) { return _mm512_srli_epi16(x, n); }
 
@@ -99,8 +99,8 @@ inline void store_bf16(uint16_t* p, Floats x) {
 
 inline Floats load_halves(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }  // float16
 
-inline Floats low_halves(Words x) { return _mm512_cvtph_ps(_mm512_castsi512_si256(x)); }  // of sixteen numbers in float16,
-inline Floats high_halves(Words x) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)); }  // and of sixteen more
+inline Floats low_halves(Words x) { return _mm512_cvtph_ps(_mm512_castsi512_si256(x)); }  // of sixteen float16 numbers,
+inline Floats high_halves(Words x) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)); }  // and the next sixteen
 
 // ---------------------------------------------------------------------------------- whole numbers
 
@@ -110,10 +110,10 @@ inline int largest(Words x) { return _mm512_reduce_max_epi32(x); }
 inline int sum(Words x) { return _mm512_reduce_add_epi32(x); }
 inline Words add(Words a, Words b) { return _mm512_add_epi32(a, b); }
 inline Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
-inline Words to_words(Floats x) { return _mm512_cvtps_epi32(x); }  // the nearest
+inline Words to_words(Floats x) { return _mm512_cvtps_epi32(x); }  // to the nearest
 inline void store_low_bytes(void* p, Words x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x)); }
 
-// Sums of two products of 16 bits per lane: weights with the two activations in `a`.
+// Adds two products of 16 bits per lane: weights times the two activations in `a`.
 inline Words dot_shorts(Words sums, Words weights, uint32_t a) {
 #ifdef __AVX512VNNI__
   return _mm512_dpwssd_epi32(sums, _mm512_set1_epi32(int(a)), weights);
@@ -121,14 +121,14 @@ inline Words dot_shorts(Words sums, Words weights, uint32_t a) {
   return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_set1_epi32(int(a)), weights));
 #endif
 }
-// To the nearest whole numbers of 16 bits.
+// Rounds to the nearest 16-bit integers.
 inline __m256i shorts(Floats x) { return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)); }
 inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, shorts(x)); }
 
 // ---------------------------------------------------------------------------------- bytes
 
 inline Words spread(int32_t x) { return _mm512_set1_epi32(x); }
-inline Words signed_bytes(const void* p) {  // sixteen, widened
+inline Words signed_bytes(const void* p) {  // sixteen, widened to 32 bits
   return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
 inline Words unsigned_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
@@ -136,14 +136,13 @@ template <int N>
 inline Words words_up(Words x) {
   return _mm512_slli_epi32(x, N);
 }
-// Values of a table for the low nibbles of all bytes, whose high ones are zero.
+// Returns a table's values for the low nibbles of all bytes; their high nibbles must be zero.
 inline Words look_up(const int8_t* table, Words x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
 }
 
-// Sums of products of weights in unsigned bytes up to MOST, or in signed ones if that is -1, with signed bytes from -127 to 127.
-// Products of two steps at a time, each with four weights to a lane and their activations. BEGINS: whether sums begin
-// with a number.
+// Sums of products of weights in unsigned bytes up to MOST (signed bytes if MOST is -1) and signed bytes from -127 to 127, for
+// two steps at a time, each with four weights and activations per lane. BEGINS: the sums start with a number instead of 0.
 #ifdef __AVX512VNNI__
 inline constexpr bool DOTS_WHOLE_BYTES = true;
 
@@ -184,17 +183,17 @@ struct ByteDot {
 
 // ---------------------------------------------------------------------------------- bytes of a cache
 
-// Signed bytes as shorts: the low ones of both halves of every lane, or the high ones.
+// Return signed bytes as shorts: the low bytes of both halves of every lane, or the high ones.
 inline Words low_bytes(Words x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }
 inline Words high_bytes(Words x) { return _mm512_srai_epi16(x, 8); }
-// One byte of every lane at another place, among zeros.
+// Moves one byte of every lane to another place; the other bytes are zero.
 inline Words byte_to(Words x, int from, int to) {
   const Words byte = masked(_mm512_srl_epi32(x, _mm_cvtsi32_si128(8 * from)), 0xFF);
   return _mm512_sll_epi32(byte, _mm_cvtsi32_si128(8 * to));
 }
 
-// Sums of four products of signed bytes, from -127 to 127, per lane. A sum begins with OFFSET times the sum of the query's
-// bytes: VNNI takes keys as unsigned bytes, 128 larger.
+// Sums of four products of signed bytes, from -127 to 127, per lane. A sum starts with OFFSET times the sum of the query's
+// bytes: VNNI takes keys as unsigned bytes, plus 128.
 inline constexpr int BYTE_KEY_PARTS = 1;
 #ifdef __AVX512VNNI__
 inline constexpr int BYTE_KEY_OFFSET = -128;

@@ -1,4 +1,4 @@
-// Threads in step: a spin barrier, and how items are shared out.
+// Threads in step: a spin barrier, and division of work.
 #pragma once
 #include <immintrin.h>
 #include <sched.h>
@@ -21,7 +21,7 @@ class Barrier {
     }
     for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
       if (spins < 8192) _mm_pause();
-      else sched_yield();  // somebody else needs the core
+      else sched_yield();  // another thread needs the core
     }
   }
 
@@ -30,13 +30,13 @@ class Barrier {
   std::atomic<int> count_{0}, phase_{0};
 };
 
-// Units of work in order of their place in memory, handed out from both ends, so that threads at different ends
-// read different memory.
+// Units of work, numbered in memory order, handed out from both ends, so that threads at different ends read different
+// memory.
 class SharedWork {
  public:
   void reset() { taken_ = front_ = back_ = 0; }
 
-  // The next of `units` for a thread, or -1.
+  // Returns the next of `units` for a thread; -1: none is left.
   int take(int thread, int units) {
     if (taken_.fetch_add(1, std::memory_order_relaxed) >= units) return -1;
     if (thread % 2 == 0) return front_.fetch_add(1, std::memory_order_relaxed);
