@@ -190,7 +190,7 @@ def test_a_model_without_such_a_layer_says_so(tmp_path: Path) -> None:
 def test_it_drafts_for_its_own_model_only(tmp_path: Path) -> None:
     path = str(gguf_file("qwen3_5_text", tmp_path / "model.gguf").place)
     other = str(checkpoint("qwen3_5_text", tmp_path / "other").place)
-    with pytest.raises(SettingError, match="predicts further tokens of itself, not of"):
+    with pytest.raises(SettingError, match="contains a draft for itself, not for"):
         make_drafter("mtp", DrafterOptions(path, other))
 
 
