@@ -44,7 +44,7 @@ export class Turn {
       count(recording.steps.length, "step"),
       `${rounded(recording.tokensPerStep)} tokens per step`,
     ];
-    if (recording.end === "length") parts.unshift(`cut at ${count(recording.body.max_tokens, "token")}, the maximum set in the options`);
+    if (recording.end === "length") parts.unshift(`cut at ${count(recording.body.max_tokens, "token")}, the requested maximum`);
     if (recording.tokensPerSecond) parts.push(`${rounded(recording.tokensPerSecond)} tokens per second`);
     return parts.join(" · ");
   }

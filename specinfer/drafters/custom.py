@@ -36,7 +36,7 @@ class CustomDrafter:
         """
         module, _, name = options.function.partition(":")
         if not module or not name:
-            raise SettingError("function", options.function, "must be MODULE:NAME")
+            raise SettingError("function", options.function, "must be module:name")
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         try:
@@ -44,7 +44,7 @@ class CustomDrafter:
         except (ImportError, AttributeError) as error:
             raise SettingError("function", options.function, str(error)) from error
         if not callable(function):
-            raise SettingError("function", options.function, "is not a function")
+            raise SettingError("function", options.function, "cannot be called")
         return cls(function, options.function, options.proposal != "point")
 
     @property

@@ -77,9 +77,7 @@ def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: i
         _check_references(entry, description)
     unknown = [s for s in entry.speculators if s >= drafters]
     if unknown:
-        raise InvalidInputError(
-            "speculators", unknown[0], f"this service has speculators 0 to {drafters - 1}"
-        )
+        raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}, numbered from 0")
 
 
 def _check_limits(limits: TreeLimits, max_nodes: int) -> None:

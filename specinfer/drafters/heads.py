@@ -59,7 +59,7 @@ class HeadsRunner:
         check_options(options)
         if options.executor not in ("auto", "torch"):
             raise SettingError("executor", options.executor, "must be torch or auto for heads")
-        check_numbers(options, "heads are held")
+        check_numbers(options, "heads are stored")
         dtype = DTYPES[options.dtype]
         kind, markov = type(source), source.markov
         tensors = {**source.tensors, **tensors_of_target(kind, config, target, source.token_ids, markov)}

@@ -30,7 +30,7 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 log = logging.getLogger(__name__)
 
 _PROMPT, _SWAPPED_AT_ONCE = 32, 16
-"""Maximum context tokens between prompts; missing tokens swapped at once."""
+"""New tokens above which a delta is a prompt; tokens per swap."""
 _CATCH_UP = 1024
 """Maximum context tokens of a request read in one step."""
 _DRAFT_FORMAT = "q8_0"

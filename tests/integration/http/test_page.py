@@ -72,9 +72,7 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
         await expect(page.locator("#model")).to_have_text("tiny")
         expected = await answer_of(system)
         assert await ask(page) == expected.strip()
-        await expect(page.locator(".note")).to_contain_text(
-            f"cut at {TOKENS} tokens, the maximum set in the options"
-        )
+        await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens, the requested maximum")
         await see_marks(page, expected)
         await see_trees(page)
 

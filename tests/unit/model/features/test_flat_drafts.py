@@ -164,7 +164,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["DFlash2DraftModel"]}, "architectures = .*: only .*DFlashDraftModel.* is supported"),
     (
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6},
-        r"^[^ ]* layer_types = \['full_attention', 'sliding_attention'\]: windows are not understood",
+        r"^[^ ]* layer_types = \['full_attention', 'sliding_attention'\]: windows are not supported",
     ),
 ]
 
