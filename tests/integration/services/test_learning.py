@@ -331,7 +331,7 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         SpeculatorEngine([learner._load(Weights(0, str(ssm)))]),
         Checkpoints(tmp_path / "learn"),
     )
-    with pytest.raises(SettingError, match=r"learn = .*another service has this directory"):
+    with pytest.raises(SettingError, match=r"learn = .*another service uses this directory"):
         Checkpoints(tmp_path / "learn")
     first, thread = engine.drafters[0], EngineThread("again")
     again = Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials)

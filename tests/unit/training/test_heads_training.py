@@ -116,7 +116,7 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
 
     monkeypatch.setattr(distil, "train_step", interrupted)
     with pytest.raises(
-        InterruptionError, match=f"are saved in .*state-{method}.pt; the same command goes on"
+        InterruptionError, match=f"are saved in .*state-{method}.pt; the same command continues"
     ):
         train(1.0)
     monkeypatch.setattr(distil, "train_step", step)

@@ -189,7 +189,7 @@ def test_train_corpus_is_interrupted_goes_on_and_is_not_repeated(target: Path, t
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[-1] == (
         f"specinfer train: interrupted: while continuing prompts, 2 of 6 are in {out}; "
-        "the same command without --overwrite goes on"
+        "the same command without --overwrite continues"
     )
     kept = out.read_text()
     assert len(finished_jobs(out)) == 2
