@@ -37,10 +37,10 @@ from speculator_svc.training.train_ssm import train_ssm
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 """Share of time for the corpus, and the minimum share for training."""
 MAX_NEW_TOKENS, MIN_NEW_TOKENS = 224, 32
-"""Maximum tokens of a continuation, and the required minimum."""
+"""Maximum tokens of a continuation; minimum for which time must suffice."""
 MIN_PROMPTS = 10
 LARGE = 1e9
-"""Minimum parameters of a target for EAGLE or heads instead of an SSM."""
+"""Minimum parameters of a target to choose EAGLE or heads."""
 BATCH, BATCH_OF_LARGE = 48, 16
 """Continuations at once, limited by the memory of their caches."""
 NO_EAGLE = ("opt", "gpt_neox")
