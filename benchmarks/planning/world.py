@@ -61,7 +61,7 @@ BOTH = frozenset({0, 1})
 TOKENS, PROMPT = 128, 170
 """Tokens of an answer, and average tokens of a prompt."""
 COLD_S = (0.016, 0.026, 0.002)
-"""Extra seconds of the first steps with trees, the first one last.
+"""Extra seconds of the first three steps with trees, in reverse order.
 
 With reading the prompt, these steps take 20, 35, 25 ms at batch 1. Plain steps take a fifth of the extra time.
 """

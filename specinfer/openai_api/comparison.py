@@ -74,7 +74,7 @@ class Compared:
 
     @property
     def is_excused(self) -> bool:
-        """True if plain decoding's two answers differ there or earlier."""
+        """True if plain decoding's two answers differ no later than `difference`."""
         difference, drifts = self.difference, self.unrepeated
         if difference is None or drifts is None:
             return False

@@ -40,7 +40,7 @@ def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
     """Read a DFlash or JetSpec checkpoint in either layout.
 
     Raises:
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
     if not is_flat_draft(json.loads((directory / "config.json").read_bytes())):
         return load_block_draft(DFlashSource, directory, target_directory)

@@ -61,7 +61,7 @@ def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
     with naming(directory):
         config = read_published(

@@ -80,7 +80,7 @@ def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
     with naming(directory):
         config = read_published(directory, target_directory, PEagleSource.algorithm, _FIELDS)
