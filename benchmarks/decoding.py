@@ -46,7 +46,7 @@ class Result:
     seconds: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    """Seconds of the timed steps in passes and verdicts; `draft_s`: in drafts and merging."""
+    """Seconds of passes and verdicts when timed; `draft_s`: of drafts and merging."""
     timed_steps: int = 0
     """Number of timed steps: steps in which no request read a prompt."""
     accepted: Counter[int] = field(default_factory=Counter)

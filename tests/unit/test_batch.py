@@ -315,7 +315,7 @@ def test_a_server_that_does_not_answer_is_the_lines_error(files: Files) -> None:
     [
         ([], r"input = '.*in.jsonl': has no requests"),
         ([job("a"), 3], r"in.jsonl:2 = '3': must be an object"),
-        ([job("a"), job("a")], r"in.jsonl:2 = 'a': custom_id of line 1, too"),
+        ([job("a"), job("a")], r"in.jsonl:2 = 'a': repeats the custom_id of line 1"),
         ([job("")], r"in.jsonl:1: custom_id = ''"),
         ([job("a", method="GET")], r"in.jsonl:1: method = 'GET': must be POST"),
         ([job("a", url="/v1/embeddings")], r"in.jsonl:1: url = '/v1/embeddings': must be one of /v1/chat"),

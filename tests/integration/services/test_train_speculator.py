@@ -115,7 +115,7 @@ def test_it_goes_on_where_it_was_interrupted(
     assert "corpus: 12 continuations are in" in said
     monkeypatch.undo()
     train(minutes=0.05, overwrite=True)
-    with pytest.raises(SettingError, match="holds a finished speculator; --overwrite"):
+    with pytest.raises(SettingError, match="has a finished speculator; --overwrite"):
         train()
 
 
