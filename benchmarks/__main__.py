@@ -1,4 +1,4 @@
-"""Runs a benchmark by name: `python -m benchmarks step` is `python -m benchmarks.step`."""
+"""Run a benchmark by name: `python -m benchmarks step` runs `benchmarks.step`."""
 
 import runpy
 import sys
@@ -9,7 +9,7 @@ import benchmarks
 
 
 def main() -> None:
-    """Run the benchmark that the first argument names, with the others."""
+    """Run the benchmark named by the first argument, with the other arguments."""
     programs = {
         module.name: module.ispkg for module in iter_modules(benchmarks.__path__) if module.name[0] != "_"
     }

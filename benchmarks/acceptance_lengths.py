@@ -1,7 +1,7 @@
-"""Counts accepted tokens per step by node budget, for `benchmarks.synthetic`.
+"""Count accepted tokens per step by node budget, for `benchmarks.synthetic`.
 
-Writes `benchmarks/results/acceptance-lengths.md`: the shipped SSM and n-grams, merged, as the
-gateway corrects them; one process, no services, so nothing hangs on the machine's speed.
+Writes `benchmarks/results/acceptance-lengths.md` for the shipped SSM and n-grams, merged, with the gateway's
+calibration. It runs in one process, so results do not depend on the machine's speed.
 """
 
 from pathlib import Path
@@ -53,12 +53,12 @@ def main(
 
 
 def counts(result: Result) -> list[int]:
-    """[i] steps that accepted i drafted tokens."""
+    """Return the number of steps by accepted drafted tokens."""
     return [result.accepted[i] for i in range(max(result.accepted) + 1)]
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """All of it."""
+    """Return the report in Markdown."""
     rest = " at most, bfloat16; n-grams and the shipped SSM, merged, trees at most 8 deep."
     lines = opening("Lengths of accepted paths", report, rest)
     lines += head(

@@ -1,4 +1,4 @@
-"""Draws the README's dashboards from a system under changing load.
+"""Draw the README's dashboards from a system under changing load.
 
 `python -m benchmarks.dashboard` runs the demo's pair, scraped by Debian's `prometheus`, and takes six minutes.
 """
@@ -29,7 +29,7 @@ from specinfer.v1 import generation_pb2
 PICTURE = RESULTS.parents[1] / "docs" / "dashboards.png"
 PROMPTS = RESULTS.parents[1] / "tests" / "data" / "prompts.jsonl"
 PHASES = ((1, 50.0), (4, 70.0), (16, 70.0), (28, 60.0), (2, 50.0))
-"""(clients at a time, seconds)."""
+"""Load phases: (concurrent clients, seconds)."""
 PANELS = (
     *("Tokens read and generated", "Requests running and waiting", "Time to first token"),
     *("Seconds of an iteration by phase", "Time between tokens", "Time of a pass by tokens"),
@@ -38,7 +38,7 @@ PANELS = (
 
 
 def main(target: Path = PICTURE, speed: float = 1.0) -> None:
-    """Runs and draws; `speed` 10 makes every phase ten times shorter."""
+    """Run and draw; `speed` divides the length of every phase."""
     gateway, verifier, prometheus = free_ports(3)
     model, draft = PAIR
     options = LocalOptions(
@@ -62,7 +62,7 @@ def main(target: Path = PICTURE, speed: float = 1.0) -> None:
 
 
 def start_prometheus(directory: Path, ports: dict[str, int], port: int) -> Child:
-    """A Prometheus that scrapes the services at these ports of loopback."""
+    """Start a Prometheus that scrapes these ports of loopback."""
     configuration = directory / "prometheus.yml"
     targets = {f"specinfer-{job}": [f"127.0.0.1:{ports_of_job}"] for job, ports_of_job in ports.items()}
     configuration.write_text(yaml.safe_dump(local_configuration(targets)))
@@ -73,7 +73,7 @@ def start_prometheus(directory: Path, ports: dict[str, int], port: int) -> Child
 
 
 async def work(address: str, speed: float) -> None:
-    """Every phase with prompts of its own until its time is over."""
+    """Run every phase, with its own prompts."""
     prompts = read_prompts()
     async with AsyncClient(address) as client:
         for clients, seconds in PHASES:
@@ -82,9 +82,9 @@ async def work(address: str, speed: float) -> None:
 
 
 async def phase(client: AsyncClient, prompts: Sequence[Sequence[int]], clients: int, seconds: float) -> None:
-    """Run clients for some seconds, each with a request at a time.
+    """Run clients for some seconds, each with one request at a time.
 
-    Running requests are finished then.
+    Requests that run at the end are finished.
     """
     load = Load(1, generation_pb2.SPECULATION_UNSPECIFIED, new_tokens=64)
     stop = time.monotonic() + seconds
@@ -98,7 +98,7 @@ async def phase(client: AsyncClient, prompts: Sequence[Sequence[int]], clients: 
 
 
 def read_prompts() -> list[list[int]]:
-    """The tests' prompts as token ids."""
+    """Return the tests' prompts as token ids."""
     tokenizer = Tokenizer.load(resolve_model(PAIR[0]))
     lines = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     return [tokenizer.encode_chat([{"role": "user", "content": line["turns"][0]}]) for line in lines]

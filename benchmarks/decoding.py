@@ -23,7 +23,7 @@ from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 @dataclass(frozen=True, slots=True)
 class DecodingPlan:
-    """The way of decoding."""
+    """Parameters of a run."""
 
     nodes: int
     depth: int
@@ -32,25 +32,25 @@ class DecodingPlan:
     batch: int = 8
     rule: str = "multi_step"
     calibrated: bool = False
-    """True if scores are corrected as the gateway does it."""
+    """True if scores are calibrated, as in the gateway."""
     width: int | None = None
     """Maximum children of a node; 1 makes chains, None trees."""
 
 
 @dataclass(slots=True)
 class Result:
-    """The counts of a run."""
+    """Counts and times of a run."""
 
     per_prompt: list[tuple[str, int, int]] = field(default_factory=list)
     """(source, steps, tokens) of every prompt."""
     seconds: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    """Seconds in `timed_steps`: drafts with merging, passes with verdicts."""
+    """Seconds of passes and verdicts when timed; `draft_s`: of drafts and merging."""
     timed_steps: int = 0
-    """Steps of requests that read no prompt."""
+    """Number of timed steps: steps in which no request read a prompt."""
     accepted: Counter[int] = field(default_factory=Counter)
-    """Steps by the drafted tokens that they accepted."""
+    """Number of steps by number of accepted drafted tokens."""
     reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
     """Reliability of each drafter's scores, raw and corrected."""
     answers: list[list[int]] = field(default_factory=list)
@@ -61,29 +61,29 @@ class Result:
     """Each drafted node's path probability by the draft, and its acceptance."""
 
     def right_first_guesses(self, source: str) -> float:
-        """Return the share of a source's steps whose first guess was right."""
+        """Return the share of a source's steps with a correct first guess."""
         right, wrong = (self.first_guesses[source, value] for value in (True, False))
         return right / max(right + wrong, 1)
 
     def tokens_per_step(self, source: str | None = None) -> float:
-        """Acceptance length, of one source or of all."""
+        """Return tokens per step, of one source or of all."""
         rows = [(steps, tokens) for name, steps, tokens in self.per_prompt if source in (None, name)]
         return sum(tokens for _, tokens in rows) / max(1, sum(steps for steps, _ in rows))
 
     def by_source(self) -> dict[str, float]:
-        """Acceptance length of every source, rounded."""
+        """Return tokens per step of every source, rounded."""
         sources = dict.fromkeys(source for source, _, _ in self.per_prompt)
         return {source: round(self.tokens_per_step(source), 3) for source in sources}
 
     def standard_error(self) -> float:
-        """Return the jackknife error of the acceptance length, over prompts."""
+        """Return the jackknife error of tokens per step, over prompts."""
         rows = np.array([(steps, tokens) for _, steps, tokens in self.per_prompt], float)
         steps, tokens = (rows.sum(0) - rows).T
         rate = tokens / steps
         return float(np.sqrt((len(rows) - 1) * rate.var()))
 
     def distribution(self) -> list[float]:
-        """Tokens per step of every prompt."""
+        """Return tokens per step of every prompt."""
         return [tokens / steps for _, steps, tokens in self.per_prompt]
 
     def ms_per_token(self, batch: int) -> float:
@@ -112,7 +112,7 @@ class _Request:
         return len(self.context) - len(self.prompt.tokens)
 
     def count_guesses(self, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Count the first guess, and the nodes by their paths."""
+        """Record whether the first guess and each node were accepted."""
         children = [node for node, parent in enumerate(tree.parents) if parent == 0]
         first = max(children, key=lambda node: tree.scores[node], default=None)
         self.first_guesses[first is not None and tree.token_ids[first] == tokens[0]] += 1
@@ -134,7 +134,7 @@ class _Request:
 
 
 class Decoding:
-    """A target, and drafters that share one budget."""
+    """A target, and drafters whose merged trees have one node budget."""
 
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: DecodingPlan) -> None:
         self._engine = VerifierEngine(runner, plan.rule, EngineLimits(idle_seconds=math.inf))
@@ -143,7 +143,7 @@ class Decoding:
         self._top_k = max((drafter.description.target_top_k for drafter in drafters), default=0)
 
     def run(self, prompts: Sequence[EvaluationPrompt]) -> Result:
-        """Decode all prompts in batches; finished requests leave theirs."""
+        """Decode all prompts in batches; a batch shrinks as requests finish."""
         result = Result()
         for start in range(0, len(prompts), self._plan.batch):
             requests = [
@@ -172,7 +172,7 @@ class Decoding:
         return result
 
     def _step(self, requests: Sequence[_Request]) -> tuple[float, float]:
-        """Return seconds of drafts, and of the pass with verdicts."""
+        """Run a step; return seconds of drafting, and of pass and verdicts."""
         started = time.perf_counter()
         trees, drafts = self._draft(requests)
         drafted = time.perf_counter()
@@ -284,7 +284,7 @@ def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 
 class FeatureFlow:
-    """Features for requests' drafters: given ones and missing ones."""
+    """Hidden states for the requests' drafters, and each drafter's progress."""
 
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter]) -> None:
         wishes = [drafter.description.feature_layers for drafter in drafters]
@@ -300,19 +300,19 @@ class FeatureFlow:
         return self._until.get(request, 0) if self._layers else None
 
     def arrived(self, request: str, span: FeatureSpan) -> None:
-        """Keep the features of a pass."""
+        """Store the hidden states of a pass."""
         if span.data:
             self._buffers.setdefault(request, FeatureBuffer()).add(span.start, span.data, self._shape)
             token_bytes = 2 * self._shape[0] * self._shape[1]
             self._until[request] = span.start + len(span.data) // token_bytes
 
     def take(self, request: str, drafter: int) -> Features | None:
-        """Return what a drafter was not given yet."""
+        """Return the hidden states that a drafter has not received yet."""
         places, buffer = self._places[drafter], self._buffers.get(request)
         return buffer.take(drafter, places) if buffer is not None and places else None
 
     def forget(self, requests: Sequence[str]) -> None:
-        """Requests that ended."""
+        """Drop the hidden states of finished requests."""
         for request in requests:
             self._buffers.pop(request, None)
             self._until.pop(request, None)

@@ -1,11 +1,10 @@
-"""Sends corrupt messages to every entrance of the system.
+"""Send corrupt messages to every interface ("door") of the system.
 
     python -m benchmarks.fuzz --messages 300000 --door all --seed 28
 
-Nothing may crash, hang, leak, or change another request's text. Writes a report and its table. Every door
-runs in a process of its own, so that memory is its own. Exit code 1 if anything was found; each finding names
-its seed and episode, and `--first EPISODE --messages 1` runs that one again. `--add` continues the report, so
-that a long campaign can be run in parts.
+Nothing may crash, hang, leak, or change another request's text. Every door runs in its own process, so that its memory
+can be measured. Exit code 1 if a fault was found; each finding names its seed and episode, and `--first EPISODE
+--messages 1` runs the episode again. `--add` continues a report, so that a long campaign can be run in parts.
 """
 
 import faulthandler
@@ -27,22 +26,21 @@ from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors.registry import DOORS
 
 _HUNG_S = 120.0
-"""An episode takes a tenth of a second."""
+"""Timeout of an episode in seconds; 0.1 is usual."""
 _LINES = 20
-"""Lines of progress, per door."""
+"""Number of progress lines per door."""
 
 
 def main(
-    messages: Annotated[int, typer.Option(help="Spoilt messages per door.")] = 300_000,
+    messages: Annotated[int, typer.Option(help="Corrupt messages per door.")] = 300_000,
     door: Annotated[str, typer.Option(help=f"One of {', '.join(DOORS)}, or all.")] = "all",
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 1,
     first: Annotated[int, typer.Option(help="Number of the first episode.")] = 0,
     processes: Annotated[int, typer.Option(help="Doors fuzzed at a time.")] = 2,
     add: Annotated[bool, typer.Option(help="Add to the report, after its last episodes.")] = False,
-    json: Annotated[Path, typer.Option(help="The report; a .md is written beside it.")] = RESULTS
-    / "fuzz.json",
+    json: Annotated[Path, typer.Option(help="The report; its .md is written, too.")] = RESULTS / "fuzz.json",
 ) -> None:
-    """Fuzz doors and publish what came of it."""
+    """Fuzz doors and publish the findings."""
     if door != "all" and door not in DOORS:
         raise typer.BadParameter(f"{door}: must be all or one of {', '.join(DOORS)}", param_hint="--door")
     names = list(DOORS) if door == "all" else [door]
@@ -63,7 +61,7 @@ def main(
 
 
 def _known(path: Path, seed: int) -> dict[str, dict[str, Any]]:
-    """The doors of a report that is there already."""
+    """Return the doors of an existing report."""
     report: dict[str, Any] = loads(path.read_text()) if path.exists() else {"seed": seed, "doors": []}
     if report["seed"] != seed:
         raise typer.BadParameter(f"{seed}: the report has {report['seed']}", param_hint="--seed")
@@ -81,7 +79,7 @@ def together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 def fuzz(door: str, seed: int, messages: int, first: int) -> dict[str, Any]:
     """Run a campaign; a hanging message ends the process with a traceback."""
-    torch.set_num_threads(1)  # two threads took twice the processor time: they wait for each other, spinning
+    torch.set_num_threads(1)  # two threads took twice the processor time, by spinning
     campaign = Campaign(door, seed)
     campaign.run(messages, _progress(campaign, messages), first)
     faulthandler.cancel_dump_traceback_later()
@@ -105,7 +103,7 @@ def _progress(campaign: Campaign, messages: int) -> Callable[[int], None]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report as a table, its findings below."""
+    """Return the report: a table, then the findings."""
     columns = [
         "spoilt messages",
         "episodes",

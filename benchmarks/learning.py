@@ -1,12 +1,12 @@
-"""Learning from traffic: a shift to requests about code.
+"""Measure learning from traffic, after a shift to requests about code.
 
     python -m benchmarks learning
 
 Compares learning weights with the shipped ones. Writes `benchmarks/results/learning.md`. A system with one
 speculator service serves requests about functions of Python's standard library while `specinfer train follow`
 trains at the lowest priority. After every hundred requests the served weights are stored; in the
-end all decode the same held-out answers, which no training saw. `--poison N` adds a caller that sends N
-requests of random tokens for each of the others'.
+end all stored weights decode the same held-out answers, which no training saw. `--poison N` adds a caller that
+sends N requests of random tokens per other request.
 """
 
 import ast
@@ -49,7 +49,7 @@ OTHERS, POISONER = "others", "poisoner"
 
 @contextmanager
 def trainer(address: str, directory: Path, round_seconds: float) -> Iterator[Child]:
-    """A training that follows the service."""
+    """Run `specinfer train follow` for the service within the context."""
     command = [sys.executable, "-m", "speculator_svc.training", "follow", address]
     command += ["--out", str(directory / "offered"), "--round-seconds", str(round_seconds), "--threads", "1"]
     child = Child("trainer", command, directory / "trainer.log", {})
@@ -61,14 +61,14 @@ def trainer(address: str, directory: Path, round_seconds: float) -> Iterator[Chi
 
 
 class Marks:
-    """Weights that drafted at times of a run."""
+    """Weights that were served during a run, by number of requests."""
 
     def __init__(self, directory: Path, began: float) -> None:
         self._directory, self._began = directory, began
         self.rows: list[dict[str, Any]] = []
 
     async def note(self, client: AsyncClient, served: int) -> None:
-        """Keep the weights that draft now."""
+        """Store the served weights."""
         (row,) = (await client.status()).speculators
         version = row.learning.version
         source, kept = self._directory / "learn" / f"version-{version}", self._directory / f"kept-{version}"
@@ -112,7 +112,7 @@ async def run(
                     work.append(generate_all(other, poison[share * start : share * end], noisy))
                 await asyncio.gather(*work)
                 await marks.note(client, end)
-            await asyncio.sleep(plan["after_seconds"])  # nobody asks: the training has the machine
+            await asyncio.sleep(plan["after_seconds"])  # no requests: training has the machine
             await marks.note(client, plan["requests"])
     return marks, [
         ([*prompt, *answer.token_ids], len(prompt)) for prompt, answer in zip(held_out, answers, strict=True)
@@ -131,7 +131,7 @@ def judged(marks: Marks, held_out: Sequence[tuple[list[int], int]]) -> None:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report's table."""
+    """Return the report in Markdown."""
     plan = report["plan"]
     lines = [
         "# Learning from traffic",
@@ -161,15 +161,13 @@ def markdown(report: dict[str, Any]) -> str:
 
 def main(
     requests: Annotated[int, typer.Option(help="Requests to serve and learn from.")] = 600,
-    held_out: Annotated[int, typer.Option(help="Requests of the same kind that are not learnt from.")] = 100,
-    every: Annotated[int, typer.Option(help="Requests between two looks.")] = 100,
-    new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96,
+    held_out: Annotated[int, typer.Option(help="Requests of the same kind, held out of training.")] = 100,
+    every: Annotated[int, typer.Option(help="Requests between two stored weights.")] = 100,
+    new_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.")] = 96,
     batch: Annotated[int, typer.Option(help="Requests at once.")] = 4,
     round_seconds: Annotated[float, typer.Option(help="Seconds of training between two offers.")] = 30.0,
-    after_seconds: Annotated[
-        float, typer.Option(help="Seconds of training behind the last request.")
-    ] = 120.0,
-    poison: Annotated[int, typer.Option(help="Requests of random tokens by another caller, for each.")] = 0,
+    after_seconds: Annotated[float, typer.Option(help="Seconds of training after the last request.")] = 120.0,
+    poison: Annotated[int, typer.Option(help="Random requests of another caller per request.")] = 0,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "learning",
 ) -> None:
     """Serve requests of a new kind with a speculator that learns."""
@@ -228,7 +226,7 @@ def functions() -> list[str]:
 
 
 def prompts(count: int) -> list[list[int]]:
-    """So many requests, as tokens."""
+    """Return `count` requests as token ids."""
     tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
     return [
         tokenizer.encode_chat(
@@ -239,7 +237,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def noise(count: int, length: int = 24) -> list[list[int]]:
-    """Prompts of random tokens."""
+    """Return prompts of random tokens."""
     draw, vocabulary = random.Random(3), Tokenizer.load(resolve_model(DEFAULT_MODEL)).vocab_size
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Requests to a running system, so many at a time."""
+"""Send requests to a running system, a fixed number at once."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from specinfer.v1 import common_pb2, generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The kind of requests, and how many run at a time."""
+    """Parameters of requests, and how many run at once."""
 
     batch: int
     speculation: generation_pb2.Speculation
@@ -21,7 +21,7 @@ class Load:
     ignore_eos: bool = True
     """True if answers ignore the model's end, for equal lengths."""
     no_training: bool = False
-    """True if speculators may not learn from them."""
+    """True if speculators must not learn from the requests."""
 
 
 async def generate_all(
@@ -30,9 +30,9 @@ async def generate_all(
     load: Load,
     drained: asyncio.Event | None = None,
 ) -> list[Answer]:
-    """Answers to prompts of token ids, in their order.
+    """Return answers to prompts of token ids, in order.
 
-    `drained` is set when a request ends and no prompt is left to take its place.
+    `drained` is set when a request ends and no further prompt can start.
     """
     slots = asyncio.Semaphore(load.batch)
     ended = 0
@@ -66,10 +66,10 @@ def _seed(prompt: Sequence[int]) -> int:
 async def sustained(
     client: AsyncClient, prompts: Sequence[Sequence[int]], load: Load
 ) -> tuple[list[Answer], float]:
-    """Answers, and the tokens per second while `batch` requests were running.
+    """Return answers, and tokens per second while `batch` requests were running.
 
-    With speculation requests of equal length end at different times. What is left of the batch when the
-    prompts run out is another batch size and does not count. Needs at least `batch` prompts.
+    With speculation, requests of equal length end at different times. The time after the last prompt has started
+    and a request ended does not count, as the batch is smaller then. Needs at least `batch` prompts.
     """
     drained = asyncio.Event()
     before, started = (await client.status()).new_tokens, time.perf_counter()

@@ -36,12 +36,12 @@ Methods = dict[str, Drafter]
 
 
 def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
-    """Load drafters of points by `NAME[=MODEL]`, without early ends.
+    """Load drafters that propose points, by `NAME[=MODEL]`, without early ends.
 
-    Of several of a kind the later ones are named by their checkpoints, too.
+    If a name repeats, later drafters also have their checkpoint's name.
 
     Raises:
-        SettingError: if a drafter or its model is not there.
+        SettingError: if a drafter or its model is missing.
     """
     methods: Methods = {}
     for spec in specs:
@@ -59,7 +59,7 @@ def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
 
 
 def fresh(drafter: Drafter) -> Drafter:
-    """Return a drafter without memory of earlier runs."""
+    """Return a drafter without state of earlier runs."""
     return RecyclingDrafter(drafter.description) if isinstance(drafter, RecyclingDrafter) else drafter
 
 
@@ -124,7 +124,7 @@ def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
     / "tests/data/prompts.jsonl",
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
-    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Maximum tokens per prompt.")] = 64,
     method: Annotated[
         list[str] | None, typer.Option(help="NAME[=MODEL] of a drafter; several times.")
     ] = None,
@@ -166,7 +166,7 @@ BY_SOURCE_NODES = 16
 
 
 def methods_markdown(report: dict[str, Any]) -> str:
-    """All of it."""
+    """Return the report in Markdown."""
     rest = (
         " at most, bfloat16. Drafts are points; merged trees are calibrated and cut to the budget as by the "
         "gateway. ±: standard error over prompts."
@@ -246,7 +246,7 @@ def _reliability(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _of_middle(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of 16 nodes, or of the most."""
+    """Return the rows of 16 nodes, else of the largest budget."""
     budgets = {run["nodes"] for run in runs}
     nodes = BY_SOURCE_NODES if BY_SOURCE_NODES in budgets else max(budgets)
     return [run for run in runs if run["nodes"] == nodes]

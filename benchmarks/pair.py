@@ -1,8 +1,8 @@
 """`python -m benchmarks pair`: a target with draft, compared with llama-server.
 
-All run over HTTP with the same files. One server of ours answers every prompt plainly and with trees,
-llama-server once plainly and once with the same draft, all in turns, so that a machine that drifts affects
-all of them. The first turn is that of a cold planner. Tokens per second include the reading of the prompts.
+All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; one
+llama-server decodes plainly, another with the same draft. They alternate, so that drift of the machine affects all of
+them. The planner is cold in the first turn. Tokens per second include the reading of prompts.
 """
 
 import sys
@@ -32,9 +32,9 @@ STREAMS = (1, 4, 16)
 PLAIN = "plain"
 LLAMA_SERVER = "llama-server"
 _LONGEST = 800
-"""Characters of a prompt: decoding is measured, reading has its own report."""
+"""Maximum characters of a prompt, since decoding is measured."""
 _CONTEXT = 1024
-"""Tokens per stream that llama-server reserves."""
+"""Context tokens per stream in llama-server."""
 Rates = dict[tuple[str, int, str], list[float]]
 """Tokens per second of every turn, by kind, streams and mode."""
 Mode = Callable[[Sequence[str], int, int], float]
@@ -79,7 +79,7 @@ def main(
 def own_modes(stack: ExitStack, model: str, draft: str, temperature: float, folder: Path) -> dict[str, Mode]:
     """Start our server; return plain decoding and trees.
 
-    Each mode has an API key and so a prefix cache of its own: neither finds the prompts that the other has read.
+    Each mode has its own API key, and thus its own prefix cache, so neither finds the other's prompts cached.
     """
     made = {name: make_key(name) for name in (PLAIN, "trees")}
     write_keys(folder / "keys", [entry for _, entry in made.values()])

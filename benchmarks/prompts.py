@@ -1,4 +1,4 @@
-"""Evaluation prompts by source."""
+"""Read evaluation prompts by source."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class EvaluationPrompt:
 
 
 def load_prompts(path: Path, per_source: int) -> list[EvaluationPrompt]:
-    """Some prompts of every source, spread over the file."""
+    """Return `per_source` prompts of every source, spread over the file."""
     tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
     return [
         EvaluationPrompt(
@@ -60,7 +60,7 @@ def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
 
 
 def group_prompts(path: Path) -> dict[str, list[PromptRow]]:
-    """All of a file's prompts by source."""
+    """Return all prompts of a file by source."""
     by_source: dict[str, list[PromptRow]] = {}
     lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     for text, line in zip(read_prompts(path), lines, strict=True):
@@ -70,5 +70,5 @@ def group_prompts(path: Path) -> dict[str, list[PromptRow]]:
 
 
 def spread(rows: Sequence[PromptRow], count: int) -> Sequence[PromptRow]:
-    """At most this many rows, at even distances."""
+    """Return at most `count` rows, at even distances."""
     return rows[:: max(1, len(rows) // count)][:count]

@@ -1,4 +1,4 @@
-"""Where reports go."""
+"""Write and print reports."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def write(out: Path, markdown: str) -> None:
-    """Writes `out`.md."""
+    """Write `out`.md."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_name(f"{out.name}.md").write_text(markdown)
 
 
 def publish(out: Path, markdown: str) -> None:
-    """Writes it and shows it."""
-    from specinfer.cli.show import console  # a GPU's machine may lack what the command line needs
+    """Write `out`.md and print it."""
+    from specinfer.cli.show import console  # a GPU machine may lack rich
 
     write(out, markdown)
     console.print(markdown, markup=False)

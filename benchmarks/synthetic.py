@@ -1,8 +1,8 @@
 """Synthetic acceptance: accepted tokens per step from a measured histogram.
 
-It measures speed on shapes without weights: a random model rejects all drafts. Its text is meaningless. Only
-benchmarks do this; the services do not offer it, and every report states it. `python -m benchmarks
-acceptance_lengths` measures the histograms.
+This measures speed on model shapes without weights, since a random model would reject all drafts. Texts are
+meaningless. Only benchmarks do this, and every report states it. `python -m benchmarks acceptance_lengths` measures the
+histograms.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceHistogram:
-    """The histogram of a pool and budget: accepted tokens by steps."""
+    """Number of steps by accepted tokens, for a pool and budget."""
 
     name: str
     counts: tuple[int, ...]
@@ -46,11 +46,11 @@ class AcceptanceHistogram:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean, the bonus token included."""
+        """Return the mean tokens per step, with the bonus token."""
         return 1 + sum(i * count for i, count in enumerate(self.counts)) / sum(self.counts)
 
     def draw(self, rng: np.random.Generator) -> int:
-        """A number of accepted tokens, by inversion of one uniform number."""
+        """Draw a number of accepted tokens."""
         sums = np.cumsum(self.counts)
         return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
 
@@ -59,7 +59,7 @@ def measured(name: str) -> AcceptanceHistogram:
     """Return the measured histogram of this name.
 
     Raises:
-        InvalidInputError: naming those that there are.
+        InvalidInputError: if the name is unknown, listing the known names.
     """
     if name not in MEASURED:
         raise InvalidInputError("histogram", name, f"must be one of {', '.join(MEASURED)}")
@@ -84,8 +84,8 @@ _active: list[AcceptanceHistogram] = []
 def synthetic_rule(histogram: AcceptanceHistogram) -> AcceptanceRule:
     """Accept the deepest path up to a drawn number of nodes.
 
-    The draw is keyed by the request's seed and the position after the root: the same request has the same
-    lengths again. The target is asked for its choice at every node on the way, as the greedy rule asks it.
+    The draw depends on the request's seed and the position after the root, so a repeated request has the same lengths.
+    The target's choice is computed at every node of the path, as in the greedy rule.
     """
 
     def verify(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
@@ -115,7 +115,7 @@ def verify_synthetic(tree: TokenTree, target: Target, randomness: Randomness) ->
 
 @contextmanager
 def synthetic_rules(histogram: AcceptanceHistogram) -> Iterator[None]:
-    """Replace every acceptance rule within, also for greedy requests."""
+    """Replace every acceptance rule in the context, also for greedy requests."""
     rules = dict(RULES)
     _active.append(histogram)
     RULES.update(dict.fromkeys([*RULES, RULE_NAME], RULE))

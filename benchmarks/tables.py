@@ -5,7 +5,7 @@ from typing import Any
 
 
 def origin(about: dict[str, Any]) -> str:
-    """Where and when a report was made."""
+    """Return command, commit, time and machine of a report."""
     where = f"{about['cores']} cores of {about['cpu']}"
     return f"`{about['command']}` at {about['commit']}, {about['time']}, {where}"
 
@@ -17,17 +17,17 @@ def opening(title: str, report: dict[str, Any], rest: str) -> list[str]:
 
 
 def head(columns: Sequence[str], corner: str = "") -> list[str]:
-    """The first two lines of a table."""
+    """Return the first two lines of a table."""
     return [line(corner, columns), "|---|" + "---|" * len(columns)]
 
 
 def line(label: str, cells: Sequence[str]) -> str:
-    """One line of a table."""
+    """Return a line of a table."""
     return f"| {label} | " + " | ".join(cells) + " |"
 
 
 def row(label: str, values: Sequence[float]) -> str:
-    """One line of figures."""
+    """Return a line of a table with figures."""
     return line(label, [f"{value:.2f}" if value < 10 else f"{value:.1f}" for value in values])
 
 

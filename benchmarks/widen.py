@@ -1,4 +1,4 @@
-"""Enlarges a model's MLPs without a change of its output.
+"""Enlarge a model's MLPs without changing the model's output.
 
     python -m benchmarks.widen MODEL FACTOR
 
@@ -35,7 +35,7 @@ from specinfer.model.weights.packed import open_checkpoint
 from specinfer.system.progress import progress
 
 _SHARD_BYTES = 1 << 30
-"""Bytes of weights in one file, and in memory at once."""
+"""Maximum bytes of weights per file, and in memory at once."""
 _INTO = re.compile(r"\.(gate_proj|up_proj|fc1|dense_h_to_4h)\.(weight|bias)$")
 """Tensors with a row per neuron of an MLP."""
 _OUT_OF = re.compile(r"\.(down_proj|fc2|dense_4h_to_h)\.weight$")
@@ -62,8 +62,8 @@ def widen(model: str, factor: int) -> Path:
     """Write MODEL-widened-FACTOR into the cache and return its directory.
 
     Raises:
-        InvalidInputError: if the factor is bad or the widened model is there already.
-        IncompatibleError: if the family is none that our own decoder knows.
+        InvalidInputError: if the factor is invalid or the widened model exists.
+        IncompatibleError: if our decoder does not support the family.
     """
     if factor < 2 or factor & (factor - 1):
         raise InvalidInputError("factor", factor, "must be a power of two, 2 or more")

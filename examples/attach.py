@@ -1,4 +1,4 @@
-"""Leaves a stream, and continues it later from another connection."""
+"""Leave a stream, and continue it later from another connection."""
 
 from specinfer import Client
 

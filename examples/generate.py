@@ -1,4 +1,4 @@
-"""One prompt, its whole answer, and what speculation did for it."""
+"""Print the answer to a prompt, and its tokens per step."""
 
 from specinfer import Client
 

@@ -1,4 +1,4 @@
-"""Answers with a GGUF file and a draft.
+"""Answer a prompt with a GGUF file and a draft.
 
 Run: python examples/gguf_with_draft.py MODEL.gguf DRAFT.gguf "a prompt"
 """

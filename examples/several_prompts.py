@@ -1,4 +1,4 @@
-"""Several prompts at once, in asyncio."""
+"""Answer several prompts concurrently with asyncio."""
 
 import asyncio
 

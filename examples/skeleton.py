@@ -1,10 +1,10 @@
-"""Skeleton-of-thought (Ning et al. 2023): writes an answer's points concurrently. Lossy.
+"""Skeleton-of-thought (Ning et al. 2023): write an answer's points concurrently. Lossy.
 
 python examples/skeleton.py "What keeps a team working well together?"
 
-route      does the question have an answer of several independent points? If not, it is answered as usual
+route      ask whether the answer has several independent points; if not, answer as usual
 skeleton   the points, a few words each
-points     each in a sentence or two, all at once: their questions differ in the last line only, so the cache
+points     write each in a sentence or two, concurrently; requests differ in the last line only, so the cache
            stores their common part once, and they share the batch
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from specinfer import AsyncClient
 
 FEWEST, MOST = 2, 10
-"""Points of a skeleton; with fewer the question is answered as usual."""
+"""Minimum and maximum points of a skeleton; with fewer, answer as usual."""
 POINT = re.compile(r"^\s*(\d{1,2})[.):]\s*(.+?)\s*$", re.MULTILINE)
 
 
@@ -43,7 +43,7 @@ async def find_points(client: AsyncClient, question: str) -> list[str]:
 
 
 def route(question: str) -> str:
-    """Return the question whether the user's one fits."""
+    """Return the prompt that asks whether a question suits this method."""
     return (
         f"Question: {question}\n\nCan this question be answered with a list of several points that do not "
         "depend on each other? Questions of mathematics, code, a single fact or a step-by-step derivation "
@@ -52,7 +52,7 @@ def route(question: str) -> str:
 
 
 def outline(question: str) -> str:
-    """Return the question for the skeleton."""
+    """Return the prompt for the skeleton."""
     return (
         f"Question: {question}\n\nWrite only the skeleton of the answer: a numbered list of {FEWEST + 1} to "
         f"{MOST} points, each of 3 to 5 words and nothing else, one on a line."
@@ -70,7 +70,7 @@ def read_points(skeleton: str) -> list[str]:
 
 
 def expand(question: str, points: Sequence[str], index: int) -> str:
-    """Return the question for one point in full."""
+    """Return the prompt for the text of one point."""
     listed = "\n".join(f"{i + 1}. {point}" for i, point in enumerate(points))
     return (
         f"Question: {question}\n\nThe skeleton of the answer:\n{listed}\n\nContinue the writing of one point "

@@ -1,4 +1,4 @@
-"""Streams a conversation, and resumes it after a lost connection."""
+"""Stream a conversation's answer, and resume it after a lost connection."""
 
 from specinfer import Client
 

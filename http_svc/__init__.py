@@ -1,4 +1,4 @@
 """OpenAI-compatible HTTP in front of gateways.
 
-It is stateless, so any number may run, and has no tokenizer.
+The service keeps no state, so any number of processes may run. It loads no tokenizer.
 """

@@ -1,4 +1,4 @@
-"""Starts the HTTP service: settings -> app -> server."""
+"""Start the HTTP service: settings -> app -> server."""
 
 import asyncio
 from collections.abc import Sequence

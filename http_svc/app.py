@@ -42,25 +42,25 @@ log = logging.getLogger(__name__)
 
 
 _LAST_WORDS_S = 5
-"""Time for calls that must end."""
+"""Seconds in which calls send their last events after the drain time."""
 _BACKLOG = 2048
-"""Connections that wait to be accepted: hundreds may come at once."""
+"""Maximum connections in the kernel's accept queue."""
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """uvicorn's server without its signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture nothing: uvicorn would raise the signal again at its end."""
+        """Capture no signal: uvicorn would raise captured ones again after serving."""
         yield
 
 
 class HttpServer:
-    """A server of one application. `start`, then `stop`; or `run_until_signalled`."""
+    """Serve one application: `start` and `stop`, or `run_until_signalled`."""
 
     def __init__(self, settings: ApiSettings, app: ASGIApp, ending: asyncio.Event) -> None:
-        """Create a server; `ending` makes the application end running calls."""
+        """Create a server. Setting `ending` makes the application end running calls."""
         self._settings, self._ending = settings, ending
         tls = settings.tls
         self._server = _Server(
@@ -101,9 +101,9 @@ class HttpServer:
         return port
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Refuse new calls, and end running ones after some seconds.
+        """Refuse new calls; end running ones after `seconds`.
 
-        The default is the drain time.
+        None: after the setting `drain_seconds`.
         """
         self._server.should_exit = True
         if self._serving is not None:
@@ -119,7 +119,7 @@ class HttpServer:
 
 
 def bind(listen: str) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening TCP socket.
 
     Raises:
         SettingError: if the address cannot be bound.
@@ -139,17 +139,17 @@ def build_app(
     ending: asyncio.Event,
     shown: CollectorRegistry | None = None,
 ) -> ASGIApp:
-    """Return the whole application, with everything around it that calls pass.
+    """Return the application with its routes and middleware.
 
     Args:
-        settings: of the HTTP service.
-        gateways: those that answer.
-        registry: of its metrics.
+        settings: settings of the HTTP service.
+        gateways: addresses and TLS of the gateways that answer calls.
+        registry: registry of the service's metrics.
         ending: set when calls that still run must end.
-        shown: metrics at `/metrics`, if they are not these alone.
+        shown: registry served at `/metrics`; None: `registry`.
 
     Raises:
-        SettingError: if a file of TLS does not fit.
+        SettingError: if a TLS file is missing or does not match the others.
     """
     metrics, patience = HttpMetrics(registry), Patience(gateways.patience_seconds, for_room=False)
     client = AsyncClient(gateways.addresses, tls=gateways.tls, patience=patience)
@@ -241,20 +241,20 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(request: Request, error: HTTPException) -> Response:
         if isinstance(error, ApiError):
             return error.response()
-        if error.status_code == 400:  # FastAPI's, of bytes that no JSON parser takes
-            return ApiError(400, "body: no JSON", "invalid_json").response()
+        if error.status_code == 400:  # FastAPI's error for a body that is not UTF-8
+            return ApiError(400, "body: must be JSON in UTF-8", "invalid_json").response()
         reason = f"{request.method} {request.url.path}: {error.detail}"
         return ApiError(error.status_code, reason, "invalid_request").response()
 
     @app.exception_handler(UnicodeEncodeError)
     async def no_text(request: Request, error: UnicodeEncodeError) -> Response:
         return ApiError(
-            400, "body: has half of a surrogate pair, which is no character", "invalid_value"
+            400, "body: has a lone surrogate, which UTF-8 cannot encode", "invalid_value"
         ).response()
 
     @app.exception_handler(PydanticSerializationError)
     async def no_json(request: Request, error: PydanticSerializationError) -> Response:
-        reason = "body: tools that are too deeply nested, or have half of a surrogate pair"
+        reason = "tools: nested too deeply for JSON, or a text has a lone surrogate"
         return ApiError(400, reason, "invalid_value", "tools").response()
 
     @app.exception_handler(Exception)

@@ -1,4 +1,4 @@
-"""The gateway requests of an HTTP call, one per choice, read concurrently."""
+"""Read the gateway streams of an HTTP call concurrently, one per choice."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class ClientGoneError(Exception):
-    """The client has hung up."""
+    """The client closed its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class Event:
 
     index: int
     piece: Piece | None = None
-    """The piece; None: the choice has ended."""
+    """New text and tokens; None: the choice has ended."""
     deltas: Sequence[Delta] | None = None
-    """A reader's deltas of the piece or end, if any."""
+    """Output of the choice's reader for this event; None without a reader."""
     error: Exception | None = None
-    """Reason why it has not ended well."""
+    """Fault that ended the choice."""
 
 
 class Call:
-    """Concurrent reads of streams, a task each. `close` it."""
+    """Read one gateway stream per choice, each in a task. `close` afterwards."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class Call:
         """Create a call.
 
         Args:
-            client: by which requests are ended.
-            streams: of the choices.
-            lingers: a client may attach for a while to what is unfinished at `close`.
-            readers: of the choices' texts; they may end a choice early.
+            client: client that cancels requests.
+            streams: one stream per choice.
+            lingers: True: `close` leaves unfinished requests running, so that a client may reconnect.
+            readers: one reader per choice, which may end the choice early; None: the text is not parsed.
         """
         self._client, self._streams, self._lingers = client, streams, lingers
         self.readers = list(readers) or [None] * len(streams)
@@ -60,14 +60,14 @@ class Call:
 
     @property
     def answers(self) -> list[Answer]:
-        """Answers of the choices so far."""
+        """Answers of the choices, as received so far."""
         return [stream.answer for stream in self._streams]
 
     async def accepted(self) -> None:
-        """Return once gateways have accepted all choices.
+        """Wait until gateways have accepted all choices.
 
         Raises:
-            SpecInferError: if one of them was refused.
+            SpecInferError: if a choice was refused.
         """
         await self._accepted.wait()
         if self._refusal is not None:
@@ -77,7 +77,7 @@ class Call:
         """Return the next event of any choice; None when all have ended.
 
         Raises:
-            SpecInferError: if one of them was refused or lost.
+            SpecInferError: if a choice was refused or lost.
         """
         if not self._running:
             return None
@@ -89,17 +89,17 @@ class Call:
         return event
 
     async def finish(self) -> list[Answer]:
-        """Return the whole answers.
+        """Wait for the end of all choices and return their answers.
 
         Raises:
-            SpecInferError: if one of them was refused or lost.
+            SpecInferError: if a choice was refused or lost.
         """
         while await self.next() is not None:
             pass
         return self.answers
 
     async def close(self) -> None:
-        """Close all connections, and cancel unfinished requests unless they linger."""
+        """Close all streams; cancel unfinished requests unless `lingers` was set."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -122,13 +122,13 @@ class Call:
                     await self._end_early(stream)
                     break
             if stream.answer.finish_reason is FinishReason.CANCELLED:
-                raise CancelledElsewhereError(f"request {stream.request_id} was cancelled")
+                raise CancelledElsewhereError(f"request {stream.request_id} was cancelled by another call")
             self._events.put_nowait(Event(index, deltas=None if reader is None else reader.end()))
         except Exception as error:  # noqa: BLE001  # the consumer of events raises it
             self._events.put_nowait(Event(index, error=error))
 
     async def _end_early(self, stream: AsyncStream) -> None:
-        """End a choice whose reader is finished. All generated tokens count."""
+        """End a choice whose reader is finished; usage counts all generated tokens."""
         answer = stream.answer
         answer.summary = replace(
             answer.summary, finish_reason=FinishReason.CONSTRAINT, new_tokens=len(answer.token_ids)
@@ -151,15 +151,15 @@ class Call:
 async def while_wanted(
     work: Awaitable[Result], receive: Callable[[], Awaitable[Any]], ending: asyncio.Event
 ) -> Result:
-    """Return the result of work unless the client or service ends.
+    """Return the result of `work`; cancel it if client or service ends.
 
     Args:
-        work: starts when this is called.
-        receive: ASGI's function of a request whose body was read.
+        work: the work, which starts now.
+        receive: ASGI's `receive` of a request whose body was read.
         ending: set when the service ends.
 
     Raises:
-        ClientGoneError: if the client hung up.
+        ClientGoneError: if the client closed its connection.
         EndingError: if the service ends.
     """
     working = asyncio.ensure_future(work)
@@ -168,7 +168,7 @@ async def while_wanted(
         await asyncio.wait({working, gone, ended}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGoneError if gone.done() else EndingError("this service ends")
+        raise ClientGoneError if gone.done() else EndingError("this service is shutting down")
     finally:
         for task in (working, gone, ended):
             task.cancel()

@@ -1,4 +1,4 @@
-"""`/openapi.json`: paths, bodies, answers and errors as they are."""
+"""Description of the API at `/openapi.json`."""
 
 from typing import Any
 
@@ -19,23 +19,23 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Answer of every call that fails."""
+    """Body of every answer with an error."""
 
     error: ErrorDetail
 
 
 _WHY = {
-    400: "A field is bad, unknown or not supported; or the request is longer than the context.",
+    400: "A field is missing, invalid, unknown or not supported; or the request exceeds the context.",
     401: "No key, or an unknown one.",
-    403: "Something that the key does not allow.",
-    404: "Another model than the one served, or an unknown request or path.",
-    408: "A body that comes too slowly.",
-    409: "An `Idempotency-Key` that was used for something else, or a request cancelled from elsewhere.",
-    413: "A body that is too large.",
-    429: "A full queue, or a quota that is used up; `Retry-After` says when to come back.",
-    500: "A fault of this service or of a gateway.",
-    502: "A gateway that left tokens out.",
-    503: "No gateway that can work, or too many calls.",
+    403: "The key does not allow this.",
+    404: "An unknown model, request or path.",
+    408: "The body came too slowly.",
+    409: "The `Idempotency-Key` was used for another request, or another call cancelled the request.",
+    413: "The body is too large.",
+    429: "The queue is full or a quota used up; `Retry-After` has the seconds to wait.",
+    500: "An internal error of this service or of a gateway.",
+    502: "A gateway's stream missed tokens.",
+    503: "No gateway is ready, or too many calls run.",
 }
 Responses = dict[int | str, dict[str, Any]]
 _ERRORS: Responses = {status: {"model": ErrorBody, "description": reason} for status, reason in _WHY.items()}
@@ -43,22 +43,22 @@ _JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _EVENTS: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 GENERATED: Responses = {
     **_ERRORS,
-    200: {"description": "The answer: at once, or as events with `stream`.", "content": _JSON | _EVENTS},
+    200: {"description": "The answer: one object, or events with `stream`.", "content": _JSON | _EVENTS},
 }
-"""Answers of calls that generate."""
+"""Answers of paths that generate text."""
 WHOLE: Responses = {**_ERRORS, 200: {"description": "The answer.", "content": _JSON}}
-"""Answers of other calls."""
+"""Answers of other paths."""
 STREAMED: Responses = {**_ERRORS, 200: {"description": "Events.", "content": _EVENTS}}
 KEYLESS: Responses = {503: _ERRORS[503], 200: {"description": "The answer.", "content": _JSON}}
 TEXT: Responses = {
     200: {"description": "The answer.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 _OPEN = ("/health", "/metrics")
-"""Paths that ask for no key."""
+"""Paths that need no key."""
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the description of an application's paths."""
+    """Return an application's OpenAPI description, with errors and keys."""
     if app.openapi_schema is not None:
         return app.openapi_schema
     schema = get_openapi(title="SpecInfer", version=__version__, routes=app.routes)
@@ -69,7 +69,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    about = "A key of the gateway; without keys there, any or none."
+    about = "A key of the gateway. A gateway without keys accepts any key, or none."
     key = {"type": "http", "scheme": "bearer", "description": about}
     schema["components"]["securitySchemes"] = {"key": key}
     app.openapi_schema = schema

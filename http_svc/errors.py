@@ -1,4 +1,4 @@
-"""OpenAI's error objects, from gateways' statuses and invalid bodies.
+"""Make OpenAI's error objects from gateways' statuses and invalid bodies.
 
 {"error": {"message": "...", "type": "...", "param": "...", "code": "..."}}
 """
@@ -31,28 +31,28 @@ _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     _Code.CANCELLED: (503, "unavailable"),
     _Code.DEADLINE_EXCEEDED: (504, "timeout"),
 }
-"""HTTP status and error type by gRPC status; others are 500."""
+"""HTTP status and error code by gRPC status; others are 500."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "unsupported": "unsupported_parameter",
 }
-"""Codes by pydantic's type of error; others are `invalid_value`."""
+"""Error codes by pydantic's type of error; others are `invalid_value`."""
 _UNION_PART = re.compile(r"str|int|(?:list|dict|function-(?:after|before))\[.*")
-"""Pydantic's names for branches of a union, which are no fields."""
+"""Pydantic's names of a union's branches in `loc`, which are not fields."""
 
 
 class CancelledElsewhereError(SpecInferError):
-    """A request was cancelled elsewhere: its partial answer is not complete."""
+    """Another call cancelled the request, so its answer is incomplete."""
 
 
 class EndingError(SpecInferError):
-    """This service ends, and its drain time is over."""
+    """This service is shutting down, and its drain time is over."""
 
 
 class ApiError(HTTPException):
-    """Error that a caller receives instead of an answer."""
+    """An error with the HTTP status and body that the caller receives."""
 
     def __init__(
         self,
@@ -75,24 +75,24 @@ class ApiError(HTTPException):
         }
 
     def response(self) -> JSONResponse:
-        """Return the whole answer."""
+        """Return the HTTP response."""
         return JSONResponse(self.content, self.status_code, self.headers)
 
 
 def internal_error(error: Exception) -> ApiError:
-    """Return the error of an internal fault, with its type only."""
+    """Return the error of an internal fault: only the fault's type."""
     return ApiError(500, FaultError("internal error", error).for_logs, "internal_error")
 
 
 def invalid_body(errors: Sequence[Any]) -> ApiError:
-    """Return the error of an invalid body, from pydantic's messages.
+    """Return the error of an invalid body, from pydantic's errors.
 
-    For a union there are several: the error is that of the field that lies deepest.
+    A union has an error per branch: the one with the deepest field is reported.
     """
     first = max(errors, key=lambda error: len(error["loc"]))
     kind, param = first["type"], _param_of(first)
     if kind == "json_invalid":
-        return ApiError(400, f"body: no JSON: {first['ctx']['error']}", "invalid_json")
+        return ApiError(400, f"body: invalid JSON: {first['ctx']['error']}", "invalid_json")
     if not param:
         return ApiError(400, "body: must be a JSON object, sent as application/json", "invalid_json")
     same = [error["msg"] for error in errors if _param_of(error) == param]
@@ -107,7 +107,7 @@ def invalid_body(errors: Sequence[Any]) -> ApiError:
 
 
 def _param_of(error: Any) -> str:
-    """Return the field of an error, like `messages[0].role`; empty for the body."""
+    """Return an error's field, as `messages[0].role`; empty for the body."""
     named = error.get("ctx", {}).get("field")
     if named:
         return str(named)
@@ -126,9 +126,9 @@ def api_error(
     """Return the error of a call that a gateway refused or lost.
 
     Args:
-        error: raised by the client of gateways.
-        names: caller's names of the gateway's fields.
-        explain: makes a message of a gateway's plainer, once it has those names.
+        error: the error that the gateway client raised.
+        names: names of the caller's fields by the gateway's names.
+        explain: rewrites a gateway's message, in which fields were renamed already.
     """
     if isinstance(error, (RequestFailedError, StreamLostError)):
         return _of_failure(error.failure, names, explain)
@@ -157,7 +157,7 @@ def _of_failure(failure: Failure, names: Mapping[str, str], explain: Callable[[s
 
 
 def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:
-    """Replace a field's name at a message's start by the caller's name."""
+    """Rename the field at a message's start; return message and field."""
     field, mark, rest = message.partition(" = ")
     if not mark or not re.fullmatch(r"[\w.\[\] +-]{1,80}", field):
         return message, None

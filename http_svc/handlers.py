@@ -1,4 +1,4 @@
-"""Answers calls: a body, its requests to gateways, a response. Stateless."""
+"""Handle calls: body -> requests to gateways -> response."""
 
 import asyncio
 import time
@@ -39,11 +39,11 @@ from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.v1 import generation_pb2
 
 _CLIENT_GONE = 499
-"""nginx's status for a client that hung up, for metrics only."""
+"""nginx's status for a client that closed its connection, for metrics only."""
 
 
 class Door:
-    """Serves `/v1`."""
+    """Handlers of the paths of the API."""
 
     def __init__(
         self, callers: CallerKeys, models: Models, metrics: HttpMetrics, ending: asyncio.Event
@@ -105,10 +105,10 @@ class Door:
     async def _until_begun(self, call: Call, stream: bool, request: Request) -> Response | None:
         """Wait until a stream begins or an answer is complete.
 
-        Returns a response if the client has hung up.
+        Returns a response if the client closed its connection, else None.
 
         Raises:
-            SpecInferError: if a request was refused or lost.
+            SpecInferError: if a gateway refused or lost a request.
         """
         try:
             work = call.accepted() if stream else call.finish()
@@ -177,7 +177,7 @@ class Door:
     ) -> Response:
         """Return the answer to a body.
 
-        `make` makes the gateway's requests of a request id, `explain` an error of the API from one of ours.
+        `make` returns the gateway's requests for a request id; `explain` converts our errors to the API's.
         """
         try:
             request.state.identity = identity_of(request)
@@ -225,15 +225,15 @@ class Door:
         request: Request,
         requests: Sequence[generation_pb2.GenerateRequest],
     ) -> tuple[list[AsyncStream], int | None]:
-        """Open a call's streams; return them and the first one's position.
+        """Open a call's streams; return them and the start position.
 
-        The position is the number of tokens that the client has; None if events have no ids.
+        The position is the number of tokens that the client has received; None if events get no ids.
         """
         last = request.headers.get("last-event-id")
         if last is None:
             return [caller.stream(one) for one in requests], 0 if body.resumable else None
         if not body.resumable:
-            raise InvalidInputError("Last-Event-ID", last, "only with resumable")
+            raise InvalidInputError("Last-Event-ID", last, "only with resumable = true")
         request_id, position = read_event_id(last)
         request.state.identity = request_id
         if REQUEST_ID_HEADER not in request.headers:

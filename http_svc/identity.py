@@ -1,4 +1,4 @@
-"""Headers of a call: its id and the permission for training."""
+"""Read a call's headers: request id and permission for training."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ IDEMPOTENCY_HEADER = "Idempotency-Key"
 NO_TRAINING_HEADER = "X-No-Training"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LONGEST = 200
-"""Maximum characters of an id. The gateway's 256 include choices' suffixes."""
+"""Maximum characters of an id: 256 less a choice's suffix."""
 
 
 def identity_of(request: Request) -> str:
     """Return the id of the gateway's request.
 
-    A call with `Idempotency-Key` has that id, so that it runs once however often it is sent. `X-Request-Id`
-    names a call in logs, but infrastructure sends one for many calls: it is only the beginning of the id.
+    A call with `Idempotency-Key` has this key as its id, so that a repeated call runs once. Otherwise the id begins
+    with `X-Request-Id` and has a random end: proxies may send one `X-Request-Id` for several calls.
 
     Raises:
-        InvalidInputError: if the key cannot be an id.
+        InvalidInputError: if the `Idempotency-Key` cannot be an id.
     """
     key = request.headers.get(IDEMPOTENCY_HEADER)
     if key is not None:
@@ -38,10 +38,10 @@ def identity_of(request: Request) -> str:
 def with_headers(
     request: Request, asked: Sequence[generation_pb2.GenerateRequest]
 ) -> Sequence[generation_pb2.GenerateRequest]:
-    """Return a call's requests with what its headers say of them.
+    """Return a call's requests, with `no_training` set by the headers.
 
     Raises:
-        InvalidInputError: if a header has a value that it cannot have.
+        InvalidInputError: if the header is neither true nor false.
     """
     for value in request.headers.getlist(NO_TRAINING_HEADER):
         if value.lower() not in _FLAGS:

@@ -1,4 +1,4 @@
-"""The models that gateways serve, and whether gateways answer."""
+"""Ask gateways for their model and their health."""
 
 import asyncio
 import math
@@ -20,14 +20,14 @@ _TIMEOUT_S = 2.0
 
 
 class GatewayHealth:
-    """Separate channels to every gateway: health needs no key."""
+    """Check the health of gateways, over channels without a caller's key."""
 
     def __init__(self, addresses: tuple[str, ...], tls: ClientTls) -> None:
         self._addresses, self._tls = addresses, tls
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def problem(self) -> str:
-        """Return why no gateway works, or nothing if one does. Asks concurrently."""
+        """Return every gateway's problem; empty if some gateway is healthy."""
         checks = [asyncio.create_task(self._check(address)) for address in self._addresses]
         problems = []
         try:
@@ -43,7 +43,7 @@ class GatewayHealth:
         return "; ".join(sorted(problems))
 
     async def _check(self, address: str) -> str:
-        if address not in self._channels:  # opened on first use: a channel belongs to the running loop
+        if address not in self._channels:  # opened on first use: a channel is bound to an event loop
             self._channels[address] = open_channel(address, self._tls)
         problem = await _problem(self._channels[address])
         return f"gateway at {address}: {problem}" if problem else ""
@@ -65,11 +65,11 @@ async def _problem(channel: grpc.aio.Channel) -> str:
 
 
 _FRESH_S = 5.0
-"""Time in which calls do not query gateways again."""
+"""Seconds for which a gateway's reply is cached."""
 
 
 class Models:
-    """Names of the model: configured, or cached from a gateway."""
+    """Cache of the model's names and form of answers."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class Models:
         self._given, self._names = bool(given), tuple(given)
         self._wall_clock, self._created, self._served = wall_clock, 0, ""
         self.form = ChatForm()
-        """Form of answers, as a gateway said last."""
+        """Form of answers, from a gateway's latest reply."""
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> str:
         """Check that a model is served; return its first name.
 
         Raises:
-            ApiError: 404 if it is not.
+            ApiError: 404 if no gateway serves the model.
             SpecInferError: if no gateway answers.
         """
         if self._given:
@@ -105,8 +105,8 @@ class Models:
     async def _ask(self, client: AsyncClient) -> None:
         """Query gateways for the model.
 
-        Calls that come meanwhile wait for the answer; if there is none, perhaps because of the first call's
-        key, they query themselves.
+        Concurrent calls wait for one query. If it fails, perhaps because of the first call's key, they query
+        gateways themselves.
         """
         if self._asking is not None:
             await asyncio.wait({self._asking})
@@ -123,7 +123,7 @@ class Models:
         """Describe the model under one or all names, in OpenAI's format.
 
         Raises:
-            ApiError: 404 if a name is given and it is not this model's.
+            ApiError: 404 if `name` is not a name of the model.
             SpecInferError: if no gateway answers.
         """
         status = await client.status()
@@ -141,11 +141,11 @@ class Models:
     def _require(self, name: str) -> None:
         if name not in self._names:
             served = ", ".join(map(repr, self._names))
-            reason = f"model = {name!r}: not served here; {served} {'is' if len(self._names) == 1 else 'are'}"
+            reason = f"model = {name!r}: not served here, only {served}"
             raise ApiError(404, reason, "model_not_found", "model")
 
     def remember(self, status: generation_pb2.StatusReply) -> None:
-        """Note what a gateway serves."""
+        """Store the model's name and form of answers from a gateway's reply."""
         if status.model != self._served:
             self._served, self._created = status.model, int(self._wall_clock())
         self._asked_at, form = self._clock(), status.chat_form

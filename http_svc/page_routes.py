@@ -1,4 +1,4 @@
-"""The page of trees: its files and the watched steps."""
+"""Serve the web page, and the stream of steps that it shows."""
 
 import asyncio
 import logging
@@ -35,17 +35,17 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Content-Security-Policy: nothing but our own files and our own API."""
+"""Content-Security-Policy: only files and calls of this service."""
 HEADERS = {
     "content-security-policy": POLICY,
-    "cache-control": "no-cache",  # requested again each time, and answered with 304 while they are the same
+    "cache-control": "no-cache",  # revalidated at each use; 304 if unchanged
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
 
 
 class _Files(StaticFiles):
-    """Files with our headers."""
+    """Static files with `HEADERS`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(message: Message) -> None:
@@ -71,9 +71,9 @@ _KIND, _FINISH = "PROPOSAL_KIND_", "FINISH_REASON_"
 
 
 def step_event(reply: generation_pb2.WatchReply) -> dict[str, Any]:
-    """Return one event.
+    """Return one event of `/v1/watch`.
 
-    `step` is null in the first one, and at a request's end between steps.
+    `step` is null in the first event, and in an event that reports only a request's end.
     """
     return {
         "request_id": reply.request_id,
@@ -142,12 +142,12 @@ _NAME = "request_id"
 
 
 async def watch(caller: AsyncClient, request: Request, ending: asyncio.Event) -> Response:
-    """Stream the steps of the query's request, or all of the caller's.
+    """Stream the steps of the query's request, or of the caller's requests.
 
-    The first event, which has no step, confirms that all later steps are sent.
+    The first event has no step: it confirms that watching has begun.
 
     Raises:
-        SpecInferError: if a gateway refuses, or none answers.
+        SpecInferError: if a gateway refuses the call, or no gateway answers.
     """
     replies = caller.watch(_request_id(request))
     try:
@@ -166,7 +166,8 @@ def _request_id(request: Request) -> str:
     unknown = [name for name, _ in given if name != _NAME]
     if unknown or len(given) > 1:
         field = unknown[0] if unknown else _NAME
-        raise InvalidInputError(field, request.query_params[field], "unknown" if unknown else "given twice")
+        reason = "given twice" if not unknown else f"unknown parameter; only {_NAME} is accepted"
+        raise InvalidInputError(field, request.query_params[field], reason)
     return request.query_params.get(_NAME, "")
 
 
@@ -179,6 +180,6 @@ async def _events(
             yield encode(step_event(reply))
     except SpecInferError as error:
         yield encode(api_error(error, {}).content)
-    except Exception as error:  # the status was sent: an event is all that can reach the client
-        log.exception("a watch failed")
+    except Exception as error:  # the HTTP status was sent already, so the error becomes an event
+        log.exception("a stream of steps failed; the client gets an error event")
         yield encode(internal_error(error).content)

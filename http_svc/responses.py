@@ -1,4 +1,4 @@
-"""Answers in the shapes of OpenAI's API. Pure."""
+"""Build answers and stream events in the formats of OpenAI's API."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -19,33 +19,33 @@ from specinfer.client import (
 )
 
 _LOWEST = -9999.0
-"""Replaces minus infinity, unknown to JSON, like OpenAI's API and vLLM."""
+"""Replaces minus infinity for JSON, as in OpenAI's API and vLLM."""
 
 
 class TextOffsets:
-    """Offsets of consecutive tokens in a choice's text, in characters."""
+    """Count the characters before each token of a choice's text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
 
     def add(self, token: bytes) -> int:
-        """Return the next token's offset, after all completed characters."""
+        """Return the number of complete characters before the next token."""
         begin = self._length
         self._length += len(self._decoder.decode(token))
         return begin
 
 
 def chat_logprobs(rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
-    """Return `logprobs` of a choice of a conversation."""
+    """Return field `logprobs` of a chat completion's choice."""
     content = [{**_entry(row.chosen), "top_logprobs": [_entry(one) for one in row.top]} for row in rows]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
-    """Return `logprobs` of a choice of a completion.
+    """Return field `logprobs` of a completion's choice.
 
-    The generated token is among the most probable ones in any case.
+    `top_logprobs` always includes the generated token.
     """
     return {
         "tokens": [row.chosen.text for row in rows],
@@ -70,27 +70,27 @@ _FINISH = {
     FinishReason.STOP_STRING: "stop",
     FinishReason.CONSTRAINT: "stop",
 }
-"""Finish reasons of the API; others are no ends of whole answers."""
+"""The API's finish reasons of complete answers, by ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One of the two forms in which answers are given."""
+    """Format of answers: chat completions or completions."""
 
     prefix: str
-    """Beginning of ids."""
+    """Prefix of an answer's id."""
     whole: str
-    """Value of `object` in an answer that comes at once."""
+    """Value of `object` without streaming."""
     chunk: str
-    """Value of `object` in a part of a stream."""
+    """Value of `object` in a stream's events."""
     message: Callable[[str], dict[str, Any]]
-    """Makes the content of a choice from a whole text."""
+    """Return a choice's content for its whole text."""
     delta: Callable[[str], dict[str, Any]]
-    """Makes the content of a choice from a piece of text."""
+    """Return a choice's content for a piece of its text."""
     logprobs: Callable[[Sequence[TokenLogprobs], TextOffsets], dict[str, Any]]
-    """Makes the log-probabilities of a choice, if they are wanted."""
+    """Return a choice's field `logprobs`."""
     opening: dict[str, Any] | None
-    """Content of the first part of each choice, before any text."""
+    """Content of each choice's first event, which has no text."""
 
 
 CHAT = Kind(
@@ -118,7 +118,7 @@ _PLAIN = AnswerForm()
 
 @dataclass(frozen=True, slots=True)
 class ResponseShape:
-    """Properties that all parts of one call's answer share."""
+    """Build the answer or the events of one call."""
 
     kind: Kind
     request_id: str
@@ -126,36 +126,36 @@ class ResponseShape:
     created: int
     """Seconds since 1970."""
     usage_comes: bool = False
-    """True if a stream ends with the usage; other parts have null."""
+    """True if a stream ends with the token counts."""
     logprobs: bool = False
-    """True if log-probabilities are wanted."""
+    """True if log-probabilities are requested."""
     form: AnswerForm = _PLAIN
     """Parts that answers may have."""
     usage_always: bool = False
-    """True if every part has the choice's usage so far."""
+    """True if every event has the choice's token counts so far."""
 
     def reader(self, index: int) -> AnswerReader | None:
-        """Return a reader of a choice; None for plain text."""
+        """Return a parser for a choice's text; None if it needs none."""
         return None if self.form.plain else AnswerReader(f"{self.request_id}_{index}", self.form)
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the part with which a choice begins, if there is one."""
+        """Return a choice's first event, if the format has one."""
         return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
 
     def part(
         self, index: int, piece: Piece, offsets: TextOffsets, deltas: Sequence[Delta] | None = None
     ) -> dict[str, Any] | None:
-        """Return a piece of a choice, if any; `deltas`: its reader's output."""
+        """Return a piece's event, from its reader's `deltas`; None if empty."""
         if deltas is None:
-            content, says = self.kind.delta(piece.text), bool(piece.text)
+            content, has_text = self.kind.delta(piece.text), bool(piece.text)
         else:
-            content, says = {"delta": combined(deltas)}, bool(deltas)
-        if not says and not self.logprobs:
+            content, has_text = {"delta": combined(deltas)}, bool(deltas)
+        if not has_text and not self.logprobs:
             return None
         return self._part(index, content, None, self._logprobs(piece.token_logprobs, offsets))
 
     def last(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
-        """Return the reader's output at a choice's end, if any."""
+        """Return the event of the reader's last output, if any."""
         return self._part(index, {"delta": combined(deltas)}, None) if deltas else None
 
     def end(self, index: int, finish: FinishReason, reader: AnswerReader | None = None) -> dict[str, Any]:
@@ -165,13 +165,13 @@ class ResponseShape:
         return self.kind.logprobs(rows, offsets) if self.logprobs else None
 
     def usage(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
-        """Return the part with which a stream ends, if usage is wanted."""
+        """Return a stream's last event: the token counts of all choices."""
         return {**self._head(self.kind.chunk), "choices": [], "usage": usage_of(answers, prompts)}
 
     def whole(
         self, answers: Sequence[Answer], prompts: int, readers: Sequence[AnswerReader | None]
     ) -> dict[str, Any]:
-        """Return the answer at once; `readers` have read the choices."""
+        """Return the whole answer; `readers` have parsed the choices."""
         read = zip(answers, readers, strict=True)
         choices = [self._choice(index, answer, reader) for index, (answer, reader) in enumerate(read)]
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
@@ -208,10 +208,10 @@ class ResponseShape:
 
 
 def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
-    """Return usage of all choices. Each prompt counts once.
+    """Return field `usage` of all choices. Each prompt counts once.
 
     Args:
-        answers: choices of the first prompt, then of the second, as many for each.
+        answers: all choices of the first prompt, then as many of the second.
         prompts: number of prompts.
     """
     choices = len(answers) // prompts
@@ -228,17 +228,17 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
 
 
 def usage_so_far(answer: Answer, generated: int) -> dict[str, Any]:
-    """Return the usage of one choice after so many tokens."""
+    """Return field `usage` of a choice after `generated` tokens."""
     read = answer.summary.prompt_tokens
     return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
 
 
 def is_whole(answer: Answer) -> bool:
-    """Return whether an answer has ended by itself."""
+    """Return whether an answer ended without reaching a limit."""
     return _finish(answer.finish_reason) != "length"
 
 
 def _finish(reason: FinishReason, called: bool = False) -> str:
-    """Return the API's reason; `called` if complete calls ended the answer."""
+    """Return the API's finish reason; `called`: a complete call came last."""
     word = _FINISH.get(reason, reason.value)
     return "tool_calls" if called and word == "stop" else word

@@ -13,12 +13,12 @@ from specinfer.service.settings import ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
 PATIENCE_SECONDS = 10.0
-"Time that a lost gateway is retried before a call fails."
+"""Seconds for which a lost gateway is retried before a call fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAccess:
-    """Access to the gateways that answer calls."""
+    """Addresses, TLS and patience of the calls to gateways."""
 
     addresses: tuple[str, ...]
     tls: ClientTls
@@ -33,12 +33,12 @@ class ApiSettings(ProcessSettings):
     listen: str = Field("127.0.0.1:8000", description="Address to listen on, host:port.")
     served_model_name: str = Field(
         "",
-        description="Names by which callers call the model, separated by commas; answers carry the first. "
-        "Empty: the gateways' name of it.",
+        description="Names of the model in calls, separated by commas; answers have the first. "
+        "Empty: the gateways' name.",
     )
     cors_origins: str = Field(
         "",
-        description="Origins whose pages may call, separated by commas, for example https://chat.example; "
+        description="Origins whose web pages may call, separated by commas, for example https://chat.example; "
         "* for all.",
     )
     allowed_hosts: str = Field(
@@ -49,10 +49,10 @@ class ApiSettings(ProcessSettings):
     max_calls: int = Field(4096, ge=1, description="Maximum calls at once; more are refused with 503.")
 
     def check(self) -> None:
-        """Check also the model's names."""
+        """Check the model's names, too."""
         names = self.model_names
         if len(set(names)) < len(names) or (self.served_model_name and not all(names)):
-            raise SettingError("served_model_name", self.served_model_name, "an empty name, or one twice")
+            raise SettingError("served_model_name", self.served_model_name, "has an empty or repeated name")
         super().check()
 
     @property
@@ -66,19 +66,19 @@ class ApiSettings(ProcessSettings):
 
     @property
     def origins(self) -> list[str]:
-        """The origins whose pages may call."""
+        """Origins whose web pages may call (CORS)."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
     @property
     def hosts(self) -> AllowedHosts:
-        """Host headers of calls that are answered."""
+        """Accepted `Host` headers."""
         names = [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
         listens = split_address("listen", self.listen, lowest_port=0)[0]
         return AllowedHosts(names or (["localhost"] if is_loopback(listens) else ["*"]))
 
 
 class HttpSettings(ApiSettings):
-    """Settings of the HTTP service, which speaks OpenAI's API and calls gateways."""
+    """Settings of the HTTP service, with its access to gateways."""
 
     group: ClassVar[str] = "Gateways"
 
@@ -86,31 +86,31 @@ class HttpSettings(ApiSettings):
 
     gateways: str = Field(
         "127.0.0.1:50051",
-        description="Gateways that share a Redis, host:port, separated by commas; the first that answers is "
-        "asked.",
+        description="Gateways that share a Redis, host:port, separated by commas; calls go to the first that "
+        "answers.",
     )
     patience_seconds: float = Field(
-        PATIENCE_SECONDS, ge=0, description="Time that a lost gateway is retried before a call fails."
+        PATIENCE_SECONDS, ge=0, description="Time for which a lost gateway is retried before a call fails."
     )
     gateway_tls_ca: str = Field(
-        "", description="PEM file of the authorities of gateways; with it TLS is used."
+        "", description="PEM file of the gateways' certificate authorities; switches on TLS."
     )
     gateway_tls_certificate: str = Field(
-        "", description="PEM file of this service's certificate for gateways that ask for one."
+        "", description="PEM file of this service's certificate, for gateways that require one."
     )
     gateway_tls_key: str = Field("", description="PEM file of that certificate's private key.")
     gateway_tls_name: str = Field(
-        "", description="Name in the certificates of gateways; empty: the host of each address."
+        "", description="Name in the gateways' certificates; empty: the host of each address."
     )
 
     def check(self) -> None:
-        """Check also the gateways and TLS towards them."""
+        """Check the gateways' addresses and TLS files, too."""
         self.access.tls.check()
         super().check()
 
     @property
     def access(self) -> GatewayAccess:
-        """Addresses of the gateways, and how they are called."""
+        """Access to the gateways, from these settings."""
         ca, certificate, key = map(
             as_path, (self.gateway_tls_ca, self.gateway_tls_certificate, self.gateway_tls_key)
         )

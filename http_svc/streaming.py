@@ -1,4 +1,4 @@
-"""Streams of server-sent events.
+"""Stream server-sent events.
 
 Specification: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -20,35 +20,35 @@ from specinfer.errors import InvalidInputError, SpecInferError
 log = logging.getLogger(__name__)
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-"""Made once: `json.dumps` makes one for each call."""
+"""Shared encoder: `json.dumps` with options creates one per call."""
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""Escapes for the line ends not escaped by JSON.
+"""Escapes for line ends that JSON does not escape.
 
 Clients that read text by lines may split at them.
 """
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"
 _QUIET_S = 5.0
-"""Silence after which a comment is sent: proxies close idle connections."""
+"""Silence before a comment is sent: proxies close idle connections."""
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Headers against buffering by proxies."""
 
 
 def event_id(request_id: str, position: int) -> str:
-    """Return an event's id: the request and the number of sent tokens."""
+    """Return an event's id: request id and number of sent tokens."""
     return f"{request_id}:{position}"
 
 
 def read_event_id(text: str) -> tuple[str, int]:
-    """Return the request and the position of an event.
+    """Return request id and number of tokens from an event's id.
 
     Raises:
-        InvalidInputError: if it is none of our ids.
+        InvalidInputError: if the text is not an id of `event_id`.
     """
     request_id, _, position = text.rpartition(":")
     sound = request_id.isascii() and request_id.isprintable() and position.isdecimal()
     if not request_id or not sound or int(position) >= 2**32:
-        raise InvalidInputError("Last-Event-ID", text, "must be the id of an event")
+        raise InvalidInputError("Last-Event-ID", text, "must be the id of a received event")
     return request_id, int(position)
 
 
@@ -70,10 +70,10 @@ async def event_lines(
 
     Args:
         call: the call whose streams are read.
-        shape: of the answer.
+        shape: format of the answer.
         prompts: number of prompts.
-        start: tokens that the client has, if events are to have ids; None for no ids.
-        explain: makes an error of the API from one of ours.
+        start: number of tokens that the client has received; None: events get no ids.
+        explain: converts our errors to the API's.
     """
     sent = [start or 0] * len(call.answers)
 
@@ -107,13 +107,13 @@ async def event_lines(
         yield DONE
     except SpecInferError as error:
         yield encode(explain(error).content)
-    except Exception as error:  # the status was sent: an event is all that can reach the client
-        log.exception("a stream failed")
+    except Exception as error:  # the HTTP status was sent already, so the error becomes an event
+        log.exception("a stream failed; the client gets an error event")
         yield encode(internal_error(error).content)
 
 
 class EventStream(Response):
-    """Sends events until they end or the client hangs up."""
+    """Send events until they end or the client closes its connection."""
 
     media_type = "text/event-stream"
 
@@ -126,8 +126,8 @@ class EventStream(Response):
     ) -> None:
         """Create a stream of events.
 
-        `close` is awaited at the end in any case; `gone` is called if the client hung up before; `ending` is
-        set when the service ends.
+        `close` is always awaited at the end. `gone` is called if the client closed its connection early. `ending`
+        is set when the service ends.
         """
         self.status_code, self.background = 200, None
         self._lines, self._close, self._gone, self._ending = lines, close, gone, ending
@@ -158,7 +158,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _break_silence(self, send: Send) -> None:
-        """Send a comment, ignored by clients, after each silence."""
+        """Send a comment, which clients ignore, after `_QUIET_S` without events."""
         while True:
             self._spoke = False
             await asyncio.sleep(_QUIET_S)

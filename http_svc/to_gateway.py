@@ -1,4 +1,4 @@
-"""A body -> the requests to gateways, one for each choice. Pure."""
+"""Convert a body to requests of the gateway, one for each choice."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,25 +20,25 @@ from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
 
 MAX_REQUESTS = 128
-"""Maximum choices of a call, of all prompts together."""
+"""Maximum choices of a call: prompts times `n`."""
 MAX_BYTES = 2**24
-"""Maximum bytes of its requests. Each choice repeats the prompt."""
+"""Maximum bytes of a call's requests; each choice repeats the prompt."""
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
 _FILL_CONTEXT = 0
-"""Value of `max_new_tokens` for all tokens the context has room for."""
+"""Value of `max_new_tokens`: up to the end of the context."""
 
 
 def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[generation_pb2.GenerateRequest]:
-    """Return the requests of a conversation.
+    """Return the requests of a chat body.
 
     Args:
-        body: of the call.
-        form: how the model writes answers.
-        request_id: of the first request.
+        body: the checked body.
+        form: the model's form of calls and reasoning.
+        request_id: id of the request; with several choices, the prefix of their ids.
 
     Raises:
-        InvalidInputError: if they are too many or too large together.
+        InvalidInputError: if the choices are too many or too large together.
     """
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -51,7 +51,6 @@ def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[gener
 
 
 def tokenize_request(body: TokenizeBody) -> generation_pb2.TokenizeRequest:
-    """Return the request for the tokens of a text or a conversation."""
     if body.messages is None:
         plain = body.add_special_tokens is False
         return generation_pb2.TokenizeRequest(text=body.prompt, no_special_tokens=plain)
@@ -64,7 +63,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[generatio
     """Return the requests of one prompt or several.
 
     Raises:
-        InvalidInputError: if there is no prompt, or if they are too many or too large together.
+        InvalidInputError: if there is no prompt, or the choices are too many or too large together.
     """
     options = _options(body, COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens)
     prompts = _prompts(body.prompt)
@@ -73,7 +72,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[generatio
 
 
 def wants_logprobs(body: Body) -> bool:
-    """Return whether log-probabilities are wanted. Completions may request 0 alternatives."""
+    """Return whether log-probabilities are requested; 0 requests them in completions."""
     if isinstance(body, CompletionBody):
         return body.logprobs is not None
     return isinstance(body, ChatBody) and bool(body.logprobs)
@@ -86,7 +85,7 @@ def _top_logprobs(body: Body) -> int:
 
 
 def _tell(body: Conversation, messages: Sequence[Message], chat: generation_pb2.ChatMessages) -> None:
-    """Add the offered functions, earlier calls with their results, and the end."""
+    """Set the request's functions, earlier calls, template variables and ending."""
     if body.continue_final_message:
         chat.end = generation_pb2.CHAT_END_CONTINUED
     elif body.add_generation_prompt is False:
@@ -121,7 +120,7 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[P
 
 def _check_count(count: int) -> None:
     if count > MAX_REQUESTS:
-        raise InvalidInputError("n", count, f"choices of all prompts, at most {MAX_REQUESTS}")
+        raise InvalidInputError("n", count, f"at most {MAX_REQUESTS} choices, counting all prompts")
 
 
 def _choices(
@@ -138,7 +137,7 @@ def _choices(
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(prompted[number // choices])
         request.stop_token_ids.extend(body.stop_token_ids or ())
-        # one seed would make all choices the same
+        # choices of one seed would be equal
         if body.seed is not None:
             request.sampling.seed = (body.seed + number % choices) % 2**64
         request.request_id = request_id if count == 1 else f"{request_id}-{number}"
@@ -187,7 +186,7 @@ def _form(body: Body) -> RequestOptions:
 
 
 def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> RequestOptions:
-    """Return options with a grammar of calls, or of the requested format."""
+    """Return options with a grammar that allows calls or the requested constraint."""
     schema, other = options.get("json_schema"), ""
     if schema is not None:
         other = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
@@ -214,7 +213,7 @@ def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> Requ
 def answer_form(body: Body, form: ChatForm) -> AnswerForm:
     """Return the parts that answers may have.
 
-    An answer of a form that was asked for has no thoughts, and a stream that may be resumed is text as it is.
+    An answer with a constraint and without functions has no reasoning. A resumable stream is not parsed.
     """
     if not isinstance(body, ChatBody):
         return AnswerForm()
@@ -234,7 +233,7 @@ def answer_form(body: Body, form: ChatForm) -> AnswerForm:
 
 
 def _beginnings(body: ChatBody, form: ChatForm) -> tuple[str, ...]:
-    """Return the starts of calls if an answer may have another format."""
+    """Return the beginnings of calls, if other answers have a constraint."""
     asked = _form(body)
     if not body.callable or body.must_call or not asked:
         return ()

@@ -1,4 +1,4 @@
-"""Schemas of functions' parameters, without unsupported keywords."""
+"""Prepare the JSON schemas of functions' parameters for llguidance."""
 
 import re
 from collections.abc import Sequence
@@ -7,17 +7,16 @@ from typing import Any
 from http_svc.body.tools import Function
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""llguidance's options of arguments: one form only."""
+"""llguidance's options: JSON with fixed white space."""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
-"""Parts that Rust's regular expressions have not: look-around, references to groups."""
+"""Syntax that Rust's regular expressions lack: look-around and back-references."""
 
 
 def followed(function: Function) -> dict[str, Any]:
-    """Return the schema that the arguments of a call follow.
+    """Return the schema that constrains the arguments of a call.
 
-    Unless the function is strict, keywords that cannot be followed are left out: the model sees them all the
-    same.
+    Unless the function is strict, unsupported keywords are removed. The prompt still shows them to the model.
     """
     schema = _NO_ARGUMENTS if function.parameters is None else {"type": "object"} | function.parameters
     if function.strict:
@@ -31,7 +30,7 @@ _OF_LINE = re.compile(
 
 
 def name_function(message: str, functions: Sequence[Function]) -> str:
-    """Turn an error in a grammar's line into one of its function."""
+    """Replace a grammar's line number in an error by the function's name."""
     match = _OF_LINE.fullmatch(message)
     if match is None or int(match[1]) > len(functions):
         return message
@@ -39,7 +38,7 @@ def name_function(message: str, functions: Sequence[Function]) -> str:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """Leave out patterns that Rust's regular expressions cannot be."""
+    """Remove the patterns that Rust's regular expressions cannot express."""
     if isinstance(schema, list):
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, dict):

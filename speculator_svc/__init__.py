@@ -1,1 +1,1 @@
-"""The speculator service: guesses token trees."""
+"""The speculator service: drafts token trees."""

@@ -1,4 +1,4 @@
-"""Start of a speculator service: settings -> drafters -> engine -> servicer -> server."""
+"""Start a speculator service: settings -> drafters -> engine -> servicer -> server."""
 
 import asyncio
 import contextlib
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from speculator_svc.learning.learner import Learner
 
 _LEARN_TOKENS, _LEARN_SECONDS = 1_000_000, 3600.0
-"""Maximum cached tokens of ended requests for training, and their lifetime."""
+"""Maximum tokens of finished requests kept for training, and seconds kept."""
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
 LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name
 
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
-    """Load the drafters and put the engine together."""
+    """Load the drafters and create the engine."""
     if MODEL_DRAFTERS & set(settings.drafters):
-        from specinfer.model.threads import use_threads  # it loads torch: others start without it
+        from specinfer.model.threads import use_threads  # imports torch, which other drafters do not need
 
         use_threads(settings.threads)
     options = settings.drafter_options()
@@ -50,14 +50,14 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
 def build_learner(
     settings: SpeculatorSettings, engine: SpeculatorEngine, thread: EngineThread
 ) -> "Learner | None":
-    """Build the learner from requests; None without learning.
+    """Return the learner of `--learn`; None without this option.
 
     Raises:
-        SettingError: if no drafter can learn, or if the directory cannot be made.
+        SettingError: if no drafter can learn, or the directory cannot be written.
     """
     if not settings.learn:
         return None
-    from speculator_svc.learning.learner import Learner, check_learnable  # it loads torch
+    from speculator_svc.learning.learner import Learner, check_learnable  # imports torch
 
     check_learnable(settings.drafters, settings.model)
     checkpoints = Checkpoints(Path(settings.learn))
@@ -74,7 +74,7 @@ async def serve(settings: SpeculatorSettings) -> None:
     tracer = open_tracer(PROGRAM, settings)
     thread = EngineThread("speculator-engine")
     engine = await thread.call(build_engine, settings)
-    # before an earlier service's weights are taken up: it names the model that was asked for
+    # before `resume` loads learned weights, so that it names the model of the settings
     description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
     learner = build_learner(settings, engine, thread)
     description.learns = learner is not None

@@ -1,10 +1,10 @@
-"""Separate ids of clients: two gateways may use the same request id."""
+"""Make request ids unique among clients: gateways may use the same ids."""
 
 
 def own_id(client: str, request_id: str) -> str:
-    """Return the engine's and drafters' id of a client's request.
+    """Return the engine's id of a client's request.
 
-    The length at the start keeps it unique for any characters in both.
+    It begins with the client's length, so that two pairs never give the same id.
     """
     return f"{len(client)}:{client}:{request_id}"
 

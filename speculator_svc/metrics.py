@@ -1,6 +1,6 @@
-"""Prometheus metrics of a speculator service (bad values: the dashboards).
+"""Prometheus metrics of a speculator service.
 
-Counted on the engine thread: 20 us a step.
+Counting takes 20 us per step of the engine's thread. The dashboards show which values are bad.
 """
 
 from collections import Counter as Tally
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class SpeculatorMetrics:
-    """Counts the engine's work."""
+    """Metrics of the engine's steps."""
 
     def __init__(
         self, registry: CollectorRegistry, names: Sequence[str], learner: "Learner | None" = None
     ) -> None:
-        """Make the metrics; `names` are the speculators', in order."""
+        """Create the metrics; `names`: the speculators' names by number."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_speculator_{name}", documentation, labels, registry=registry)
@@ -35,9 +35,9 @@ class SpeculatorMetrics:
         self._entries = {status: entries.labels(status.name.lower()) for status in EntryStatus}
         self._drafts = DraftCounts(registry, "specinfer_speculator", names)
         self._step = StepHistogram(
-            "specinfer_speculator_step_seconds", "Time of one step.", TO_SECONDS_S, registry
+            "specinfer_speculator_step_seconds", "Seconds of a step.", TO_SECONDS_S, registry
         )
-        self.failed_steps = counter("failed_steps", "Steps that failed by a fault of the service.")
+        self.failed_steps = counter("failed_steps", "Steps that failed by an internal error.")
         self._requests = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
         if learner is not None:
             registry.register(LearningMetrics(learner))
@@ -53,26 +53,25 @@ class SpeculatorMetrics:
             self._entries[status].inc(count)
 
     def observe_requests(self, requests: int) -> None:
-        """Show the number of requests with a context."""
         self._requests.set(requests)
 
 
 class LearningMetrics(Collector):
-    """State of the learner, read when it is scraped."""
+    """Metrics of the learner, read at each scrape."""
 
     def __init__(self, learner: "Learner") -> None:
         self._learner = learner
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the metrics by their names."""
+        """Yield the metrics without values."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as they are now."""
+        """Yield the metrics with current values."""
         learner, prefix = self._learner, "specinfer_speculator_learning"
         gauges = {
             "version": ("Version of the weights in use; 0: the initial ones.", learner.version),
-            "replay_tokens": ("Tokens of ended requests kept for training.", learner.replay.tokens),
+            "replay_tokens": ("Tokens of finished requests kept for training.", learner.replay.tokens),
             "held_out_tokens_per_step": (
                 "Tokens per step on held-out texts at the last evaluation; 0: none.",
                 learner.held_out_rate,

@@ -1,4 +1,4 @@
-"""Protobuf in and out of the speculator engine, nothing else."""
+"""gRPC servicer of the speculator engine: convert messages."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
-    """Serves `specinfer.v1.Speculator`."""
+    """Servicer of `specinfer.v1.Speculator`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
     async def Draft(
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
     ) -> AsyncIterator[speculator_pb2.DraftReply]:
-        """Return one reply per request message, in order."""
+        """Yield one reply per request message, in order."""
         top_k = None
         async for request in requests:
             reply = await self._thread.call(self._step, request)
@@ -62,14 +62,14 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
             yield reply
 
     def _step(self, request: speculator_pb2.DraftRequest) -> speculator_pb2.DraftReply:
-        """Serve a message. An internal fault costs only the step."""
+        """Serve a message. After an internal error, the step has no drafts."""
         started = time.perf_counter()
         try:
             with service_step(self._tracer, "speculator", request.traceparent, len(request.entries)):
                 outcomes = self._serve(request)
                 entries = [_encode(outcome) for outcome in outcomes]
         except Exception as error:
-            log.exception("a step of %d requests failed", len(request.entries))
+            log.exception("a step of %d requests failed; they get no drafts", len(request.entries))
             entries = [_encode(outcome) for outcome in self._recover(request, error)]
         else:
             seconds = time.perf_counter() - started
@@ -98,13 +98,13 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
 
     def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:
-        """Forget the requests of a failed step: they are sent again later."""
+        """Release the requests of a failed step; gateways send their contexts again."""
         self._observing(self._metrics.failed_steps.inc)
         ids = [own_id(request.client, entry.request_id) for entry in request.entries]
         try:
             self._engine.release(ids)
         except Exception:
-            log.exception("could not forget the requests of a failed step")
+            log.exception("releasing the requests of a failed step failed")
         message = f"internal error: {type(error).__name__}"
         return [DraftOutcome(request_id, EntryStatus.EXHAUSTED, message) for request_id in ids]
 
@@ -114,7 +114,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
-        """Forget requests of the calling client."""
+        """Release requests of the calling client."""
         own_ids = [own_id(request.client, request_id) for request_id in request.request_ids]
         released = await self._thread.call(self._release, own_ids)
         for request_id in request.request_ids:
@@ -133,7 +133,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
-    """Decode entries or their errors. Only the first of an id counts."""
+    """Decode entries, each to an entry or error. Repeated ids are errors."""
     decoded: list[DraftEntry | DraftOutcome] = []
     seen: set[str] = set()
     for entry in entries:
@@ -164,7 +164,7 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
     except Exception as error:
-        log.exception("an entry could not be read", extra=about(entry.request_id))
+        log.exception("reading an entry failed; it gets no draft", extra=about(entry.request_id))
         reason = FaultError("internal error", error).for_logs
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.EXHAUSTED, reason)
 
@@ -179,7 +179,7 @@ def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
 def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
     return speculator_pb2.DraftResult(
         request_id=request_id_of(outcome.request_id),
-        status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
+        status=int(outcome.status),  # type: ignore[arg-type]  # both enums have the same numbers
         message=outcome.message,
         drafts=[encode_draft(speculator, draft) for speculator, draft in outcome.drafts],
         held_len=outcome.cached_len,
@@ -187,7 +187,7 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
 
 
 class DraftFailures:
-    """Failures of a service's speculators."""
+    """Count and log failures of a service's speculators."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -195,7 +195,7 @@ class DraftFailures:
         self._paces: dict[int, LogPace] = defaultdict(LogPace)
 
     def note(self, outcomes: Sequence[DraftOutcome], now: float) -> None:
-        """Log the latest failure of each speculator, at intervals after the first."""
+        """Log each speculator's latest failure, at most once per interval."""
         latest: dict[int, SpecInferError] = {}
         for outcome in outcomes:
             for speculator, draft in outcome.drafts:

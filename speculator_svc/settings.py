@@ -1,4 +1,4 @@
-"""Settings of a speculator (environment prefix SPECINFER_SPECULATOR_)."""
+"""Settings of a speculator service (environment prefix SPECINFER_SPECULATOR_)."""
 
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ _DEFAULTS = DrafterOptions()
 
 
 class SpeculatorSettings(ServiceSettings):
-    """A speculator service guesses token trees with one drafter or several."""
+    """A speculator service drafts token trees with one drafter or several."""
 
     group: ClassVar[str] = "Drafters"
 
@@ -31,7 +31,7 @@ class SpeculatorSettings(ServiceSettings):
     )
     name: str = Field(
         "",
-        description="Name in statistics; empty takes the drafter's. For several it precedes theirs.",
+        description="Name in statistics; empty: the drafter's name. For several drafters, a prefix of their names.",
     )
     drafter: str = Field(
         "ngram", description=f"Drafting method: {', '.join(DRAFTERS)}; or several, as in ngram+ssm."
@@ -39,17 +39,18 @@ class SpeculatorSettings(ServiceSettings):
     threads: int = Field(0, ge=0, description=f"CPU threads; {THREADS_HELP}.")
 
     model: str = Field(
-        DEFAULT_MODEL, description="ssm: model, as for the verifier; recycling, retrieval: whose tokens."
+        DEFAULT_MODEL,
+        description="ssm: model, as in the verifier; recycling, retrieval: model of the tokenizer.",
     )
     target: str = Field(
         _DEFAULTS.target,
-        description="dflash: target of a checkpoint that names none, as for the verifier.",
+        description="dflash: target of a checkpoint that names none, as in the verifier.",
     )
     dtype: str = Field(_DEFAULTS.dtype, description="ssm: numeric type: float32, bfloat16 or float16.")
     device: str = Field(_DEFAULTS.device, description="ssm: torch device.")
     weights: str = Field(
         _DEFAULTS.weights,
-        description=f"ssm: format of weights: {weights_help()}. Of a draft, auto is q8_0 where there are no blocks.",
+        description=f"ssm: format of weights: {weights_help()}. auto is q8_0 for a checkpoint without block formats.",
     )
     kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens in the KV cache.")
     kv_type: str = Field(
@@ -57,16 +58,16 @@ class SpeculatorSettings(ServiceSettings):
     )
     expansion: str = Field(
         _DEFAULTS.expansion,
-        description='ssm: expansion vector: children per node, level by level, such as "1,1,3,1"; empty '
-        "grows best-first.",
+        description='ssm: expansion vector, the children per node of each level, such as "1,1,3,1"; empty: '
+        "best-first trees.",
     )
     vocabulary: int = Field(
         _DEFAULTS.vocabulary,
         ge=0,
-        description="Maximum draft vocabulary of a whole model, the most frequent tokens; 0: all.",
+        description="Maximum draft vocabulary of a whole model, of its most frequent tokens; 0: all.",
     )
     beam: int = Field(
-        _DEFAULTS.beam, ge=1, description="ssm: maximum nodes expanded per level when growing best-first."
+        _DEFAULTS.beam, ge=1, description="ssm: maximum nodes that a best-first tree expands per level."
     )
     depth: int = Field(
         _DEFAULTS.depth, ge=1, description="ssm: maximum levels of a best-first tree; each costs a pass."
@@ -79,9 +80,9 @@ class SpeculatorSettings(ServiceSettings):
     )
     proposal: str = Field(
         _DEFAULTS.proposal,
-        description="ssm: children for sampled requests: point (favoured by the target's noise), "
-        "with_replacement or without_replacement (drawn). custom: anything but point lets the "
-        "function draw.",
+        description="ssm: children for sampled requests: point (tokens favoured by the target's seed), or "
+        "sampled with_replacement or without_replacement. custom: other values than point allow the "
+        "function to sample.",
     )
     suffix_learn: bool = Field(
         _DEFAULTS.suffix_learn, description="suffix: also draft from finished requests."
@@ -91,21 +92,21 @@ class SpeculatorSettings(ServiceSettings):
     )
     learn: str = Field(
         "",
-        description="ssm: directory for weights that `specinfer train follow` learns from requests; empty: no "
-        "texts are kept.",
+        description="ssm: directory of weights that `specinfer train follow` learns from requests; empty: "
+        "requests are not stored.",
     )
-    function: str = Field(_DEFAULTS.function, description="custom: the function that drafts, module:name.")
+    function: str = Field(_DEFAULTS.function, description="custom: function that drafts, MODULE:NAME.")
 
     @property
     def drafters(self) -> list[str]:
-        """Names of the drafting methods.
+        """Names of the drafters.
 
         Raises:
-            SettingError: if one is named twice.
+            SettingError: if a drafter is named twice.
         """
         names = self.drafter.split("+")
         if len(set(names)) < len(names):
-            raise SettingError("drafter", self.drafter, "each may be named once")
+            raise SettingError("drafter", self.drafter, "names a drafter twice")
         return names
 
     @property

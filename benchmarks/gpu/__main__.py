@@ -1,4 +1,4 @@
-"""Command line of `make bench-gpu`, which imports nothing before a GPU is found."""
+"""Command line of `make bench-gpu`; checks for a GPU before heavy imports."""
 
 import argparse
 import importlib.metadata
@@ -18,7 +18,7 @@ _VERSIONS = (*NEEDED, "flashinfer-python")
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.gpu", description="Kernels, passes and steps on a GPU."
     )
@@ -31,7 +31,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The device and the versions of what drives it."""
+    """Return the device's name and the versions of driver and libraries."""
     import torch
 
     versions = {}
@@ -48,7 +48,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the benchmark; exit code 2 if it cannot run here."""
+    """Run the benchmark; return exit code 2 if it cannot run here."""
     options = arguments(argv)
     if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         return _refuse(f"not installed: {', '.join(lacking)}")

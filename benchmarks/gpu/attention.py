@@ -1,7 +1,6 @@
-"""Speed of the attention kernel, relative to copies and libraries.
+"""Measure the attention kernel, compared with copies and libraries.
 
-Libraries get the same queries, keys and masks, if needed with contiguous keys; gathering these from the pages
-does not count:
+Libraries get the same queries, keys and masks. Some need contiguous keys; gathering them from the pages is not timed:
 
     sdpa         torch's scaled_dot_product_attention with a mask; heads that share a key as further rows
     flex         torch's flex_attention, compiled for the shape, with a block mask of the same visibility
@@ -24,7 +23,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.options import DTYPES
 
 Launcher = Callable[[Buffers], Call]
-"""Prepares a launch over buffers; its result returns [T, H, D]."""
+"""Prepares a launch over buffers, which returns [T, H, D]."""
 Prepare = Callable[[Workload], Launcher]
 _ALIGNED = 16
 _WORKSPACE = 128 * 2**20
@@ -55,12 +54,12 @@ def gathered(workload: Workload, b: Buffers) -> tuple[torch.Tensor, torch.Tensor
 
 
 def in_rows(out: torch.Tensor) -> torch.Tensor:
-    """[T, H, D] of [B, H, N, D]."""
+    """Reshape [B, H, N, D] to [T, H, D]."""
     return out.transpose(1, 2).flatten(0, 1)
 
 
 def sdpa(workload: Workload) -> Launcher:
-    """Return the launcher of the module's table."""
+    """Return a launcher of torch's scaled_dot_product_attention."""
     c, dtype = workload.cell, workload.dtype
     group, length = c.heads.query // c.heads.kv, c.context + c.nodes
     padded = -(-length // _ALIGNED) * _ALIGNED
@@ -84,7 +83,7 @@ def sdpa(workload: Workload) -> Launcher:
 
 
 def flex(workload: Workload) -> Launcher:
-    """Return the launcher of the module's table."""
+    """Return a launcher of torch's flex_attention."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     c = workload.cell
@@ -96,7 +95,7 @@ def flex(workload: Workload) -> Launcher:
         return (place < context) | tree[batch, row, node]
 
     mask = create_block_mask(seen, c.batch, None, nodes, context + nodes, device=workload.device)
-    torch._dynamo.reset()  # it remembers eight shapes, then gives up
+    torch._dynamo.reset()  # it compiles for at most eight shapes
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     grouped = c.heads.query != c.heads.kv
 
@@ -108,7 +107,7 @@ def flex(workload: Workload) -> Launcher:
 
 
 def flashinfer(workload: Workload) -> Launcher:
-    """Return the launcher of the module's table."""
+    """Return a launcher of flashinfer's paged prefill."""
     import flashinfer as library  # type: ignore[import-not-found]
 
     c, rows, device = workload.cell, workload.batch.rows, workload.device
@@ -142,11 +141,11 @@ def flashinfer(workload: Workload) -> Launcher:
 
 LIBRARIES: Mapping[str, Prepare] = {"sdpa": sdpa, "flex": flex, "flashinfer": flashinfer}
 COMPILED = ("flex",)
-"""Take seconds for every shape."""
+"""Libraries that compile for seconds per shape."""
 
 
 def missing() -> dict[str, str]:
-    """Libraries that are not installed, and why they are left out."""
+    """Return the libraries that cannot be used, with reasons."""
     if importlib.util.find_spec("flashinfer") is None:
         return {"flashinfer": "not installed"}
     return {}
@@ -155,17 +154,17 @@ def missing() -> dict[str, str]:
 log = logging.getLogger(__name__)
 _MAX_SETS = 32
 _SHARE_OF_MEMORY = 0.25
-"""Share of the memory for one set of buffers.
+"""Maximum share of the memory for one set of buffers.
 
-Libraries make copies, and float32 is larger.
+The rest is for libraries' copies, and for float32.
 """
 
 
 def measure_bandwidth(context: SectionContext, rows: Rows) -> None:
     """Measure bytes per second of a large copy, read and written.
 
-    The best of a few sizes counts. The kernel changes signs: a plain copy in a captured graph is the
-    driver's, which is slower (2.7 against 4.2 TB/s on an H200).
+    The best of a few sizes counts. The kernel changes signs, since the driver would run a plain copy in a captured
+    graph, more slowly (2.7 instead of 4.2 TB/s on an H200).
     """
     for share in (1, 2, 4):
         size = context.scale.copy_bytes // share
@@ -176,7 +175,7 @@ def measure_bandwidth(context: SectionContext, rows: Rows) -> None:
 
 
 def bandwidth(context: SectionContext) -> float:
-    """The device's, as measured in this run."""
+    """Return the copy bandwidth measured in this run, in bytes per second."""
     return max(float(row["bytes_per_s"]) for row in context.results["bandwidth"])
 
 
@@ -194,7 +193,7 @@ def measure_attention(context: SectionContext, rows: Rows) -> None:
 
 
 def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[str, Any]:
-    """Times of one cell: ours, every library's, and the bound."""
+    """Return a cell's times: our kernel, every library, the bound."""
     dtype = DTYPES[context.scale.dtype]
     workload, size = Workload.of(cell, dtype, context.device), least_bytes(cell, dtype.itemsize)
     count = max(1, min(_MAX_SETS, -(-context.scale.distinct_bytes // size)))
@@ -218,7 +217,7 @@ def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[st
 def _library(
     prepare: Callable[[], Launcher], sets: Sequence[Buffers], expected: torch.Tensor, context: SectionContext
 ) -> dict[str, Any]:
-    """Its time, if its results are ours; why there is none otherwise."""
+    """Return a library's time, or why it was not timed."""
     try:
         launcher = prepare()
         calls = [launcher(b) for b in sets]
@@ -227,8 +226,8 @@ def _library(
         if error > 2 * TOLERANCE[output.dtype]:
             return {"skipped": f"its results differ from ours: {error:.1e}"}
         return {"seconds": context.timer.launched(calls), "error": error}
-    except Exception as error:  # libraries raise what they like; the others are measured
-        log.exception("a library failed")
+    except Exception as error:  # libraries may raise anything
+        log.exception("a library failed; the others are measured")
         return {"skipped": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 

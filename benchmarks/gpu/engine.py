@@ -1,4 +1,4 @@
-"""Measures passes by nodes, and steps of the verifier's engine."""
+"""Measure passes by nodes, and steps of the verifier's engine."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from specinfer.verification.jobs import EngineLimits, VerifyJob
 _LOADING_S = 40
 """Maximum seconds to load a shape and capture its passes."""
 _CHUNK = 512
-"""Tokens of a context that are read in one pass."""
+"""Context tokens read per pass."""
 
 
 def measure_passes(context: SectionContext, rows: Rows) -> None:
@@ -83,7 +83,7 @@ def measure_executors(context: SectionContext, rows: Rows) -> None:
 
 
 def read_context(runner: ModelRunner, length: int, seed: int) -> KVSequence:
-    """Return a sequence with so many random tokens."""
+    """Return a cached sequence of `length` random tokens."""
     sequence, rng = runner.open(), np.random.default_rng(seed)
     tokens = rng.integers(1, runner.config.vocab_size, length).tolist()
     for start in range(0, length, _CHUNK):
@@ -100,8 +100,8 @@ def measure_pass(
 ) -> dict[str, Any]:
     """Return times of a pass.
 
-    `pass_s`: until the logits are there; `queued_s`: while the device never waits; `plain_bound_s`: reading
-    all weights and the contexts' keys and values at the bandwidth of a copy.
+    `pass_s`: until the logits are ready; `queued_s`: of passes queued without waiting for results;
+    `plain_bound_s`: reading all weights and the contexts' keys and values at the bandwidth of a copy.
     """
     trees = [random_tree(runner.config.vocab_size, nodes, seed) for seed in range(len(sequences))]
 
@@ -138,9 +138,9 @@ def random_tree(vocabulary: int, nodes: int, seed: int) -> tuple[list[int], list
 
 HISTOGRAM = "greedy, 32 nodes"
 _WARM_UP = 2
-"""Steps that do not count: the first reads the contexts."""
+"""Number of untimed steps; the first one reads the contexts."""
 _LONGEST_PATH = 10
-"""About: tokens by which a step lengthens a context at most."""
+"""Approximate maximum of tokens committed per step."""
 
 
 def measure_engine(context: SectionContext, rows: Rows) -> None:
@@ -166,7 +166,7 @@ def measure_engine(context: SectionContext, rows: Rows) -> None:
 
 
 def tree_nodes(context: SectionContext) -> int:
-    """Return the nodes of a tree in these steps, root included."""
+    """Return the number of nodes of a tree, root included."""
     return min(AIM_NODES, max(context.scale.nodes))
 
 
@@ -220,7 +220,7 @@ def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
 
 
 def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int, of: str) -> float | None:
-    """Return a measured time of such a pass, if any."""
+    """Return the measured time `of` a pass, if available."""
     key = {"shape": shape, "batch": batch, "nodes": nodes}
     passes: Sequence[dict[str, Any]] = context.results.get("passes", [])
     return next((row[of] for row in passes if key.items() <= row.items() and of in row), None)
@@ -233,12 +233,12 @@ def share_beside(device_s: float | None, step_s: float) -> float | None:
 
 DEPTH = 8
 _CALLS = 256
-"""Context tokens with room for timed calls: each adds one."""
+"""Room in the context for timed calls, which add a token each."""
 Grow = Callable[[Sequence[GrowthTask]], list[TokenTree]]
 
 
 def measure_drafting(context: SectionContext, rows: Rows) -> None:
-    """Per batch: seconds of a greedy best-first tree per request, either way."""
+    """Measure seconds of greedy best-first trees, captured and level by level."""
     scale, shape = context.scale, GrowthShape()
     limits = TreeLimits(tree_nodes(context) - 1, DEPTH)
     context.say(f"drafting: {scale.drafter.name}, loading and capturing")

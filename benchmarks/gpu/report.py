@@ -1,4 +1,4 @@
-"""The report in Markdown."""
+"""Write the report of `benchmarks.gpu` in Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """One aim: `value` is None where it was not measured."""
+    """A target figure; `value` is None if not measured."""
 
     what: str
     formula: str
@@ -23,7 +23,7 @@ class Aim:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """Return met, missed or not measured."""
         if self.value is None:
             return "not measured"
         met = self.value >= self.target if self.at_least else self.value <= self.target
@@ -31,7 +31,7 @@ class Aim:
 
 
 def aims(results: Mapping[str, Rows]) -> list[Aim]:
-    """All of them, from the rows of the sections."""
+    """Return all aims, from the rows of the sections."""
     attention = {"context": AIM_CELL.context, "nodes": AIM_CELL.nodes}
     lines = []
     for row in results.get("attention", ()):

@@ -1,4 +1,4 @@
-"""Runs sections within the time, and writes the report after each."""
+"""Run sections within a time limit; write the report after each."""
 
 import gc
 import logging
@@ -21,10 +21,10 @@ from benchmarks.publish import write
 Call = Callable[[], object]
 _WARM_UP, _REPEATS = 3, 20
 _FEW = 0.05
-"""Seconds of repetitions after which a slow call is repeated no further."""
+"""Seconds after which a slow call is not repeated."""
 _MIN_REPEATS = 3
 _IN_A_ROW = 10
-"""Calls that do not wait for each other."""
+"""Number of calls that are queued together."""
 
 
 class Timer(Protocol):
@@ -33,21 +33,21 @@ class Timer(Protocol):
     def launched(self, calls: Sequence[Call]) -> float:
         """Return the device time of a call, from calls launched together.
 
-        The host is not waited for. Each call has its own data, so that none finds data in the chip's cache.
+        The host's time does not count. Each call has its own data, which is thus not in the chip's cache.
         """
 
     def queued(self, call: Call) -> float:
         """Return the time of a call among many independent ones.
 
-        It is the device's, or the host's if that is longer.
+        This is the device's time per call, or the host's if longer.
         """
 
     def waited(self, call: Call) -> float:
-        """Time of a call until the device has done it."""
+        """Return the time of a call until the device has finished."""
 
 
 class HostTimer:
-    """For devices that are done when a call returns."""
+    """Timer for devices on which calls are synchronous."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class HostTimer:
 
 
 class GpuTimer:
-    """By CUDA events; kernels as replays of one captured graph."""
+    """Timer by CUDA events; kernels are replayed from a captured graph."""
 
     def launched(self, calls: Sequence[Call]) -> float:
         """Implement `Timer.launched`."""
@@ -132,7 +132,7 @@ Rows = list[dict[str, Any]]
 
 
 def give_back_memory(device: str) -> None:
-    """Free unused device memory; executors and their graphs form cycles."""
+    """Free unused device memory, also of executors in reference cycles."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -140,20 +140,20 @@ def give_back_memory(device: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SectionContext:
-    """The device, the timer and the scale that a section works with."""
+    """Device, timer, sizes and budget of a section."""
 
     device: str
     timer: Timer
     scale: Scale
     budget: Budget
-    """Budget of this section."""
+    """Time budget of this section."""
     say: Callable[[str], None]
     results: dict[str, Rows]
-    """Rows of the sections before, by name."""
+    """Rows of earlier sections, by name."""
 
 
 class Measure(Protocol):
-    """Measures; adds each row at once, so that timeouts lose nothing."""
+    """Measure a section; append each row at once, for timeouts."""
 
     def __call__(self, context: SectionContext, rows: Rows) -> None: ...
 
@@ -164,12 +164,12 @@ class Section:
 
     name: str
     measure: str
-    """Module and function, imported late: a missing library costs one section."""
+    """module:function, imported late, as a missing library skips the section."""
     seconds: float
-    """Maximum time; other sections get the rest."""
+    """Maximum seconds of the section."""
 
     def load(self) -> Measure:
-        """Import what measures."""
+        """Import and return the section's function."""
         module, name = self.measure.split(":")
         measure: Measure = getattr(import_module(module), name)
         return measure
@@ -192,7 +192,7 @@ COMPLETE, FIRST = "complete", "check"
 
 
 class StoppedError(BaseException):
-    """The run's end: no fault, so nothing catches it."""
+    """The run must end; no `except Exception` catches this."""
 
 
 class Run:
@@ -250,7 +250,7 @@ class Run:
             measure(context, rows)
         except ImportError as error:
             self._skip(section, f"cannot be imported here: {error}")
-        except Exception as error:  # whatever it is, the other sections are measured
+        except Exception as error:  # the other sections are still measured
             log.exception("section %s failed", section.name)
             self._skip(section, f"{type(error).__name__}: {error}")
 
@@ -265,7 +265,7 @@ class Run:
 
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise `StoppedError` within at the timeout or a signal."""
+    """Raise `StoppedError` in the context after `seconds` or a signal."""
 
     def stop(number: int, frame: object) -> None:
         raise StoppedError("time is up" if number == signal.SIGALRM else "asked to end")

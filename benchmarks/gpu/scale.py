@@ -16,24 +16,24 @@ Clock = Callable[[], float]
 
 
 class Budget:
-    """So many seconds from now on."""
+    """A time limit that starts now."""
 
     def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
         self._clock, self._end = clock, clock() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds; negative when it is over."""
+        """Seconds left; negative after the end."""
         return self._end - self._clock()
 
     def part(self, seconds: float) -> "Budget":
-        """So many seconds of it, or what is left."""
+        """Return a budget of `seconds`, or of the rest if shorter."""
         return Budget(min(seconds, self.left), self._clock)
 
 
 GIB = 2**30
 _DEVIATION = 0.02
-"""Standard deviation of weights: Llama's own start."""
+"""Standard deviation of weights, as in Llama's initialisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ModelShape:
     head_deviation: float = _DEVIATION
     """Standard deviation of the head's weights.
 
-    Larger ones make guesses surer.
+    A larger deviation makes distributions sharper.
     """
 
 
@@ -83,7 +83,7 @@ class Scale:
     cells: tuple[Cell, ...]
     """Cells by importance; those without time or memory are skipped."""
     distinct_bytes: int
-    """Bytes of all buffers, more than the chip's cache."""
+    """Total bytes of a call's buffer sets, more than the chip's cache."""
     compiled: int
     """Number of cells measured with compiling libraries, from the first."""
     shapes: tuple[ModelShape, ...]
@@ -91,11 +91,11 @@ class Scale:
     """Shape of the small model that grows trees."""
     positions: int
     context: int
-    """Tokens of every request in front of a pass."""
+    """Context tokens of every request."""
     nodes: tuple[int, ...]
     batches: tuple[int, ...]
     steps: int
-    """Steps of the engine, for every figure."""
+    """Number of timed steps of the engine per figure."""
 
 
 SEVEN, EIGHT = HeadShape(32, 32, 128), HeadShape(32, 8, 128)
@@ -134,7 +134,7 @@ FULL = Scale(
         ModelShape("Llama 13B", 5120, 13824, 40, HeadShape(40, 40, 128), 32000),
         ModelShape("Llama 1B", 2048, 8192, 16, HeadShape(32, 8, 64), 128256),
     ),
-    # LLaMA-68M, but for heads of 128, whose kernels are compiled by then, and guesses as sure as those of a real one
+    # LLaMA-68M with heads of 128, whose kernels are compiled already, and distributions as sharp as a trained model's
     drafter=ModelShape("Llama 68M", 768, 3072, 2, HeadShape(6, 6, 128), 32000, head_deviation=0.2),
     positions=4096,
     context=1024,
@@ -162,7 +162,7 @@ TINY = Scale(
 
 
 def transformers_config(shape: ModelShape, positions: int) -> Any:
-    """As `transformers` describes it."""
+    """Return the shape's configuration of `transformers`."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -230,7 +230,7 @@ def _tensors(s: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 def random_runner(
     shape: ModelShape, dtype: str, device: str, positions: int, kv_tokens: int, executor: str = "gpu"
 ) -> ModelRunner:
-    """A runner of a model with random weights."""
+    """Return a runner of a model with random weights."""
     options = RunnerOptions(dtype=dtype, device=device, executor=executor, kv_tokens=kv_tokens)
     weights = RandomWeights(shape, DTYPES[dtype], device)
     return ModelRunner.build(from_transformers(transformers_config(shape, positions)), weights, options)

@@ -1,6 +1,6 @@
-"""A launch of attention on random trees, its minimum bytes and check.
+"""Attention launches on random trees, with their minimum bytes and a check.
 
-The check against float64 uses poisoned buffers and comes before anything is timed.
+The check against float64 uses output buffers filled with NaN, and runs before any timing.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def pass_of(cell: Cell, seed: int) -> Batch:
 
 
 def slots(rows: AttentionRows, positions: Sequence[int]) -> list[int]:
-    """Where positions of a request lie in the cache."""
+    """Return the cache slots of a request's positions."""
     return [rows.blocks[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in positions]
 
 
@@ -66,7 +66,7 @@ class Buffers:
     cache: tuple[torch.Tensor, torch.Tensor]
     """[KV heads, slots, D]"""
     out: torch.Tensor
-    """[T, H, D], poisoned."""
+    """[T, H, D], filled with NaN before the launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Workload:
         return cls(cell, batch, plan, dtype, device)
 
     def buffers(self, seed: int) -> Buffers:
-        """Random keys, values and queries."""
+        """Return buffers with random keys, values and queries."""
         c, generator = self.cell, torch.Generator(self.device).manual_seed(seed)
         places = c.batch * blocks_for(c.context + c.nodes) * BLOCK_TOKENS
 
@@ -106,15 +106,15 @@ class Workload:
         return Buffers(query, key, value, (keys, values), torch.full_like(query, torch.nan).contiguous())
 
     def launch(self, b: Buffers) -> torch.Tensor:
-        """Our kernel."""
+        """Launch our kernel."""
         return tree_attention(b.query, b.key, b.value, b.cache, self.plan, b.out)
 
 
 def least_bytes(cell: Cell, element_bytes: int) -> int:
     """Return the minimum bytes of a launch.
 
-    They are the context's keys and values read once; those of the nodes read and written; queries read,
-    results written.
+    They are: the context's keys and values, read once; the nodes' keys and values, read and written; queries,
+    read; results, written.
     """
     entry = 2 * cell.heads.kv * cell.heads.width
     rows = cell.batch * cell.nodes
@@ -123,7 +123,7 @@ def least_bytes(cell: Cell, element_bytes: int) -> int:
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-"""Largest ||found - exact|| / ||exact||: operands of bfloat16 give between 1e-3 and 1e-2."""
+"""Maximum ||found - exact|| / ||exact||; bfloat16 operands give 1e-3 to 1e-2."""
 
 
 class WrongKernelError(RuntimeError):
@@ -155,7 +155,7 @@ def exact(workload: Workload, b: Buffers) -> torch.Tensor:
 
 
 def visible(workload: Workload, request: int) -> torch.Tensor:
-    """[nodes, context + nodes] what the rows of a request see."""
+    """Return a request's mask [nodes, context + nodes]."""
     rows = workload.batch.rows[request]
     seen = torch.zeros(len(rows.visible), rows.length, dtype=torch.bool)
     for row, (leading, extra) in enumerate(zip(rows.visible, rows.extra, strict=True)):
@@ -165,17 +165,17 @@ def visible(workload: Workload, request: int) -> torch.Tensor:
 
 
 def error_of(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected||; infinite where not every element was written."""
+    """Return ||found - expected|| / ||expected||; infinite if an element is missing."""
     if bool(output.isnan().any()):
         return float("inf")
     return float((output.double() - expected).norm() / expected.norm())
 
 
 def check_kernels(context: SectionContext, rows: list[dict[str, Any]]) -> None:
-    """Every check's error.
+    """Append every check's error to `rows`.
 
     Raises:
-        WrongKernelError: at the first one that is too large. Nothing is timed then.
+        WrongKernelError: if an error is too large. Nothing is timed then.
     """
     dtype = DTYPES[context.scale.dtype]
     for number, cell in enumerate(context.scale.checks):

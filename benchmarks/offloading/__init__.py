@@ -1,1 +1,1 @@
-"""Offloaded weights, read at a stated bandwidth."""
+"""Measure decoding with offloaded weights, read at a given bandwidth."""

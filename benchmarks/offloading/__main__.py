@@ -2,8 +2,8 @@
 
 Writes `benchmarks/results/offloading*.md`: tokens per second of plain decoding, of sequences and
 of trees of 16 to 128 nodes, through the real services with the real model and the shipped speculators.
-Layers lie on the disk and are read at a stated bandwidth (`offloading.throttled_verifier`) or as fast as the
-disk is. Modes take turns, prompt by prompt at batch 1; each is compared with plain decoding in its turns.
+Layers are on the disk and are read at a given bandwidth (`offloading.throttled_verifier`) or at the disk's. Modes
+alternate, prompt by prompt at batch 1; each is compared with plain decoding in the same turns.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ PLAIN, SEQUENCE, CHOSEN = "plain", "sequence", "tree, the planner's choice"
 PAPER = {"OPT-13B": (3.3, 3.3, 3.1, 2.7, 2.6), "OPT-30B": (3.5, 3.3, 3.0, 3.0, 2.7)}
 PAPER_BATCHES = (1, 2, 4, 8, 16)
 PLAIN_TOKENS = 12
-"""Number of plain tokens, a pass each: a few suffice."""
+"""Number of tokens in plain decoding, which is slow."""
 
 
 @dataclass(slots=True)
@@ -79,13 +79,13 @@ class MeasuredMode:
     """One mode at one batch size."""
 
     rates: list[float] = field(default_factory=list)
-    """Tokens per second, turn by turn."""
+    """Tokens per second of each turn."""
     steps: int = 0
     accepted: int = 0
     drafted: int = 0
 
     def add(self, rate: float, answers: Sequence[Answer]) -> None:
-        """Counts a turn."""
+        """Add a turn."""
         self.rates.append(rate)
         for answer in answers:
             stats = answer.summary.stats
@@ -94,7 +94,7 @@ class MeasuredMode:
             self.drafted += stats.drafted
 
     def beside(self, plain: "MeasuredMode") -> dict[str, Any]:
-        """Return what is reported, with standard errors over the turns."""
+        """Return the mode's figures, with standard errors over the turns."""
         gains = [rate / base for rate, base in zip(self.rates, plain.rates, strict=True)]
         return {
             "tokens_per_second": harmonic_mean(self.rates),
@@ -120,7 +120,7 @@ def main(
         str, typer.Option(help="Sizes of trees at batch 1; empty: the planner's only.")
     ] = "16,32,64,128",
     batches: Annotated[str, typer.Option(help="Batches with the planner's choice; batch 1 has all.")] = "1",
-    directory: Annotated[str, typer.Option(help="Where the layers lie; empty: the cache directory.")] = "",
+    directory: Annotated[str, typer.Option(help="Directory of the layers; empty: the cache directory.")] = "",
     speculator: Annotated[
         str, typer.Option(help="Flags of the speculators, FLAG=VALUE with commas between them.")
     ] = "",
@@ -184,7 +184,7 @@ async def _measure(
 
 
 async def _warm_up(client: AsyncClient, prompts: Sequence[EvaluationPrompt], batch: int) -> None:
-    """Fill the cache with all prompts, and teach the planner by drafts."""
+    """Read all prompts into the cache, and let the planner learn."""
     tokens = [prompt.tokens for prompt in prompts]
     await generate_all(client, tokens, Load(batch, generation_pb2.SPECULATION_OFF, 1))
     await generate_all(client, tokens[-batch:], Load(batch, generation_pb2.SPECULATION_TREE, 64))
@@ -193,7 +193,7 @@ async def _warm_up(client: AsyncClient, prompts: Sequence[EvaluationPrompt], bat
 def _parts(prompts: Sequence[EvaluationPrompt], batch: int) -> list[list[tuple[int, ...]]]:
     """Return the prompts of every turn.
 
-    At batch 1 a turn has one prompt; otherwise three turns have two for each place of the batch.
+    At batch 1 a turn has one prompt. At other batches there are three turns of two prompts per place.
     """
     tokens = [prompt.tokens for prompt in prompts]
     if batch == 1:
@@ -218,7 +218,7 @@ def _pass_ms(log: str) -> dict[str, float]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report as tables."""
+    """Return the report in Markdown."""
     limit = report["gigabytes_per_second"]
     reader = f"a reader throttled to {limit} GB/s" if limit else "the disk as it is"
     rest = f" ({PLAIN_TOKENS} where plain); {report['model']} in bfloat16, greedy, layers from {reader}."

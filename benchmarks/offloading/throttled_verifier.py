@@ -1,6 +1,6 @@
-"""A verifier with a disk bandwidth of $OFFLOAD_BYTES_PER_SECOND.
+"""Run a verifier whose disk bandwidth is $OFFLOAD_BYTES_PER_SECOND.
 
-Nothing but this benchmark throttles: the reader's thread sleeps after each layer that was read too fast.
+The reader's thread sleeps after each layer that was read too fast. Only this benchmark throttles.
 """
 
 import os

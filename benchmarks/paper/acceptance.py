@@ -1,4 +1,4 @@
-"""`make bench-acceptance`, first part: the quality of drafts, and the paper's.
+"""`make bench-acceptance`, first part: quality of drafts, compared with the paper.
 
 Writes `benchmarks/results/acceptance.md` and plots: success by top-k (the paper's Table 1), tokens
 per step by tree width (Table 2, both readings of its vector, and best-first trees of equal size), naive
@@ -47,8 +47,8 @@ class Bench:
     def drafter(self, name: str) -> Drafter:
         """Return a drafter by name.
 
-        `ngram`, `ssm` and `ssm, point` (best-first), or an expansion vector of the SSM; stochastic trees are
-        drawn, as in the paper, but for `ssm, point`. Best-first trees are as deep as the others.
+        Names are `ngram`, `ssm` and `ssm, point` (best-first), and expansion vectors of the SSM. For sampled requests,
+        children are drawn, as in the paper, except with `ssm, point`. Best-first trees are as deep as the others.
         """
         if name not in self._drafters:
             expansion = name if name[0].isdigit() else ""
@@ -66,16 +66,16 @@ class Bench:
         return self._drafters[name]
 
     def run(self, names: list[str], plan: DecodingPlan) -> Result:
-        """Decodes all prompts."""
+        """Decode all prompts."""
         drafters = [self.drafter(name) for name in names]
         return Decoding(self._runner, drafters, plan).run(self._prompts)
 
     def success(self, temperature: float) -> dict[str, list[float]]:
-        """Table 1."""
+        """Return the figures of Table 1."""
         return success(self._runner, self.drafter("5"), self._prompts, temperature, self._new_tokens)
 
     def widths(self) -> Iterator[tuple[str, Result]]:
-        """Tables 2 and 3."""
+        """Yield the runs of Tables 2 and 3, by name."""
         for kind, temperature in KINDS.items():
             for k in WIDTHS:
                 third = ",".join(["1", "1", str(k), *["1"] * 5])
@@ -97,7 +97,7 @@ class Bench:
                 yield f"{kind} {' + '.join(names)}", self.run(names, plan)
 
     def latency(self, say: Callable[[str], None]) -> dict[int, dict[int, float]]:
-        """Figure 10: milliseconds per token of a request, by batch and width."""
+        """Return figure 10: milliseconds per token, by batch and width."""
         times: dict[int, dict[int, float]] = {}
         for batch in BATCHES:
             for k in WIDTHS:
@@ -147,12 +147,12 @@ def main(
 
 
 def by_source(result: Result) -> dict[str, float]:
-    """Tokens per step over all prompts and of every source."""
+    """Return tokens per step of all prompts and of every source."""
     return {"all": round(result.tokens_per_step(), 3)} | result.by_source()
 
 
 def draw(results: dict[str, Result], latency: dict[int, dict[int, float]]) -> None:
-    """The figures."""
+    """Plot figures 9 and 10."""
     for kind in KINDS:
         plot_distribution(
             RESULTS / f"tokens-per-step-{kind}.png",
@@ -172,7 +172,7 @@ def success(
     temperature: float,
     new_tokens: int,
 ) -> dict[str, list[float]]:
-    """Percent of next tokens among the top 1..5 guesses, by source."""
+    """Return percentages of tokens among the top 1..5, by source."""
     return {
         source: [round(100 * sum(place <= k for place in places) / len(places), 1) for k in range(GUESSES)]
         for source, places in guesses(runner, drafter, prompts, temperature, new_tokens).items()
@@ -188,7 +188,7 @@ def guesses(
 ) -> dict[str, list[int]]:
     """Return ranks of next tokens among guesses by source, or `GUESSES`.
 
-    All prompts run at once, to the target's own end.
+    All prompts run at once, until the target ends them.
     """
     engine = VerifierEngine(runner, "naive", EngineLimits())
     contexts = [list(p.tokens) for p in prompts]

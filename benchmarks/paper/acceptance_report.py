@@ -1,4 +1,4 @@
-"""The report of `benchmarks.paper.acceptance`, with the paper's figures and plots."""
+"""Write the report of `benchmarks.paper.acceptance`, with the paper's figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,11 +47,11 @@ SHAPES = {
     "<k,1,1,...>": "<{k},1,1,...>",
     "best-first, 8k nodes": "best-first, {n} nodes",
 }
-"""Their label, and how results of width k are named."""
+"""Names of results of width k, by label."""
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """All of it."""
+    """Return the report in Markdown."""
     rest = ", bfloat16, temperature 0 and 1. The paper's figures are of LLaMA-7B with LLaMA-68M."
     lines = opening("How good the drafts are", report, rest)
     parts = [
@@ -65,7 +65,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def success_table(report: dict[str, Any]) -> list[str]:
-    """Table 1."""
+    """Return Table 1."""
     lines = ["## Success of one token by top-k, % (Table 1)", "", *head(["1", "2", "3", "4", "5"])]
     lines += [row(f"paper, greedy, {name}", values) for name, values in PAPER_SUCCESS.items()]
     for kind, by_source in report["success"].items():
@@ -76,7 +76,7 @@ def success_table(report: dict[str, Any]) -> list[str]:
 
 
 def width_table(report: dict[str, Any]) -> list[str]:
-    """Table 2: the mean over all prompts, and every source."""
+    """Return Table 2, for all prompts and for every source."""
     lines = ["## Tokens per step by tree width (Table 2)", ""]
     lines += ["The paper states <1,1,k,1,...>, but its width 5 fits <k,1,1,...>. ±: standard error.", ""]
     for kind, paper in TOKENS_PER_STEP.items():
@@ -89,24 +89,24 @@ def width_table(report: dict[str, Any]) -> list[str]:
 
 
 def _shape_row(report: dict[str, Any], kind: str, shape: str, source: str) -> str:
-    """One shape of tree on one source (or all prompts), by width."""
+    """Return a row: a tree shape on a source, by width."""
     names = [f"{kind} {SHAPES[shape].format(k=k, n=8 * k)}" for k in WIDTHS]
     return line(f"{source}, {shape}", [_steps(report, name, source) for name in names])
 
 
 def _steps(report: dict[str, Any], name: str, source: str) -> str:
-    """Tokens per step, over all prompts with the error."""
+    """Return a cell: tokens per step, with the error for all prompts."""
     value = f"{report['tokens_per_step'][name][source]:.2f}"
     return f"{value} ± {report['standard_error'][name]:.2f}" if source == "all" else value
 
 
 def _sources(report: dict[str, Any]) -> list[str]:
-    """All prompts first."""
+    """Return the sources, "all prompts" first."""
     return list(next(iter(report["tokens_per_step"].values())))
 
 
 def sampling_table(report: dict[str, Any]) -> list[str]:
-    """Table 3."""
+    """Return Table 3."""
     steps = report["tokens_per_step"]
     naive, multi = steps["stochastic <5,1,1,...>, naive"], steps["stochastic <5,1,1,...>"]
     pairs = {f"paper, {name}": pair for name, pair in PAPER_SAMPLING.items()}
@@ -123,7 +123,7 @@ def sampling_table(report: dict[str, Any]) -> list[str]:
 
 
 def pool_table(report: dict[str, Any]) -> list[str]:
-    """The merged pool against its members."""
+    """Return the table of the merged pool and its members."""
     names = [name for name in report["tokens_per_step"] if "ngram" in name or "ssm" in name]
     sources = _sources(report)
     lines = ["## Pool: tokens per step at 16 verified nodes", "", *head(sources)]
@@ -137,7 +137,7 @@ def pool_table(report: dict[str, Any]) -> list[str]:
 
 
 def figures() -> list[str]:
-    """The plots."""
+    """Return the section with figures 9 and 10."""
     return [
         "## Figures 9 and 10",
         "",

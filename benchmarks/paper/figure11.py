@@ -1,4 +1,4 @@
-"""Figure 11 of the paper: trees against separate sequences, by batch.
+"""Measure figure 11 of the paper: trees and separate sequences, by batch.
 
 Writes `benchmarks/results/figure-11.md` and `.png`, or others with `--out` (a widened target).
 """
@@ -30,16 +30,16 @@ DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}
 """The paper's tree, and one of ours: expansion vector and nodes."""
 MIN_PROMPTS = 5
-"""Minimum prompts for every batch size: one of each source."""
+"""Minimum prompts per batch size: one of each source."""
 WARM_UP = 2
-"""Steps of the first batch that do not count."""
+"""Number of untimed steps of the first batch."""
 
 
 def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
     / "tests/data/prompts.jsonl",
     model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
-    name: Annotated[str, typer.Option(help="What the report calls it; empty: as it is.")] = "",
+    name: Annotated[str, typer.Option(help="Name in the report; empty: that of the model.")] = "",
     ssm: Annotated[str, typer.Option(help="The SSM.")] = "ssm-smollm2-135m",
     batches: Annotated[str, typer.Option(help="Requests at once.")] = BATCHES,
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 4,
@@ -73,7 +73,7 @@ def main(
 
 
 def mixed(prompts: list[EvaluationPrompt]) -> list[EvaluationPrompt]:
-    """The prompts with their sources in turns."""
+    """Reorder prompts so that sources alternate."""
     sources = list(dict.fromkeys(prompt.source for prompt in prompts))
     queues = {source: [p for p in prompts if p.source == source] for source in sources}
     longest = max(len(queue) for queue in queues.values())
@@ -84,7 +84,7 @@ matplotlib.use("Agg")
 
 
 PAPER_11 = {"sequences / tree, latency per token": "on par at small batches, up to 1.8x at large ones"}
-"""Gains of the paper for LLaMA-7B with LLaMA-68M."""
+"""The paper's gains, of LLaMA-7B with LLaMA-68M."""
 _SIZE = (5.6, 3.6)
 
 
@@ -98,7 +98,7 @@ def beside_paper(paper: Mapping[str, str], ours: Sequence[Sequence[float]]) -> l
 
 
 def sequences_report(report: dict[str, Any], picture: str) -> str:
-    """Figure 11."""
+    """Return the report in Markdown."""
     lines = [
         f"# Figure 11: a tree against its sequences, {report['model']}",
         "",

@@ -1,6 +1,6 @@
-"""Figure 11: a tree in one pass against sequences in separate requests.
+"""Figure 11: verify a tree, or its sequences as separate requests.
 
-Both verify the same drafts after the same contexts and accept the same tokens; only the pass differs:
+Both ways verify the same drafts after the same contexts and accept the same tokens; only the pass differs:
 
     tree        the | cat (sat, ran) dog          1 row for the root, 4 for the nodes
     sequences   the | cat sat                     3 rows for the root, 5 for the nodes, and the context's
@@ -116,7 +116,7 @@ class Comparison:
         return measured
 
     def run(self, prompts: Sequence[EvaluationPrompt], steps: int, measured: MeasuredSteps) -> None:
-        """So many steps of all prompts together."""
+        """Run `steps` steps of all prompts in one batch."""
         contexts = [list(prompt.tokens) for prompt in prompts]
         cached = [self._cached(context) for context in contexts]
         for step in range(steps):
@@ -133,7 +133,7 @@ class Comparison:
         self._runner.cache.check()
 
     def _cached(self, context: Sequence[int]) -> KVSequence:
-        """Return a sequence with all of a context but its last token."""
+        """Return a cached sequence of a context without its last token."""
         sequence = self._runner.open()
         known = self._runner.cache.share(sequence, context[:-1])
         if rest := context[known:-1]:

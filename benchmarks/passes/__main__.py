@@ -1,6 +1,6 @@
 """`python -m benchmarks passes MODEL`: passes by rows and context, with llama.cpp.
 
-Writes one section of a report for each model and context; sections of others stay.
+Writes a section of the report for each model and context; other sections stay.
 """
 
 import tempfile
@@ -41,7 +41,7 @@ from specinfer.model.weights.source import kept_gguf
 
 OURS, PEER = "SpecInfer", "llama.cpp"
 FEW = 8
-"""Minimum rows of all passes of a size in a turn."""
+"""Minimum total rows of a size's passes in a turn."""
 
 
 def main(
@@ -100,14 +100,14 @@ def _named(system: str, kv_type: str, formats: list[str]) -> str:
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Return the ascending whole numbers of a list with commas.
+    """Return the numbers of a comma-separated list, ascending.
 
     Raises:
-        SettingError: if it is none.
+        SettingError: if the text is not such a list.
     """
     values = sorted({int(part) for part in text.split(",") if part.strip().isdecimal()})
     if not values or values[0] < 1 or len(values) != len(text.split(",")):
-        raise SettingError(option, text, "must be different numbers from 1 on, with commas: 1,2,4")
+        raise SettingError(option, text, "must be different numbers from 1 on, separated by commas: 1,2,4")
     return values
 
 
@@ -115,7 +115,7 @@ def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str])
     """Return llama.cpp on the same file, for each cache format.
 
     Raises:
-        SettingError: if the model was made of no GGUF file.
+        SettingError: if the model does not come from a GGUF file.
     """
     path = kept_gguf(directory)
     if path is None:
@@ -141,7 +141,7 @@ def measure(
 ) -> dict[str, Figures]:
     """Return figures by system, from turns in alternating order.
 
-    A prompt's speed is that of a chunk in every second turn, after a long context that of the context.
+    Prompt speed is measured by a chunk in every second turn; for long contexts, by reading the context.
     """
     task: dict[str, Any] = {"context": tokens, "threads": torch.get_num_threads(), "read": READ}
     systems: dict[str, Callable[[list[int]], SystemTimes]] = {
@@ -162,10 +162,10 @@ def measure(
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any], sizes: list[int]) -> SystemTimes:
-    """Return what llama.cpp measured in passes of these sizes.
+    """Return llama.cpp's times of passes of these sizes.
 
     Raises:
-        UnavailableError: if it failed.
+        UnavailableError: if llama.cpp failed.
     """
     answer = peer.measure(task | {"rows": sizes})
     if isinstance(answer, str):
@@ -186,7 +186,7 @@ def measure_mixture(weights: str, contexts: list[int], sizes: list[int], turns: 
 
 
 def write(out: Path, title: str, sections: dict[str, str]) -> None:
-    """Put sections into a report."""
+    """Write sections into a report."""
     old = out.read_text() if out.is_file() else ""
     out.write_text(with_sections(title, old, sections))
 

@@ -1,6 +1,6 @@
 """Compute the gain of trees over passes of random weights.
 
-A model with random weights accepts nothing, so the acceptance is that of another model: tokens a step by nodes of the
+A model with random weights accepts no drafts, so acceptance comes from another model: tokens per step by nodes of the
 real pair (Qwen2.5-Coder 1.5B and 0.5B, batch 1, one process) in `benchmarks/results/planner-choices.md`.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.tables import head, line
 
 TOKENS_A_STEP = {0: 1.0, 1: 1.88, 2: 2.62, 4: 3.84, 8: 5.29}
-"""Measured tokens a step by nodes, the root excluded."""
+"""Measured tokens per step by nodes, the root excluded."""
 NOTE = (
     "Computed, not measured: the weights are random, and the acceptance is borrowed from the real pair "
     "([tokens a step by nodes](planner-choices.md), between them in proportion). A pass of so many rows scores "
@@ -20,10 +20,10 @@ NOTE = (
 
 
 def tokens_a_step(nodes: int) -> float:
-    """Return the pair's tokens a step with trees of so many nodes.
+    """Return the pair's tokens per step with trees of `nodes` nodes.
 
     Raises:
-        ValueError: if it was not measured with as many.
+        ValueError: if `nodes` exceeds the measured range.
     """
     if not 0 <= nodes <= max(TOKENS_A_STEP):
         raise ValueError(f"nodes = {nodes}: must be 0 to {max(TOKENS_A_STEP)}")
@@ -33,8 +33,7 @@ def tokens_a_step(nodes: int) -> float:
 def gains_table(seconds: Mapping[int, float]) -> list[str]:
     """Return a table of the speed of trees over plain decoding.
 
-    `seconds` are those of a pass by its rows. Without a pass of one row there is nothing to compare with, and the table
-    is empty.
+    `seconds` are the times of passes by rows. Without a pass of one row, which is plain decoding, the table is empty.
     """
     if 1 not in seconds:
         return []

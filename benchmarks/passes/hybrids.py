@@ -1,7 +1,7 @@
 """Measure passes of a recurrent model: compiled kernels and `transformers`.
 
-Run it with `python -m benchmarks.passes.hybrids`. The shape is that of Qwen 3.5 0.8B, the weights are random: times
-are real, texts are not.
+Run it with `python -m benchmarks.passes.hybrids`. The model has the shape of Qwen 3.5 0.8B and random weights, so only
+times are meaningful.
 """
 
 import time
@@ -71,7 +71,7 @@ class ContextPasses:
         return [*map(int, self._rng.integers(0, self._runner.config.vocab_size, count))]
 
     def milliseconds(self, kind: str, rows: int) -> float:
-        """Return the time of a pass, whose rows do not stay."""
+        """Return milliseconds of a pass whose rows are dropped."""
         tokens, parents = self._tokens(rows), [KINDS[kind](row) for row in range(rows)]
         started = time.perf_counter()
         self._runner.forward([Segment(self._sequence, (), tokens, parents)])
@@ -80,7 +80,7 @@ class ContextPasses:
         return 1000 * taken
 
     def next_token(self) -> float:
-        """Return the time of a pass of plain decoding."""
+        """Return milliseconds of a pass of plain decoding."""
         (token,) = self._tokens(1)
         started = time.perf_counter()
         self._runner.forward([Segment(self._sequence, [token], want_last=True)])
@@ -92,7 +92,7 @@ def measure(
 ) -> dict[str, dict[str, list[float]]]:
     """Return milliseconds by row of the table and system."""
     seconds: dict[str, dict[str, list[float]]] = {}
-    for turn in range(turns + 1):  # the first one warms up
+    for turn in range(turns + 1):  # the first turn warms up
         for name in sorted(systems, reverse=turn % 2 == 0):
             passes = systems[name]
             times = {"next token": [passes.next_token()]}
@@ -106,7 +106,7 @@ def measure(
 def seconds_by_rows(seconds: dict[str, dict[str, list[float]]], sizes: Sequence[int]) -> dict[int, float]:
     """Return the kernels' median seconds of a tree by rows.
 
-    That of one row is plain decoding.
+    The entry of one row is plain decoding.
     """
     kinds = {rows: f"tree of {rows}" for rows in sizes} | {1: "next token"}
     return {rows: median(seconds[kind][KERNELS]) / 1000 for rows, kind in kinds.items()}

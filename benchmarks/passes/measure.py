@@ -1,4 +1,4 @@
-"""Measures passes of our runtime, and counts the bytes that one reads."""
+"""Measure passes of our runtime, and count the bytes read."""
 
 import time
 from collections.abc import Sequence
@@ -31,26 +31,26 @@ class SystemTimes(NamedTuple):
     """Times of one system in a turn."""
 
     seconds: list[float]
-    """One for each pass."""
+    """Seconds of each pass."""
     context: float
     """Seconds to read the context, at most `READ` tokens."""
 
 
 READ = 2048
-"""Maximum tokens of a context that is read.
+"""Maximum tokens of a context that are read.
 
-A longer one continues with copies: attention takes the same time for them.
+Longer contexts repeat cached tokens, which does not change the time of attention.
 """
 
 _SHORT = 64
-"""Tokens that the other requests of a pass read."""
+"""Tokens that a pass's other requests read; the rest is copied."""
 
 
 class OurPasses:
     """A model whose cache has contexts of one length."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Take a model with room for contexts, a chunk and `SPARE` tokens."""
+        """Use a model; its cache needs contexts, a chunk, `SPARE` tokens."""
         self.threads = torch.get_num_threads()
         self.runner = runner
         self._sequences: list[KVSequence] = []
@@ -146,9 +146,9 @@ class Figures:
     """Measured figures of one system after one context."""
 
     passes: dict[int, list[float]] = field(default_factory=dict)
-    """Rows of a pass -> seconds, several times."""
+    """Rows of a pass -> seconds of each repetition."""
     prompt_rates: list[float] = field(default_factory=list)
-    """Tokens a second of a prompt."""
+    """Tokens per second of reading a prompt, per repetition."""
 
     def add(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
         """Add passes."""
@@ -159,7 +159,7 @@ class Figures:
                 self.passes.setdefault(size, []).append(taken)
 
     def median(self, rows: int) -> float:
-        """Return the median seconds of passes of so many rows."""
+        """Return the median seconds of passes of `rows` rows."""
         return median(self.passes[rows])
 
 
@@ -167,8 +167,8 @@ def section(title: str, figures: dict[str, Figures], size: int, about: dict[str,
     """Return the section of one model and context.
 
     Args:
-        figures: by system; the first is compared with the others.
-        size: bytes of the matrices.
+        figures: figures by system; the first system is compared with the others.
+        size: bytes of the matrices that a pass reads.
         about: origin of the run, with the formats in `weights`.
     """
     first, *others = figures

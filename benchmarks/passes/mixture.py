@@ -1,6 +1,6 @@
 """Measure passes of a mixture of experts with random weights.
 
-Matrices of one shape have the same numbers, in memory of their own: only the router decides what a pass reads.
+Matrices of one shape have equal values but separate memory, so the router decides which bytes a pass reads.
 """
 
 from functools import cache
@@ -45,7 +45,7 @@ The others are the defaults of `transformers`.
 class RandomBlocks(NamedTensors):
     """Random weights of a configuration, in blocks of a format.
 
-    Embeddings and vectors are numbers.
+    Embeddings and vectors are float tensors.
     """
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], chosen: BlockFormat) -> None:
@@ -81,13 +81,13 @@ def _random(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 class RandomMixture:
-    """A mixture of the widths of Qwen3-30B-A3B."""
+    """A random mixture of experts with the widths of Qwen3-30B-A3B."""
 
     def __init__(self, weights: str, tokens: int) -> None:
-        """Make it, with room for so many tokens.
+        """Create the model, with a cache of `tokens` tokens.
 
         Raises:
-            SettingError: if `weights` are no blocks.
+            SettingError: if `weights` is not a block format.
         """
         from transformers import Qwen3MoeConfig
 

@@ -25,7 +25,7 @@ from specinfer.hub import model_name
 from specinfer.llm import AsyncLLM, SamplingParams
 
 _STEADY_S = 10.0
-"""Seconds of measuring the others' pace before a prompt arrives."""
+"""Seconds for which decoding is measured before a prompt arrives."""
 _WARM_TOKENS = 8
 _FOREVER = 4000
 """Tokens of a request that is cancelled when its case is measured."""
@@ -43,7 +43,7 @@ class Decoders:
 
     llm: AsyncLLM
     tokens: int = 0
-    """Tokens of all of them so far."""
+    """Tokens of all requests so far."""
     tasks: list[asyncio.Task[object]] = field(default_factory=list)
 
     async def start(self, prompts: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Decoders:
                 warm.set()
 
     async def stop(self) -> None:
-        """Cancel them."""
+        """Cancel the requests."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -72,12 +72,12 @@ class Decoders:
 def main(
     model: str = PAIR[0],
     draft: str = PAIR[1],
-    prompts: Annotated[Path, typer.Option(help="Prompts of those that decode, JSONL.")] = Path(
+    prompts: Annotated[Path, typer.Option(help="Prompts of decoding requests, JSONL.")] = Path(
         "tests/data/prompts.jsonl"
     ),
     lengths: Annotated[str, typer.Option(help="Tokens of a prompt.")] = "512,2048",
     at_once: Annotated[str, typer.Option(help="Prompts that arrive together.")] = "1,4",
-    decoding: Annotated[str, typer.Option(help="Requests that decode beside one prompt.")] = "1,4",
+    decoding: Annotated[str, typer.Option(help="Decoding requests while a prompt is read.")] = "1,4",
     out: Annotated[Path, typer.Option(help="Report, Markdown.")] = RESULTS / "reading.md",
 ) -> None:
     """Measure how prompts are read."""

@@ -1,7 +1,7 @@
 """Compare the runtime on this CPU with its peers, in one run.
 
-`make bench` writes `benchmarks/results/peers.md`. All systems stay loaded and take turns, each with its own best
-speculation and without, because the speed of shared machines drifts: compare ratios.
+`make bench` writes `benchmarks/results/peers.md`. All systems stay loaded and alternate, each with and without its best
+speculation. The speed of shared machines drifts, so compare ratios.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ def main(
     prompts: Annotated[Path, typer.Option(help="Prompts, JSONL.")] = ROOT / "tests/data/prompts.jsonl",
     turns: Annotated[int, typer.Option(min=1, help="Turns of all systems.")] = 2,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 64,
-    systems_only: Annotated[bool, typer.Option(help="Neither passes nor long contexts nor windows.")] = False,
+    systems_only: Annotated[bool, typer.Option(help="Skip passes, long contexts and windows.")] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "peers",
 ) -> None:
     """Compare the runtime with its peers."""
@@ -113,7 +113,7 @@ def one_turn(
 
 
 def engine(name: str, runner: ModelRunner, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Our runtime alone."""
+    """Measure our runtime without services and speculation."""
     few, new_tokens = task["few"], task["new_tokens"]
     rates = runtime.throughput(runner, task["prompts"], BATCHES, few, new_tokens)
     single = runtime.single(runner, task["prompts"][: few + 1], new_tokens)
@@ -121,14 +121,14 @@ def engine(name: str, runner: ModelRunner, task: dict[str, Any]) -> dict[str, di
 
 
 def in_one_process(llm: LLM, kind: str, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Our services' work in one process."""
+    """Measure `LLM`, in one process."""
     modes = systems.measure_llm(llm, task["prompts"], BATCHES, task["few"], task["new_tokens"])
     flags = f"{settings(bool(kind))}, default speculators"
     return {f"specinfer LLM, {mode}{kind}": {**figures, "settings": flags} for mode, figures in modes.items()}
 
 
 def through_services(weights: str, kind: str, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Our services."""
+    """Measure our services."""
     modes = systems.measure_services(task["prompts"], BATCHES, task["few"], task["new_tokens"], weights)
     flags = f"{settings(bool(kind))}, --weights {weights}, default speculators"
     return {
@@ -137,7 +137,7 @@ def through_services(weights: str, kind: str, task: dict[str, Any]) -> dict[str,
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A peer's modes, or why there are none."""
+    """Return a peer's modes, or why they are missing."""
     result = peer.measure(task)
     if isinstance(result, str):
         return {peer.label: {"missing": result}}
@@ -146,25 +146,25 @@ def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]
 
 
 def settings(native: bool) -> str:
-    """Form of our weights, and threads."""
+    """Describe our weights' format and threads."""
     weights = "the GGUF file's blocks of 4 bits" if native else "bfloat16"
     return f"{weights}; {THREADS} threads"
 
 
 def rotated(prompts: list[list[int]], start: int) -> list[list[int]]:
-    """The prompts, beginning elsewhere in every turn."""
+    """Rotate the prompts, so that every turn begins with another one."""
     start %= len(prompts)
     return prompts[start:] + prompts[:start]
 
 
 def load(kv_window: int = 0, weights: str = "bf16") -> ModelRunner:
-    """The default model, its cache windowed or not."""
+    """Load the default model; `kv_window` 0: the whole cache."""
     options = RunnerOptions(kv_window=kv_window, weights=weights)
     return load_checked(resolve_model(MODEL), options)
 
 
 def pass_costs(runner: ModelRunner) -> dict[str, Any]:
-    """Measure what passes take now, by context and tokens."""
+    """Measure passes by context and tokens."""
     return {str(context): runtime.pass_costs(runner, context) for context in CONTEXTS}
 
 
@@ -187,7 +187,7 @@ def make_task(file: Path, new_tokens: int) -> dict[str, Any]:
 
 
 def windows(prompts: list[list[int]], whole: ModelRunner) -> dict[str, dict[str, Any]]:
-    """A long answer with the whole cache and with sliding windows (StreamingLLM)."""
+    """Measure long answers with whole and windowed caches (StreamingLLM)."""
     windows = {}
     for size in WINDOWS:
         result = runtime.window(load(size) if size else whole, prompts, LONG_ANSWER)

@@ -20,14 +20,14 @@ SPARE = 64
 FORMATS = {"bf16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 """ggml's types of keys and values by ours.
 
-Float16 is its default, and it cannot shift a cache in bfloat16.
+Float16 stands for bf16: it is llama.cpp's default, and llama.cpp cannot shift a cache in bfloat16.
 """
 
 
 def load(task: Task) -> Callable[[Task], dict[str, Any]]:
     """Load the model.
 
-    Its context is made for the first task, and again if the length changes.
+    The context is created for the first task, and again if the length changes.
     """
     model = llama_cpp.llama_model_load_from_file(
         task["gguf"].encode(), llama_cpp.llama_model_default_params()
@@ -42,7 +42,7 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
 
 
 class LlamaPasses:
-    """A context of the model, made once."""
+    """A model with a context that tasks share."""
 
     def __init__(self, model: Any, kv_type: int) -> None:
         self._model, self._kv_type, self._length, self._context = model, kv_type, 0, None
@@ -53,7 +53,7 @@ class LlamaPasses:
     def make_context(self, length: int, read: int, threads: int) -> None:
         """Read random tokens and copy them up to a length.
 
-        A context of this length is used again.
+        A context of the same length is reused.
         """
         if length == self._length:
             return
@@ -77,7 +77,7 @@ class LlamaPasses:
     def _copy(self, count: int, start: int) -> None:
         """Append a copy of the first tokens.
 
-        The next pass shifts its positions.
+        The next pass shifts the copy's positions.
         """
         memory = llama_cpp.llama_get_memory(self._context)
         size = llama_cpp.llama_state_seq_get_size(self._context, 0)
@@ -91,7 +91,7 @@ class LlamaPasses:
         llama_cpp.llama_memory_seq_rm(memory, 1, -1, -1)
 
     def measure(self, size: int) -> float:
-        """Return the seconds of one pass; what it wrote is removed."""
+        """Return the seconds of one pass; remove the pass's tokens."""
         taken = self._decode(size, self._length, every=size != CHUNK)
         memory = llama_cpp.llama_get_memory(self._context)
         llama_cpp.llama_memory_seq_rm(memory, 0, self._length, -1)

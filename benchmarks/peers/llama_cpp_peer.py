@@ -21,7 +21,7 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
 
 
 class CountingLookup(LlamaPromptLookupDecoding):
-    """Counts what it proposes."""
+    """Prompt lookup that counts proposed tokens."""
 
     def __init__(self) -> None:
         super().__init__(num_pred_tokens=4)
@@ -34,7 +34,7 @@ class CountingLookup(LlamaPromptLookupDecoding):
 
 
 class CountingLlama(Llama):
-    """Counts passes over the model."""
+    """Model that counts passes."""
 
     passes = 0
 
@@ -56,7 +56,7 @@ def model(task: Task, draft: CountingLookup | None) -> CountingLlama:
 
 
 def measure(llm: CountingLlama, task: Task, draft: CountingLookup | None) -> dict[str, Any]:
-    """One prompt after another; the first warms up."""
+    """Measure one prompt after another; the first warms up."""
     recorder, proposed = Recorder(), draft.proposed if draft else 0
     for prompt in task["prompts"][: task["few"] + 1]:
         llm.reset()

@@ -30,14 +30,14 @@ def answer_tasks(load: Callable[[Task], Callable[[Task], dict[str, Any]]]) -> No
 
 
 def resident_mib() -> float:
-    """Memory of this process that is really there."""
+    """Return the resident memory of this process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @dataclass
 class Recorder:
-    """Times the tokens of requests that run one after another."""
+    """Record token times of requests that run one after another."""
 
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
@@ -49,16 +49,16 @@ class Recorder:
     _memory: float = 0.0
 
     def begin(self) -> None:
-        """A request starts."""
+        """Record the start of a request."""
         self._times, self._memory = [], resident_mib()
         self._started = time.perf_counter()
 
     def tick(self) -> None:
-        """A round has produced tokens."""
+        """Record the end of a round, which produced tokens."""
         self._times.append(time.perf_counter())
 
     def end(self, output: list[int], rounds: int | None = None) -> None:
-        """A request has ended with these tokens."""
+        """Record the end of a request, and its tokens."""
         first, last = self._times[0], time.perf_counter()
         self.ttft_s.append(first - self._started)
         self.tpot_s.append((last - first) / max(1, len(output) - 1))
@@ -67,7 +67,7 @@ class Recorder:
         self.rounds += len(self._times) if rounds is None else rounds
 
     def report(self, proposed: int = 0) -> dict[str, Any]:
-        """Medians over all requests but the first, which warms up."""
+        """Return medians over all requests but the first, which warms up."""
         tokens = sum(map(len, self.outputs))
         accepted = tokens - self.rounds
         return {
@@ -80,6 +80,6 @@ class Recorder:
         }
 
     def rate(self, new_tokens: int) -> float:
-        """Tokens per second of all requests but the first."""
+        """Return tokens per second over all requests but the first."""
         seconds = [t + p * (new_tokens - 1) for t, p in zip(self.ttft_s, self.tpot_s, strict=True)]
         return new_tokens * (len(seconds) - 1) / sum(seconds[1:])

@@ -36,7 +36,7 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
 def convert(gguf: Path, folder: Path, variant: str) -> Path:
     """Return the folder with the weights in OpenVINO's format.
 
-    The reader writes them next to the GGUF file; those in int8 are compressed into `folder`.
+    The reader writes next to the GGUF file; int8 weights are written to `folder`.
     """
     genai.LLMPipeline(str(gguf), "CPU", enable_save_ov_model=True)
     if variant == "int4":
@@ -50,7 +50,7 @@ def convert(gguf: Path, folder: Path, variant: str) -> Path:
 
 
 class Rounds(genai.StreamerBase):
-    """Called after every round of a single request."""
+    """Streamer that records every round of a single request."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Peer:
         self._pipeline = genai.ContinuousBatchingPipeline(directory, scheduler, "CPU", properties)
 
     def measure(self, task: Task) -> dict[str, Any]:
-        """Tokens per second by batch size, and what single requests look like."""
+        """Return tokens per second by batch size, and figures of single requests."""
         self._task, recorder = task, Recorder()
         for prompt in task["prompts"][: task["few"] + 1]:
             recorder.begin()

@@ -1,6 +1,6 @@
-"""Run peer scripts, each in an environment of its own.
+"""Run peer scripts, each in its own Python environment.
 
-Each is loaded once, so that they can take turns. A missing peer is reported.
+Every peer is loaded once, so that peers can alternate. A missing peer is reported.
 """
 
 import json
@@ -34,7 +34,7 @@ LONGEST_S = 900
 
 
 class PeerProcess:
-    """One peer; it starts and loads with its first task."""
+    """A peer's process, which starts with its first task."""
 
     def __init__(
         self, name: str, variant: str, gguf: dict[str, Path], folder: Path, python: Path | None = None
@@ -108,7 +108,7 @@ def gguf_files(model: str, folder: Path) -> dict[str, Path]:
 
 
 def extract_gguf(model: str, folder: Path) -> Path:
-    """The GGUF file as it comes, from the pulled model."""
+    """Write the pulled model's GGUF file to `folder`; return its path."""
     path = folder / f"{model}.gguf"
     path.symlink_to((resolve_model(model) / KEPT_GGUF).resolve())
     return path
@@ -139,7 +139,7 @@ def write_float16(source: Path, out: Path) -> Path:
 def write_float_model(model: str) -> Path:
     """Write a model as bfloat16 into the cache; return the directory.
 
-    A model in the cache is not written again.
+    An existing directory is reused.
     """
     source, directory = resolve_model(model), cache_directory() / "float" / model
     if not (directory / "model.safetensors").is_file():

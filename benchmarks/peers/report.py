@@ -1,4 +1,4 @@
-"""Tables of `make bench`."""
+"""Write the report of `make bench`."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -23,7 +23,7 @@ COLUMNS = {  # of single requests
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report as tables."""
+    """Return the report in Markdown."""
     lines = [
         "# The runtime on a CPU, compared with its peers",
         "",
@@ -48,7 +48,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def rate_cell(report: dict[str, Any], name: str, batch: str) -> str:
-    """Tokens per second over turns; empty if not measured."""
+    """Return a cell: tokens per second over turns; empty if not measured."""
     if batch not in report["systems"][name]:
         return ""
     low, high = report["spread"][name][batch]
@@ -56,7 +56,7 @@ def rate_cell(report: dict[str, Any], name: str, batch: str) -> str:
 
 
 def single_table(report: dict[str, Any]) -> list[str]:
-    """Single requests: latency, memory, quality, speculation."""
+    """Tabulate single requests: latency, memory, quality, speculation."""
     lines = [
         "## Single requests",
         "",
@@ -73,7 +73,7 @@ def single_table(report: dict[str, Any]) -> list[str]:
 
 
 def window_table(report: dict[str, Any]) -> list[str]:
-    """Tabulate what a windowed cache saves and costs."""
+    """Tabulate memory and speed of windowed caches."""
     lines = [
         f"## Windowed cache (StreamingLLM), {LONG_ANSWER} new tokens",
         "",

@@ -31,7 +31,7 @@ def pass_costs(
     read(runner, sequence, rng.integers(0, 49000, context - 1).tolist())
     works: dict[int, Callable[[], None]] = {}
     for size in sizes:
-        # the root is scored as a tentative node too, so that nothing is committed and all sizes see
+        # the root is scored as a tentative node, so that nothing is committed and all sizes have
         # the same context
         parents = [-1, *((node - 1) // 2 for node in range(1, size))]
         tokens = rng.integers(0, 49000, size).tolist()
@@ -47,9 +47,9 @@ def pass_costs(
 
 
 def interleaved(works: dict[int, Callable[[], None]]) -> dict[str, dict[str, float]]:
-    """Time several works in turns; return milliseconds by size.
+    """Time several functions in alternation; return milliseconds by size.
 
-    The machine's speed drifts; the ratios of the times should not.
+    Alternation keeps the ratios of times stable while the machine's speed drifts.
     """
     times: dict[int, list[float]] = {size: [] for size in works}
     for turn in range(REPEATS + 1):
@@ -114,7 +114,7 @@ def throughput(
 
 
 def decode(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> None:
-    """Greedy decoding of a batch."""
+    """Decode a batch greedily."""
     sequences = [runner.open() for _ in prompts]
     deltas = list(prompts)
     for _ in range(new_tokens):
@@ -128,7 +128,7 @@ def decode(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> No
 def single(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
     """Return latencies, memory and outputs of greedy requests.
 
-    They run one after another; the first warms up.
+    Requests run one after another; the first warms up.
     """
     recorder = Recorder()
     for prompt in prompts:
@@ -143,7 +143,7 @@ def decode_one(
 ) -> tuple[list[int], int, int]:
     """Decode one request greedily.
 
-    Return its output, its cache entries at the end, and how often the window slid.
+    Returns the output, the number of cache entries at the end, and how often the window moved.
     """
     sequence, delta = runner.open(), prompt
     output: list[int] = []
@@ -178,7 +178,7 @@ def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> di
 def perplexity(runner: ModelRunner, prompts: list[list[int]], outputs: list[list[int]]) -> float:
     """Return the perplexity of outputs under the whole target.
 
-    It is e to the mean negative log-probability of a token.
+    Perplexity is e to the mean negative log-probability of a token.
     """
     losses: list[float] = []
     for prompt, output in zip(prompts, outputs, strict=True):

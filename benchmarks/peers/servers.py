@@ -1,4 +1,4 @@
-"""Servers of OpenAI's API, ours and llama.cpp's: started once, asked in turns."""
+"""Start and call servers of OpenAI's API, ours and llama.cpp's."""
 
 import subprocess
 import time
@@ -17,12 +17,12 @@ Fields = Mapping[str, Any]
 
 
 class Server:
-    """A server process on a free port, ended with the context."""
+    """A server process on a free port; the context ends it."""
 
     def __init__(self, command: Sequence[str], log: Path, api_key: str | None = None) -> None:
-        """Create it; `{host}` and `{port}` in the command are replaced.
+        """Prepare a server; `{host}` and `{port}` in the command are replaced.
 
-        `log` gets its output.
+        The process's output is written to `log`.
         """
         (port,) = free_ports(1)
         self._command = [part.format(host="127.0.0.1", port=port) for part in command]
@@ -34,7 +34,7 @@ class Server:
         """Start the process and wait until it lists its model.
 
         Raises:
-            UnavailableError: if it ends or takes too long; with the last line of its output.
+            UnavailableError: if the server ends or is late, with its last line of output.
         """
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
@@ -76,7 +76,7 @@ class Server:
             streams: number of requests at once.
             new_tokens: length of every answer.
             fields: added to every request body.
-            api_key: the caller's; None: that of the server.
+            api_key: the caller's key; None: the server's.
 
         Raises:
             SpecInferError: if a request fails.

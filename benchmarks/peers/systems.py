@@ -1,6 +1,6 @@
 """Measure the requests of `make bench` with `LLM` and with services.
 
-Decoding is plain or with merged trees.
+Decoding is plain, or uses merged trees.
 """
 
 import asyncio

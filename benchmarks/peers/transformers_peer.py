@@ -37,7 +37,7 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
 
 
 class Proposed:
-    """Counts what candidate generators propose; `generate` does not report it."""
+    """Count proposed tokens, which `generate` does not report."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -56,7 +56,7 @@ class Proposed:
 
 
 class EveryRound(StoppingCriteria):
-    """Called after every round of generation; stops nothing."""
+    """Record every round of generation; never stop."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -68,7 +68,7 @@ class EveryRound(StoppingCriteria):
 
 @torch.inference_mode()
 def measure(model: Any, task: dict[str, Any], proposed: Proposed, **options: Any) -> dict[str, Any]:
-    """One prompt after another; the first warms up."""
+    """Measure one prompt after another; the first warms up."""
     recorder = Recorder()
     proposed.tokens = 0
     for prompt in task["prompts"][: task["few"] + 1]:
@@ -93,7 +93,7 @@ def measure(model: Any, task: dict[str, Any], proposed: Proposed, **options: Any
 
 @torch.inference_mode()
 def prefill(model: Any, prompt: list[int]) -> float:
-    """Median milliseconds of reading one prompt."""
+    """Return the median milliseconds of reading a prompt."""
     tokens, times = torch.tensor([prompt]), []
     for _ in range(6):
         started = time.perf_counter()

@@ -34,7 +34,7 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
 
 
 def run(llm: Any, task: Task) -> dict[str, Any]:
-    """Tokens per second by batch size, and what single requests look like."""
+    """Return tokens per second by batch size, and figures of single requests."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=task["new_tokens"], ignore_eos=True)
@@ -57,7 +57,7 @@ def run(llm: Any, task: Task) -> dict[str, Any]:
 
 
 def speculation(llm: Any) -> dict[str, float]:
-    """vLLM's own counters of speculation so far."""
+    """Return vLLM's counters of speculation."""
     names = {"num_drafts": "rounds", "num_draft_tokens": "proposed", "num_accepted_tokens": "accepted"}
     return {
         short: metric.value

@@ -1,1 +1,1 @@
-"""A simulated system for the planner."""
+"""Measure the planner, in a simulated and in real systems."""

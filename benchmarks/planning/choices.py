@@ -1,11 +1,10 @@
-"""Compares the planner with constant choices, from a cold start.
+"""Compare the planner with constant choices, from a cold start.
 
     python -m benchmarks.planning.choices --prompts eval.jsonl [--model M --draft D] [--batches 1,4,16] [--services]
 
-One model is loaded; the modes, plain decoding, constants and the planner, take turns over the same groups of
-prompts, each with a planner and a calibration of its own that begin with the first group; through services
-the modes share the verifier's calibration. All prompts are read once before, so that no first token waits. A
-mode is compared with plain decoding in the same turns.
+One model is loaded. The modes (plain decoding, constants, the planner) alternate over the same groups of prompts. Each
+mode has its own planner and calibration, which start cold; through services, modes share the verifier's calibration.
+All prompts are cached before. A mode is compared with plain decoding in the same turns.
 """
 
 import asyncio
@@ -42,12 +41,12 @@ PLANNER = "table"
 Kind = tuple[int, frozenset[int], int, int]
 """Batch, speculators, planned nodes, tokens of the pass."""
 FEW = 6
-"""Number of steps of a kind from which their median counts."""
+"""Minimum number of steps of a kind to use their median."""
 
 
 @dataclass
 class Mode:
-    """A way to plan, with its results; replaces its planner."""
+    """A mode with its results; a planner that wraps another."""
 
     planner: StepPlanner
     calibration: Calibration = field(default_factory=Calibration)
@@ -76,7 +75,7 @@ class Mode:
         return choice
 
     def observe(self, report: StepReport) -> None:
-        """Note a step, and have the planner learn from it."""
+        """Record a step, and let the planner learn from it."""
         choice = report.choice
         kind = report.batch, choice.speculators, choice.nodes, report.tokens
         self.reports.append((kind, report.seconds, report.new_tokens))
@@ -90,7 +89,7 @@ class Mode:
         return len(self.reports)
 
     def typical_speed(self, usual: Mapping[Kind, float]) -> float:
-        """Return the speed if each step took the median of its kind."""
+        """Return tokens per second if steps took their kind's median."""
         seconds = sum(usual.get(kind, seconds) for kind, seconds, _ in self.reports)
         return sum(tokens for *_, tokens in self.reports) / seconds
 
@@ -111,7 +110,7 @@ Run = Callable[[Mode, Sequence[Sequence[int]], int], Awaitable[None]]
 def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")],
     model: Annotated[str, typer.Option(help="Target model.")] = DEFAULT_MODEL,
-    draft: Annotated[str, typer.Option(help="Draft; auto: that of the model.")] = "auto",
+    draft: Annotated[str, typer.Option(help="Draft; auto: the model's draft.")] = "auto",
     weights: Annotated[str, typer.Option(help="Weight format.")] = "auto",
     nodes: Annotated[str, typer.Option(help="Constant numbers of nodes, with commas.")] = "2,4,8,16",
     new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
@@ -184,7 +183,7 @@ async def in_turns(
 
 
 def in_process(engine: LocalEngine) -> Run:
-    """Return what answers in this process."""
+    """Return a function that answers in this process."""
 
     async def run(mode: Mode, group: Sequence[Sequence[int]], new_tokens: int) -> None:
         engine.machine.planner, engine.host.calibration = mode, mode.calibration

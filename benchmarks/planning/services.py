@@ -1,4 +1,4 @@
-"""A system with its gateway in this process, to exchange the planner."""
+"""Run a system with the gateway in this process, for other planners."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from specinfer.v1 import generation_pb2, generation_pb2_grpc
 
 
 class _WithoutGateway(LocalSystem):
-    """Redis and verifier, and the address at which another gateway will serve."""
+    """Local system of Redis and verifier, without a gateway process."""
 
     def _spawn(self, name: str, module: str, flags: Flags) -> None:
         if name != "gateway":
@@ -35,32 +35,32 @@ class _WithoutGateway(LocalSystem):
 
 @dataclass
 class ThroughServices:
-    """Answers groups of prompts through a gateway."""
+    """Answer groups of prompts through the gateway."""
 
     gateway: Gateway
     client: AsyncClient
 
     @property
     def machine(self) -> StepMachine:
-        """The machine of the one verifier's session."""
+        """Step machine of the verifier's session."""
         (session,) = self.gateway.sessions
         return session.loop.machine
 
     @property
     def planner(self) -> TablePlanner:
-        """The planner that the gateway began with."""
+        """Planner that the gateway created."""
         assert isinstance(self.machine.planner, TablePlanner)
         return self.machine.planner
 
     async def tokens_and_seconds(
         self, prompts: Sequence[Sequence[int]], new_tokens: int
     ) -> tuple[int, float]:
-        """Answer a group at once."""
+        """Answer a group concurrently; return its tokens and seconds."""
         load = Load(len(prompts), generation_pb2.SPECULATION_TREE, new_tokens)
         started = time.perf_counter()
         answers = await generate_all(self.client, prompts, load)
         seconds = time.perf_counter() - started
-        await asyncio.sleep(0.2)  # the last steps are learned from after the answers
+        await asyncio.sleep(0.2)  # the planner learns from the last steps after the answers
         return sum(len(answer.token_ids) for answer in answers), seconds
 
 
@@ -69,8 +69,8 @@ async def through_services(options: LocalOptions, most_requests: int) -> AsyncIt
     """Start a system.
 
     Args:
-        options: of Redis and verifier, as `specinfer up` takes them.
-        most_requests: requests of a step.
+        options: options of Redis and verifier, as for `specinfer up`.
+        most_requests: maximum requests of a step.
     """
     with _WithoutGateway(options) as system:
         values: dict[str, Any] = {

@@ -1,12 +1,11 @@
-"""Simulates a verifier, two speculators and all kinds of texts, for planners.
+"""Simulate a verifier, two speculators and texts of all kinds, for planners.
 
-The costs are those of the default weights on two cores (Zen 5, the blocks of Q4_1): passes, drafts by
-requested nodes, and the overhead of services. The machine's pace wanders by a fifth, a price of nodes wanders
-by itself, one pass in a hundred is disturbed, a neighbour now and then slows down a hundred steps in a row by
-half, and the first steps of a process are cold. A text is known by the probability that the first guess of a
-speculator is right; requests of 128 tokens begin and end. One speculator is good and slow, one poor and
-quick; both believe more of themselves than is true. The target finds prompts in its cache, the speculators'
-service reads them, and all tokens missed in between.
+Costs are those of the default weights on two cores (Zen 5, blocks of Q4_1): passes, drafts by requested nodes, and
+overhead of services. The machine's speed drifts by a fifth, the cost of nodes drifts independently, one pass in a
+hundred is disturbed, sometimes a hundred successive steps take 1.5 times as long, and the first steps of a process are
+cold. A text is described by the probability that a speculator's first guess is correct. Requests have 128 tokens. One
+speculator is accurate and slow, the other inaccurate and fast; both overestimate their accuracy. The target has all
+prompts cached; the speculators' service must read them, and all tokens that it missed.
 """
 
 import heapq
@@ -26,7 +25,7 @@ from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))
-"""(tokens, milliseconds)."""
+"""(tokens, milliseconds) of passes."""
 
 
 def draft_s(speculator: int, nodes: int) -> float:
@@ -47,7 +46,7 @@ class Costs:
     """Seconds of a step in addition to pass and drafts."""
     wire_s: float = 0.0009
     read_s: float = 0.00006
-    """Seconds in which speculators read a token."""
+    """Seconds that speculators need to read a token."""
     ngrams: bool = False
     """True if the fast speculator drafts only in self-copying, predictable text."""
 
@@ -60,25 +59,25 @@ class Costs:
 USUAL = Costs()
 BOTH = frozenset({0, 1})
 TOKENS, PROMPT = 128, 170
-"""Tokens of an answer and of a prompt, averages of the prompts."""
+"""Tokens of an answer, and average tokens of a prompt."""
 COLD_S = (0.016, 0.026, 0.002)
-"""Extra seconds of the first steps with trees, the first one last.
+"""Extra seconds of the first three steps with trees, in reverse order.
 
-With the prompt read by the first, they take 20, 35, 25 ms at batch 1. Plain ones take a fifth of it.
+With reading the prompt, these steps take 20, 35, 25 ms at batch 1. Plain steps take a fifth of the extra time.
 """
 OFTEN, DISTURBED = 0.01, 4.0
 """Share of disturbed passes, and their relative time."""
 GUESSES = (0.25, 0.5, 0.7, 0.9)
 COPIES_BEGIN, COPIES_END, COPIED = 0.01, 0.15, 0.98
-"""Probabilities that self-copying begins or ends; predictability meanwhile."""
+"""Probabilities that self-copying begins or ends; first-guess accuracy meanwhile."""
 ALARMS = 0.1
-"""Part of the steps in which n-grams draft in vain."""
+"""Share of steps with useless drafts of n-grams."""
 ROOT = 0
 
 
 @dataclass
 class SimulatedRequest:
-    """One request."""
+    """A simulated request."""
 
     name: str
     guess: float
@@ -88,17 +87,17 @@ class SimulatedRequest:
     """Tokens that the speculators have not read."""
     copying: bool = False
     alarm: bool = False
-    """The n-grams draft although it copies nothing."""
+    """True if n-grams draft although the text copies nothing."""
 
 
 @dataclass
 class Ran:
-    """Actual and expected tokens and seconds of steps, at usual pace."""
+    """Actual and expected tokens and seconds of steps, at normal speed."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     expected_s: float = 0.0
-    """Expected seconds of steps with an expectation; `counted_s` are their actual ones."""
+    """Expected seconds of steps with an expectation; `counted_s`: actual seconds."""
     counted_s: float = 0.0
     steps: int = 0
 
@@ -109,28 +108,28 @@ class Ran:
 
 
 class Machine:
-    """Times of passes and drafts, disturbed."""
+    """Random times of passes and drafts."""
 
     def __init__(self, seed: int, costs: Costs = USUAL) -> None:
         self._rng, self._drift, self.costs = random.Random(seed), random.Random(-seed), costs
         self.pace = self._slope = 0.0
         self.slowness = 1.0
-        """Times that everything takes longer than on the machine measured."""
+        """Factor of all times, relative to the measured machine."""
         self._neighbour = 0
         self._cold = {True: list(COLD_S), False: [seconds / 5 for seconds in COLD_S]}
 
     def turn(self) -> None:
-        """The next step begins."""
+        """Start the next step: update drift and disturbances."""
         self.pace = 0.97 * self.pace + self._drift.gauss(0, 0.03)
         self._slope = 0.97 * self._slope + self._drift.gauss(0, 0.03)
         self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._drift.random() < 0.0005)
 
     def slowed(self, seconds: float) -> float:
-        """Return how long so many seconds take now."""
+        """Return the current time of work of `seconds`."""
         return self.steadily(seconds) * self._rng.lognormvariate(0, 0.06)
 
     def steadily(self, seconds: float) -> float:
-        """Return the present average time of work, without disturbed passes."""
+        """Return the current time of work, without disturbances."""
         return seconds * exp(self.pace) * self.slowness * (1.5 if self._neighbour else 1.0)
 
     def pass_s(self, batch: int, tokens: int) -> float:
@@ -147,7 +146,7 @@ class Machine:
 
 @dataclass
 class Constant:
-    """Always as many nodes."""
+    """Planner with a constant number of nodes."""
 
     nodes: int
     everybody: frozenset[int] = frozenset()
@@ -168,7 +167,7 @@ Choose: TypeAlias = int | Callable[[PassCurve, NodeBudget], StepPlanner]
 
 
 class World:
-    """Time, texts and machine, all of one seed."""
+    """Simulation of time, texts and machine, from one seed."""
 
     def __init__(
         self,
@@ -183,23 +182,23 @@ class World:
         """Create a world.
 
         Args:
-            seed: of texts and machine.
-            batch: requests at once.
+            seed: seed of texts and machine.
+            batch: number of requests at once.
             choose: nodes of every tree, 0 for plain decoding, or a factory of planners from curve and budget.
-            costs: those of the machine.
-            `trace`: passes as the verifier measured them; None: the truth.
+            costs: costs of the machine.
+            trace: passes as measured by the verifier; None: the true times.
             most: maximum requests at once, over the whole run.
         """
         self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1, costs), batch
         self.costs = costs
         self.guesses = guesses
-        """Kinds of the texts that begin from now on."""
+        """First-guess probabilities of new texts."""
         self._shuffled = random.Random(seed + 2)
         self._phases = random.Random(seed + 3)
         self._kinds: list[float] = []
         self._kinds_of: Sequence[float] = ()
         self.services = 1.0
-        """Times that services take longer than was measured: a network between them."""
+        """Factor of the services' times, for a network between them."""
         curve = costs.curve if trace is None else PassCurve(trace)
         self.planner: StepPlanner = (
             Constant(choose)
@@ -211,11 +210,11 @@ class World:
         self._begun = 0
         self._texts = [self._begin() for _ in range(batch)]
         self.by_choice: defaultdict[int, Ran] = defaultdict(Ran)
-        """Steps that were run, by the nodes planned for each request."""
+        """Counts of steps by planned nodes per request."""
 
     @property
     def batch(self) -> int:
-        """Requests at once; set it, and requests begin or leave."""
+        """Number of requests at once; setting it adds or removes requests."""
         return self._batch
 
     @batch.setter
@@ -232,14 +231,14 @@ class World:
         return self.machine.steadily(step_s) * tokens / self._batch
 
     def run(self, steps: int) -> float:
-        """Tokens per second over so many steps."""
+        """Run `steps` steps; return tokens per second."""
         ran = Ran()
         for _ in range(steps):
             self.step(ran)
         return ran.speed
 
     def answer(self, prompts: int) -> Ran:
-        """Answer so many prompts, the batch being full all the time."""
+        """Answer `prompts` prompts with a full batch."""
         ran, last = Ran(), self._begun - self._batch + prompts
         while self._begun - self._batch < last:
             self.step(ran)
@@ -330,7 +329,7 @@ class World:
         return [DraftTime(BOTH, own_s, wire_s, read)]
 
     def _read(self) -> int:
-        """Return the speculators' missed tokens before drafting, if unusual."""
+        """Return the number of tokens that speculators read before drafting."""
         lacking = [text.lacking for text in self._texts]
         for text in self._texts:
             text.lacking = 0
@@ -346,7 +345,7 @@ class World:
         return drafts
 
     def _accepted(self, text: SimulatedRequest, tree: TokenTree) -> list[int]:
-        """Return a random accepted path, by the places' probabilities."""
+        """Return a random accepted path, by the probabilities of depths."""
         kids: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
             kids.setdefault(parent, []).append(node)
@@ -382,7 +381,7 @@ def _guess(text: SimulatedRequest, speculator: int) -> float:
 
 
 def _right(guess: float, place: int, speculator: int) -> float:
-    """Return a guess's probability; both speculators' sum up to less than 1."""
+    """Return a guess's probability; the speculators' sum is below 1."""
     return float((0.85 if speculator == 0 else 0.15) * guess * (1 - guess) ** place)
 
 
@@ -397,7 +396,7 @@ def _chain(token: int, nodes: int) -> TokenTree:
 
 @lru_cache(maxsize=1024)
 def _tree(guess: float, nodes: int, speculator: int) -> TokenTree:
-    """Best-first; token 2 * place + speculator. Scores are too high."""
+    """Return a best-first tree with overestimated scores; tokens 2 * place + speculator."""
     builder = TreeBuilder(ROOT)
     heap = [(-_right(guess, 0, speculator), 0, 0)]  # minus path probability, parent, place
     while heap and len(builder) <= nodes:

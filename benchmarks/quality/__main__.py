@@ -1,6 +1,6 @@
 """`python -m benchmarks quality MODEL`: distributions of formats against float32.
 
-The reference are the checkpoint's own numbers (of a GGUF file, its blocks dequantised) in the torch executor.
+The reference is the checkpoint in float32 (for a GGUF file, its dequantised blocks) in the torch executor.
 """
 
 import gc

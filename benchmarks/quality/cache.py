@@ -30,7 +30,7 @@ Next-token distributions at the last 128 tokens of 20 texts (sources of the stan
 (one scale per token and head), compared with those of the same model with a cache in bfloat16. KL in nats.
 """
 COMPARED = 128
-"""Last tokens of a text whose distributions are compared."""
+"""Number of a text's last tokens that are compared."""
 _CHUNK = 512
 LENGTHS = (8000, 4000, 4000, *[2000] * 4, *[1000] * 6, *[500] * 7)
 """Tokens of the texts."""
@@ -43,7 +43,7 @@ MODULES = (
 
 
 def load_texts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the texts: the longest modules for the longest."""
+    """Return texts of `LENGTHS`; longer modules make longer texts."""
     library = Path(sysconfig.get_paths()["stdlib"])
     sources = sorted(((library / f"{name}.py").read_text("utf-8") for name in MODULES), key=len, reverse=True)
     encoded = [tokenizer.encode(source[: 8 * LENGTHS[0]]) for source in sources]

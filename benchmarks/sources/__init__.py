@@ -1,1 +1,1 @@
-"""Acceptance of every drafter by kind of prompt."""
+"""Measure the acceptance of every drafter by kind of prompt."""

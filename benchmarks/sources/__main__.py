@@ -1,8 +1,8 @@
 """`python -m benchmarks sources`: acceptance of drafters by kind of prompt.
 
-It uses a real target. Counts tokens a step and right first guesses on chat, code, instructions and
-translations; one process, no services, so nothing depends on the machine's speed. A second table compares the
-path probabilities of each drafter with acceptance.
+With a real target, it counts tokens per step and correct first guesses on chat, code, instructions and translations,
+in one process, so counts do not depend on the machine's speed. A second table compares each drafter's path
+probabilities with acceptance.
 """
 
 import json
@@ -49,7 +49,7 @@ def main(
     model: Annotated[str, typer.Option(help="The target.")] = PAIR[0],
     datastore: Annotated[str, typer.Option(help="Texts of `retrieval`.")] = "",
     few: Annotated[int, typer.Option(min=1, help="Prompts of a kind.")] = 6,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per prompt.")] = 48,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens per prompt.")] = 48,
     nodes: Annotated[int, typer.Option(min=1, help="Verified nodes of a tree.")] = 8,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: a kind.")] = 0,
@@ -114,7 +114,7 @@ def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> li
 
 
 def report(model: str, about: str, results: dict[str, Result], timed: bool = False) -> str:
-    """Return both tables; `timed`: also what drafts and passes take."""
+    """Return both tables; `timed`: also times of drafts and passes."""
     lines = [f"# Acceptance on {model} by kind of prompt", "", about, ""]
     kinds = list(dict.fromkeys(source for r in results.values() for source, _, _ in r.per_prompt))
     lines += ["Tokens a step, and steps whose first guess was right:", "", *head([*kinds, "all"], "drafter")]

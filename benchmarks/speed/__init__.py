@@ -1,1 +1,1 @@
-"""Speed of whole systems, plain and with trees: what speculation gains."""
+"""Measure the speed of whole systems, plain and with speculation."""

@@ -1,4 +1,4 @@
-"""Speed of plain decoding, sequences and trees, by systems.
+"""Measure plain decoding, sequences and trees through services.
 
     python -m benchmarks speed --prompts prompts.jsonl
     python -m benchmarks speed --weights bf16 --batch 1,2,4,8,16        the paper's figure 7
@@ -6,9 +6,8 @@
 Systems have resident speculators, a service, or the defaults of `up`. Writes `benchmarks/results/speed.md`:
 tokens per second while the batch is full, the gain over plain decoding as the median over turns, milliseconds
 per token of a request, and tokens per step; by batch size, greedy and at temperature 0.8, and by source at
-the first batch size. Each way of drafting is a system of its own, all of them run at once, and the modes take
-turns over parts of the prompts, every second time in reverse order. Plain decoding is that of the system
-without speculators.
+the first batch size. Each way of drafting is a separate system; all systems run at once, and the modes alternate over
+parts of the prompts, in reverse order every second time. Plain decoding runs on the system without speculators.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ Modes = Mapping[str, tuple[str, generation_pb2.Speculation]]
 
 
 def systems(model: str, weights: str, max_batch: int) -> dict[str, LocalOptions]:
-    """The systems by the mode that they are for."""
+    """Return the systems, by mode."""
     parts: dict[str, dict[str, Any]] = {
         PLAIN: {"speculators": {}},
         "trees by a service": {"speculators": default_services(model)},
@@ -65,7 +64,7 @@ async def measure(
     turns: int,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Figures by kind of sampling, batch size and mode."""
+    """Return figures by kind of sampling, batch size and mode."""
     for address in {address for address, _ in modes.values()}:
         await warm_up(address, prompts, max(batches))
     by_kind: dict[str, dict[str, dict[str, Any]]] = {}
@@ -105,7 +104,7 @@ def figures(measured: Measured, plain: Measured) -> dict[str, Any]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report's tables."""
+    """Return the report in Markdown."""
     rest = f"; {report['model']}, weights {report['weights']}, {report['turns']} turns; medians, in brackets quartiles"
     lines = opening("Speed through the services", report, rest)
     for kind, by_batch in report["kinds"].items():
@@ -138,7 +137,7 @@ def main(
     model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
     weights: Annotated[str, typer.Option(help="Format of the target's weights.")] = "auto",
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 6,
-    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 96,
+    new_tokens: Annotated[int, typer.Option(help="Maximum tokens per prompt.")] = 96,
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,4,16",
     turns: Annotated[int, typer.Option(min=2, help="Parts of the prompts.")] = 6,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "speed",

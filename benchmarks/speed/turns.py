@@ -1,7 +1,7 @@
-"""Tokens per second through the real services, in turns.
+"""Measure tokens per second through the services, alternating the modes.
 
-The machine's speed drifts by a fifth within seconds. So modes take turns over parts of the prompts, and a mode is
-compared with plain decoding in the same turns.
+The machine's speed drifts by a fifth within seconds. So modes alternate over parts of the prompts, and a mode is
+compared with plain decoding on the same parts.
 """
 
 from collections import defaultdict
@@ -17,12 +17,12 @@ from specinfer.v1 import generation_pb2
 
 TURNS = 5
 FIRST_TOKENS = 24
-"""Tokens of one batch, before the clock starts."""
+"""Number of first tokens of a batch that are not timed."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Time and tokens of some requests, one after another."""
+    """Total time and tokens of requests that run one after another."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -30,7 +30,7 @@ class Tally:
     accepted: int = 0
 
     def add(self, answer: Answer) -> None:
-        """Counts a request; its prompt's time included."""
+        """Add a request, with the time of its prompt."""
         self.seconds += answer.ttft_s + answer.tpot_s * (len(answer.token_ids) - 1)
         self.tokens += len(answer.token_ids)
         self.steps += answer.summary.stats.steps
@@ -42,7 +42,7 @@ class Measured:
     """One mode at one batch size."""
 
     rates: list[float] = field(default_factory=list)
-    """Tokens per second while the batch was full, turn by turn."""
+    """Tokens per second of each turn while the batch was full."""
     by_source: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     @property
@@ -67,8 +67,8 @@ def part_of(
 ) -> list[EvaluationPrompt]:
     """Return the prompts of a turn.
 
-    At batch 1 it is a share of all, otherwise more, for full batches. Sources alternate, so every part has
-    all of them.
+    At batch 1 a turn has a share of all prompts; at larger batches more, for full batches. Sources alternate, so
+    every part has all sources.
     """
     by_source: dict[str, list[EvaluationPrompt]] = defaultdict(list)
     for prompt in prompts:
@@ -91,7 +91,7 @@ async def warm_up(address: str, prompts: Sequence[EvaluationPrompt], batch: int)
 
 
 async def run_turn(address: str, prompts: Sequence[EvaluationPrompt], load: Load, measured: Measured) -> None:
-    """One mode's turn."""
+    """Run one mode's turn; add the results to `measured`."""
     client = AsyncClient(address)
     tokens = [prompt.tokens for prompt in prompts]
     try:

@@ -1,1 +1,1 @@
-"""The ledger of a decoding step: times in process and by services."""
+"""Measure a step's parts ("ledger"), in process and with services."""

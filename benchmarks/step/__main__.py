@@ -1,4 +1,4 @@
-"""Times within a plain decoding step, of `LLM` and of services.
+"""Measure the parts of a plain step, of `LLM` and services.
 
     python -m benchmarks step                              2 minutes
     python -m benchmarks step --before ../other-checkout   services of another commit take turns, too
@@ -33,7 +33,7 @@ async def take_turns(systems: Mapping[str, System], parts: Sequence[Prompts], ne
     columns: Columns = {name: [] for name in systems}
     for number, prompts in enumerate(parts):
         for system in systems.values():
-            await system.turn(prompts, 1)  # prompts are in every cache before anything is measured
+            await system.turn(prompts, 1)  # caches the prompts before the measurement
         for name in list(systems)[:: -1 if number % 2 else 1]:
             columns[name].append(await systems[name].turn(prompts, new_tokens))
     return columns
@@ -42,7 +42,7 @@ async def take_turns(systems: Mapping[str, System], parts: Sequence[Prompts], ne
 async def measure(
     roots: Mapping[str, Path], prompts: Prompts, batches: Sequence[int], turns: int, new_tokens: int
 ) -> dict[str, Columns]:
-    """The turns of every system by batch size."""
+    """Return the turns of every system by batch size."""
     async with AsyncExitStack() as stack:
         systems: dict[str, System] = {}
         for name, root in roots.items():
@@ -60,7 +60,7 @@ async def measure(
 
 
 def commit_of(root: Path) -> str:
-    """The commit of a checkout."""
+    """Return the commit of a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout.strip()
 

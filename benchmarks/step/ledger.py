@@ -1,4 +1,4 @@
-"""The ledger of a step, from what each turn used. Pure."""
+"""Compute a step's ledger from counters before and after each turn."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ from specinfer.llm import LLM
 
 Reading: TypeAlias = Mapping[str, float]
 _OWN_COMMANDS = ("info",)
-"""Redis commands of a reading itself."""
+"""Redis commands of reading the counters, which do not count."""
 
 
 def used(before: Reading, after: Reading) -> dict[str, float]:
-    """The difference of two readings."""
+    """Return the difference of two readings."""
     return {name: round(value - before.get(name, 0.0), 6) for name, value in after.items()}
 
 
@@ -32,7 +32,7 @@ def process_counters(name: str, pid: int | str) -> dict[str, float]:
             seconds += int((thread / "schedstat").read_text().split()[0])
             status = (thread / "status").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # a thread that has just ended
+            continue  # the thread has just ended
         sleeps += int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
     return {f"cpu.{name}": seconds / 1e9, f"sleeps.{name}": float(sleeps)}
 
@@ -66,7 +66,7 @@ def redis_counters(redis: "Redis") -> dict[str, float]:
 async def service_counters(
     client: AsyncClient, pids: Mapping[str, int], ports: Mapping[str, int], redis: "Redis"
 ) -> dict[str, float]:
-    """All counters of a system of services."""
+    """Return all counters of a system of services."""
     status = await client.status()
     counters = {"wall": time.perf_counter(), "steps": float(status.steps), "tokens": float(status.new_tokens)}
     counters |= {f"phase.{phase.name}": phase.seconds for phase in status.phases}
@@ -108,7 +108,7 @@ IN_PROCESS = "in process"
 PHASES = ("draft", "merge", "verify", "commit")
 Turns = Sequence[Reading]
 Figure = Callable[[Turns], float | None]
-"""A figure of a system; None if it lacks that part."""
+"""Computes a figure from a system's turns; None if not applicable."""
 
 
 def total(turns: Turns, name: str) -> float | None:
@@ -118,7 +118,7 @@ def total(turns: Turns, name: str) -> float | None:
 
 
 def per_step(name: str, unit: float = 1.0) -> Figure:
-    """A counter by step of the batch."""
+    """Return the figure of a counter per step of the batch."""
 
     def figure(turns: Turns) -> float | None:
         value = total(turns, name)
@@ -128,25 +128,25 @@ def per_step(name: str, unit: float = 1.0) -> Figure:
 
 
 def tokens_per_second(turns: Turns) -> float:
-    """Tokens of all requests by the time of all turns."""
+    """Return tokens per second over all turns."""
     return sum(turn["tokens"] for turn in turns) / sum(turn["wall"] for turn in turns)
 
 
 def ratios(turns: Turns, other: Turns) -> list[float]:
-    """Speed over another system's, turn by turn."""
+    """Return the speed relative to another system's, by turn."""
     pairs = zip(turns, other, strict=True)
     return [tokens_per_second([mine]) / tokens_per_second([theirs]) for mine, theirs in pairs]
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean; 0 for a single value."""
+    """Return the standard error of the mean; 0 for a single value."""
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def verifier_beside_pass(of_pass: float | None) -> Figure:
-    """Processor milliseconds of the verifier per step, without its pass.
+    """Return the figure: the verifier's processor ms per step, without its pass.
 
-    In process, a pass takes `of_pass` ms.
+    `of_pass` is the processor time of a pass in ms, measured in process.
     """
 
     def figure(turns: Turns) -> float | None:
@@ -157,30 +157,30 @@ def verifier_beside_pass(of_pass: float | None) -> Figure:
 
 
 def own_process_beside_pass(turns: Turns) -> float | None:
-    """Processor time of `LLM` per step, without its passes."""
+    """Return `LLM`'s processor time per step, without its passes."""
     whole, passes = per_step("cpu.process", 1000)(turns), per_step("pass_cpu", 1000)(turns)
     return None if whole is None or passes is None else whole - passes
 
 
 def hop(turns: Turns) -> float | None:
-    """Wall time of the verify phase, without the verifier's step."""
+    """Return the verify phase's wall time, without the verifier's step."""
     phase, step = per_step("phase.verify", 1000)(turns), per_step("verifier_step", 1000)(turns)
     return None if phase is None or step is None else phase - step
 
 
 def beside_pass(turns: Turns) -> float:
-    """Wall time of a step without its pass."""
+    """Return a step's wall time without its pass."""
     return 1000 * sum(turn["wall"] - turn["pass"] for turn in turns) / sum(turn["steps"] for turn in turns)
 
 
 def processes(columns: Mapping[str, Turns]) -> list[str]:
-    """Processes of the services, in their order."""
+    """Return the names of the services' processes, in order."""
     names = [name for turns in columns.values() for turn in turns for name in turn if name.startswith("cpu.")]
     return [name.removeprefix("cpu.") for name in dict.fromkeys(names) if name != "cpu.process"]
 
 
 def rows(columns: Mapping[str, Turns]) -> dict[str, Figure]:
-    """Label and figure of every line of the ledger."""
+    """Return the figures of the ledger's lines, by label."""
     of_pass = per_step("pass_cpu", 1000)(columns[IN_PROCESS])
     services = processes(columns)
     commands = sorted(
@@ -211,7 +211,7 @@ def rows(columns: Mapping[str, Turns]) -> dict[str, Figure]:
 
 
 def table(batch: int, columns: Mapping[str, Turns]) -> list[str]:
-    """The ledger of one batch size."""
+    """Return the table of one batch size."""
     lines = [f"## Batch {batch}", "", *head(list(columns), "a plain step")]
     for label, figure in rows(columns).items():
         cells = [figure(turns) for turns in columns.values()]
@@ -228,7 +228,7 @@ def _written(value: float) -> str:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The report."""
+    """Return the report in Markdown."""
     line = f"{report['new_tokens']} new tokens a request, greedy, default weights, no speculation"
     lines = ["# Ledger of a step", "", f"{origin(report['about'])}; {line}; all systems take turns.", ""]
     for name, commit in report["commits"].items():

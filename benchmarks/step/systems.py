@@ -1,4 +1,4 @@
-"""Systems for turns: `LLM` in process, and services of any checkout."""
+"""Systems to measure: `LLM` in process, and services of any checkout."""
 
 import asyncio
 import sys
@@ -23,10 +23,10 @@ Prompts = Sequence[Sequence[int]]
 
 
 class System(Protocol):
-    """Decodes plainly, and counts its work."""
+    """A system that decodes plainly, with counters."""
 
     async def turn(self, prompts: Prompts, new_tokens: int) -> Reading:
-        """Answer these prompts at once; what it took."""
+        """Answer prompts concurrently; return the counters' increase."""
 
 
 class InProcess:
@@ -48,7 +48,7 @@ class InProcess:
         runner.forward = timed
 
     async def turn(self, prompts: Prompts, new_tokens: int) -> Reading:
-        """Answer these prompts at once; what it took."""
+        """Answer prompts concurrently; return the counters' increase."""
         params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, speculation="off")
         before = in_process_counters(self._llm, self._pass_cpu_s)
         self._llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
@@ -60,7 +60,7 @@ class InProcess:
 
 
 class _Checkout(LocalSystem):
-    """Services of a checkout, perhaps another one than this process'."""
+    """Services of a checkout, which may differ from this process'."""
 
     def __init__(self, options: LocalOptions, root: Path) -> None:
         super().__init__(options)
@@ -98,7 +98,7 @@ class Services(AbstractAsyncContextManager["Services"]):
         self._system.__exit__(kind, error, trace)
 
     async def turn(self, prompts: Prompts, new_tokens: int) -> Reading:
-        """Answer prompts at once; return the costs. The client runs here."""
+        """Answer prompts concurrently; return the counters' increase."""
         before = await self._read()
         replies = await asyncio.gather(*(self._answer(prompt, new_tokens) for prompt in prompts))
         return used(before, await self._read()) | {"messages.clients": float(sum(replies))}
@@ -109,7 +109,7 @@ class Services(AbstractAsyncContextManager["Services"]):
         return counters | process_counters("client", "self")
 
     async def _answer(self, prompt: Sequence[int], new_tokens: int) -> int:
-        """Replies of one request's stream."""
+        """Answer one request; return the number of replies."""
         message = generation_pb2.GenerateRequest(
             tokens=generation_pb2.TokenIds(ids=prompt),
             max_new_tokens=new_tokens,

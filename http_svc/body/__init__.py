@@ -1,1 +1,1 @@
-"""Bodies of callers: fields, their types and bounds."""
+"""Request bodies: fields, their types and bounds."""

@@ -1,6 +1,6 @@
-"""Bodies of callers: OpenAI's fields, served or refused, and ours.
+"""Request bodies: OpenAI's fields, vLLM's and our own.
 
-Types only; the gateway checks all else of a value. `null` is the same as left out.
+These types check a value's type and bounds; the gateway checks the rest. `null` means that a field is left out.
 """
 
 from typing import Annotated, Literal
@@ -26,11 +26,11 @@ from http_svc.body.forms import ResponseFormat, StructuredOutputs
 from http_svc.body.neutral import NeutralFields
 
 MAX_BIASES, MAX_REFERENCES = 1024, 64
-"""Entries of `logit_bias`, references."""
+"""Maximum entries of `logit_bias` and of `references`."""
 MAX_STOP_IDS = 256
-"""Token ids at which an answer ends."""
+"""Maximum entries of `stop_token_ids`."""
 NO_LIMIT = -1
-"""Value of a limit for all tokens the context has room for."""
+"""Value of `max_tokens`: up to the end of the context."""
 
 
 MAX_CHOICES = 128
@@ -38,7 +38,6 @@ MAX_CHOICES = 128
 
 
 def _limits(limit: int) -> int:
-    """Check a limit of tokens."""
     if limit != NO_LIMIT and not 1 <= limit < 2**31:
         raise PydanticCustomError("no_limit", "must be in [1, 2**31), or -1 for no limit")
     return limit
@@ -48,10 +47,10 @@ Limit = Annotated[Whole, AfterValidator(_limits)] | None
 
 
 def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
-    """Convert token ids to text: JSON has no numbers as keys."""
+    """Check that all keys are token ids in decimal digits."""
     for key in biases or ():
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
-            raise PydanticCustomError("no_token", "keys must be token ids")
+            raise PydanticCustomError("no_token", "keys must be token ids, written as decimal digits")
     return biases
 
 
@@ -60,12 +59,12 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """vLLM's: every event has the usage so far."""
+    """vLLM's field: every event has the token counts so far."""
     include_obfuscation: NotTrue = None
 
 
 class Body(NeutralFields):
-    """Fields that both kinds of calls have."""
+    """Fields of both chat completions and completions."""
 
     model: Text
     n: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -73,20 +72,20 @@ class Body(NeutralFields):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
     seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """A negative one stands for itself plus 2**64."""
+    """A negative seed s means s + 2**64."""
     stop: Text | Annotated[list[Text], FIRST] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     top_k: Whole | None = Field(default=None, ge=-1, lt=2**32)
-    """0 or -1: all tokens."""
+    """0 or -1: no limit."""
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's; the text must have this form."""
+    """vLLM's field: schema, regex, choice or grammar of the text."""
     speculation: Literal["tree", "sequence", "off"] | None = None
     references: Annotated[list[Text], FIRST, at_most(MAX_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
     no_training: bool | None = None
-    """Speculators must not train on it, like with the header `X-No-Training`."""
+    """Speculators must not train on this call, as with the header `X-No-Training`."""
     resumable: bool | None = None
     """Events get ids, and clients may reconnect with `Last-Event-ID`."""
 
@@ -96,18 +95,18 @@ class Body(NeutralFields):
     presence_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MAX_BIASES)] = None
     stop_token_ids: Annotated[list[TokenId], FIRST, at_most(MAX_STOP_IDS)] | None = None
-    """vLLM's; the answer ends after one of them."""
+    """vLLM's field: the answer ends after one of these tokens."""
     ignore_eos: bool | None = None
-    """vLLM's; the answer continues after the model's end token."""
+    """vLLM's field: the answer continues after the model's end-of-sequence token."""
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with its usage."""
+        """True if a stream ends with its token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_usage_always(self) -> bool:
-        """True if the usage is wanted, in every event."""
+        """True if every event has the token counts so far."""
         options = self.stream_options
         return self.wants_usage and options is not None and bool(options.continuous_usage_stats)
 
@@ -115,7 +114,7 @@ class Body(NeutralFields):
     def _check_stream(self) -> "Body":
         for name in ("stream_options", "resumable"):
             if getattr(self, name) and not self.stream:
-                raise PydanticCustomError("needs_stream", "{field}: only with stream", {"field": name})
+                raise PydanticCustomError("needs_stream", "{field}: only with stream = true", {"field": name})
         if self.resumable and (self.n or 1) > 1:
             raise PydanticCustomError("not_resumable", "{field}: only with n = 1", {"field": "resumable"})
         return self
@@ -143,14 +142,16 @@ class ChatBody(Conversation, Body):
     @model_validator(mode="after")
     def _check_limits(self) -> "ChatBody":
         if None not in (limits := (self.max_tokens, self.max_completion_tokens)) and len(set(limits)) > 1:
-            reason = "{field}: max_completion_tokens is the same, and has another value"
+            reason = "{field}: max_completion_tokens means the same and differs; give one of them"
             raise PydanticCustomError("twice", reason, {"field": "max_tokens"})
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
-            reason = "{field}: response_format asks for a form, too; give one"
+            reason = "{field}: response_format constrains the text, too; give one of them"
             raise PydanticCustomError("twice", reason, {"field": "structured_outputs"})
         self._check_form()
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError("alone", "{field}: only with logprobs", {"field": "top_logprobs"})
+            raise PydanticCustomError(
+                "alone", "{field}: only with logprobs = true", {"field": "top_logprobs"}
+            )
         return self
 
     def _check_form(self) -> None:

@@ -1,4 +1,4 @@
-"""Conversations: turns, functions that may be called, and how the answer begins."""
+"""Conversations: messages, callable functions, variables of the chat template."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,28 +10,28 @@ from http_svc.body.messages import Message
 from http_svc.body.tools import ChosenTool, Function, Tool, usable_only
 
 MAX_MESSAGES, MAX_TOOLS = 1024, 128
-"""Messages of a conversation, tools."""
+"""Maximum entries of `messages` and of `tools`."""
 Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
 
 
 class Conversation(Strict):
-    """Fields of the model's input."""
+    """Fields from which the chat template renders the model's input."""
 
     messages: Turns | None = None
     tools: Annotated[list[Tool], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    """False: an answer has one call at most."""
+    """False: an answer calls at most one function."""
     add_generation_prompt: bool | None = None
-    """vLLM's; false: nothing stands between the last message and the answer."""
+    """vLLM's field. False: the template adds no header of an assistant's turn."""
     chat_template_kwargs: Schema | None = None
-    """vLLM's; more variables of the chat template."""
+    """vLLM's field: further variables of the chat template."""
     enable_thinking: bool | None = None
-    """A variable of chat templates (Qwen3 and others)."""
+    """Variable of chat templates (Qwen3 and others)."""
     reasoning_effort: Text | None = None
-    """A variable of chat templates; none: `enable_thinking` is false, too."""
+    """Variable of chat templates. "none" also sets `enable_thinking` to false."""
     continue_final_message: bool | None = None
-    """vLLM's; the answer continues the last message, the assistant's."""
+    """vLLM's field: the answer continues the last message, an assistant's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -48,7 +48,7 @@ class Conversation(Strict):
 
     @property
     def callable(self) -> list[Function]:
-        """The functions of which one may be called."""
+        """Functions that the model may call, by `tools` and `tool_choice`."""
         functions = [tool.function for tool in self.tools or ()]
         if isinstance(self.tool_choice, ChosenTool):
             return [one for one in functions if one.name == self.tool_choice.function.name]
@@ -56,7 +56,7 @@ class Conversation(Strict):
 
     @property
     def must_call(self) -> bool:
-        """True if the answer may be nothing but calls."""
+        """True if the answer must consist of function calls."""
         return self.tool_choice not in (None, "auto", "none")
 
     @property
@@ -66,7 +66,7 @@ class Conversation(Strict):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The caller's variables of the chat template."""
+        """Variables of the chat template that the caller set."""
         variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
@@ -79,8 +79,11 @@ class Conversation(Strict):
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            reason = "{field}: two functions have the same name"
-            raise PydanticCustomError("twice", reason, {"field": "tools"})
+            twice = next(name for name in names if names.count(name) > 1)
+            reason = "{field}: two functions are named {name}"
+            raise PydanticCustomError("twice", reason, {"field": "tools", "name": twice})
         if self.tool_choice not in (None, "none", "auto") and not self.callable:
-            reason = "{field}: needs a function of tools"
-            raise PydanticCustomError("no_tool", reason, {"field": "tool_choice"})
+            context = {"field": "tool_choice", "names": ", ".join(names) or "no function"}
+            raise PydanticCustomError(
+                "no_tool", "{field}: needs a function of tools, which has {names}", context
+            )

@@ -22,38 +22,39 @@ _SAME: dict[type, tuple[type, ...]] = {
     **{kind: (kind,) for kind in (bool, str, list, dict)},
     **dict.fromkeys(_NUMBERS, _NUMBERS),
 }
-"""Types of equal neutral values. `False` is not 0."""
+"""Types that may equal a neutral value's type: `False` is not 0."""
 
 
-@dataclass(frozen=True, eq=False)  # 0 and False are equal, and `Annotated` would take one for the other
+@dataclass(frozen=True, eq=False)  # `Annotated` caches by equality, and 0 == False
 class Neutral:
-    """Marks a field with neutral values only: others are refused."""
+    """Mark a field that accepts only values without effect."""
 
     values: tuple[Any, ...]
 
     def check(self, value: Any) -> None:
-        """Check a value.
+        """Check that a value is None or neutral.
 
         Raises:
-            PydanticCustomError: if it would change something.
+            PydanticCustomError: if the value is another one.
         """
         equal = [one for one in self.values if value == one and type(value) in _SAME[type(one)]]
         if value is not None and not equal:
-            raise PydanticCustomError("unsupported", "not supported")
+            accepted = ", ".join(["null", *map(json.dumps, self.values)])
+            raise PydanticCustomError("unsupported", "not supported, only {accepted}", {"accepted": accepted})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return how pydantic checks the field."""
+        """Return pydantic's schema of the field, with `check` in front."""
         return core_schema.no_info_before_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(
         self, source: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Return how the field is described."""
+        """Return the field's JSON schema for `/openapi.json`."""
         return {"enum": [*self.values, None]}
 
 
 def only(*neutral: Any) -> Neutral:
-    """Return a marker of a field that accepts only neutral values."""
+    """Return a marker: the field accepts only these values and null."""
     return Neutral(neutral)
 
 
@@ -70,21 +71,21 @@ Text = Annotated[str, AfterValidator(_encodable)]
 
 
 def _without_point(value: Any) -> Any:
-    """Return 12 for 12.0: languages without integers write them so."""
+    """Return 12 for 12.0, as languages without integers write 12."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Whole = Annotated[int, BeforeValidator(_without_point)]
-"""A whole number, however it is written."""
+"""A whole number, written as 12 or 12.0."""
 TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
 MAX_TOKENS = 2**18
-"""Token ids of a prompt, more than a context has."""
+"""Maximum token ids of a prompt, longer than any context."""
 _DEEPEST = 64
-"""Levels of an object that is passed on."""
+"""Maximum nesting levels of an object passed to the gateway."""
 
 
 def writable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse an object too deep for JSON, or with invalid values."""
+    """Refuse deep nesting, infinite numbers and lone surrogates."""
     level: list[Any] = [schema]
     for _ in range(_DEEPEST):
         level = [
@@ -96,17 +97,17 @@ def writable(schema: dict[str, Any]) -> dict[str, Any]:
         if not level:
             break
     else:
-        raise PydanticCustomError("too_deep", "at most {most} levels", {"most": _DEEPEST})
+        raise PydanticCustomError("too_deep", "at most {most} levels of nesting", {"most": _DEEPEST})
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise PydanticCustomError("not_json", "numbers must be finite") from None
+        raise PydanticCustomError("not_json", "all numbers must be finite") from None
     _encodable(text)
     return schema
 
 
 Schema = Annotated[dict[str, Any], AfterValidator(writable)]
-"""A JSON schema, or another object that is passed on."""
+"""A JSON schema, or another object passed to the gateway."""
 
 
 def at_most(limit: int) -> BeforeValidator:
@@ -115,7 +116,7 @@ def at_most(limit: int) -> BeforeValidator:
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > limit:
             raise PydanticCustomError(
-                "too_long", "at most {most} of them, not {found}", {"most": limit, "found": len(value)}
+                "too_long", "at most {most} entries, not {found}", {"most": limit, "found": len(value)}
             )
         return value
 
@@ -123,21 +124,21 @@ def at_most(limit: int) -> BeforeValidator:
 
 
 FIRST: Any = Field(fail_fast=True)
-"""Stops checking a list at its first invalid element."""
+"""Option of a list: checking stops at the first invalid element."""
 Unsupported = Annotated[None, only()]
 NotTrue = Annotated[None, only(False)]
 
 
 def leave_out(value: Any) -> None:
-    """Drop any value."""
+    """Return None for any value, so that it is ignored."""
 
 
-Ignored = Annotated[None, BeforeValidator(leave_out), WithJsonSchema({"description": "Left out."})]
+Ignored = Annotated[None, BeforeValidator(leave_out), WithJsonSchema({"description": "Ignored."})]
 """A field without any effect (docs/http.md#fields-that-change-nothing)."""
 
 
 class Strict(BaseModel):
-    """Unknown fields and values of another type are errors."""
+    """A body whose unknown fields and values of other types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -153,7 +154,7 @@ class Strict(BaseModel):
 
 
 class Lenient(Strict):
-    """Ignores unknown fields, which clients send back from other servers."""
+    """A body whose unknown fields are ignored: clients repeat other servers' fields."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""Forms of the text that a caller may require."""
+"""Constraints of the answer's text that a caller may require."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,34 +8,34 @@ from pydantic_core import PydanticCustomError
 from http_svc.body.fields import FIRST, Ignored, Schema, Strict, Text, at_most
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-"""The schema of `json_object`."""
+"""JSON schema for type `json_object`."""
 MAX_TEXTS = 2**14
-"""Texts of a choice."""
+"""Maximum texts of `structured_outputs.choice`."""
 
 
 class JsonSchema(Strict):
-    """A schema, with or without a name."""
+    """Field `json_schema` of `response_format`."""
 
     name: Ignored = None
     content: Schema = Field(alias="schema")
     description: Ignored = None
     strict: bool | None = None
-    """The answer follows the schema in any case."""
+    """Without effect: the answer always follows the schema."""
 
 
 class ResponseFormat(Strict):
-    """Form of the answer."""
+    """Field `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     content: Schema | None = Field(default=None, alias="schema")
-    """The schema itself, as llama.cpp and Together take it, also with `json_object`."""
+    """JSON schema in the format of llama.cpp and Together, also with `json_object`."""
 
     @model_validator(mode="after")
     def _check(self) -> "ResponseFormat":
         given = self.json_schema is not None
         if self.type == "json_schema" and given == (self.content is not None):
-            reason = "{field}: needed with type json_schema, or schema instead"
+            reason = "{field}: needed with type json_schema, or schema instead, not both"
             raise PydanticCustomError("mismatch", reason, {"field": "response_format.json_schema"})
         if self.type != "json_schema" and given:
             raise PydanticCustomError(
@@ -50,14 +50,14 @@ class ResponseFormat(Strict):
 
     @property
     def schema_of_text(self) -> dict[str, Any] | None:
-        """The schema of the text; None if any text is allowed."""
+        """JSON schema of the text; None if any text is allowed."""
         if self.json_schema is not None:
             return self.json_schema.content
         return ANY_OBJECT if self.type == "json_object" and self.content is None else self.content
 
 
 class StructuredOutputs(Strict):
-    """Form of the text: one of these."""
+    """Field `structured_outputs`: exactly one constraint of the text."""
 
     json_schema: Schema | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
@@ -69,6 +69,6 @@ class StructuredOutputs(Strict):
     def _check(self) -> "StructuredOutputs":
         fields = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
         if sum(value is not None for value in fields) != 1:
-            reason = "{field}: must have one of json, regex, choice, grammar and json_object"
+            reason = "{field}: must have one of json, regex, choice, grammar and json_object, not several"
             raise PydanticCustomError("not_one", reason, {"field": "structured_outputs"})
         return self

@@ -1,4 +1,4 @@
-"""Turns of a conversation."""
+"""Messages of a conversation."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,11 +9,11 @@ from http_svc.body.fields import FIRST, Ignored, Strict, Text, Unsupported, at_m
 from http_svc.body.tools import ToolCall
 
 MAX_PARTS, MAX_CALLS = 1024, 128
-"""Parts of a message, calls of a turn."""
+"""Maximum parts of a message's content, and function calls of a message."""
 
 
 class TextPart(Strict):
-    """A part of a message."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: Text
@@ -21,14 +21,14 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """A turn of a conversation. Unknown fields of earlier answers are ignored."""
+    """A message. Unknown fields of assistants' messages are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], FIRST, at_most(MAX_PARTS)] | None = None
     tool_calls: Annotated[list[ToolCall], FIRST, at_most(MAX_CALLS)] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
-    """Thoughts of an earlier answer."""
+    """Reasoning text of an earlier answer."""
 
     name: Ignored = None
     cache_control: Ignored = None
@@ -44,9 +44,11 @@ class Message(Strict):
     @model_validator(mode="after")
     def _check_content(self) -> "Message":
         if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("misplaced", "tool_calls: only of the assistant")
+            raise PydanticCustomError("misplaced", "tool_calls: only with role assistant")
         if (self.role == "tool") != (self.tool_call_id is not None):
-            raise PydanticCustomError("misplaced", "tool_call_id: needed with role tool, and only there")
+            raise PydanticCustomError("misplaced", "tool_call_id: needed with role tool, refused with others")
         if self.content is None and self.role != "assistant":  # an answer may have been empty
-            raise PydanticCustomError("no_content", "content: needed")
+            raise PydanticCustomError(
+                "no_content", "content: needed with this role, a text or a list of parts"
+            )
         return self

@@ -1,4 +1,4 @@
-"""Callers' names of the fields that a gateway's errors name. Pure."""
+"""Map the gateway's field names to the names in callers' bodies."""
 
 from http_svc.body.bodies import ChatBody
 
@@ -13,7 +13,7 @@ _NAMES = {
 
 
 def chat_names(body: ChatBody) -> dict[str, str]:
-    """Return the caller's names of the fields that a gateway's errors name."""
+    """Return the names of a chat body's fields by the gateway's names."""
     limit = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     return {
         **_NAMES,
@@ -29,14 +29,14 @@ def chat_names(body: ChatBody) -> dict[str, str]:
 
 
 def _form_name(body: ChatBody) -> str:
-    """Return the field that a constraint comes from."""
+    """Return the body's field that set the constraint."""
     if body.callable:
         return "tools"
     return "structured_outputs" if body.structured_outputs else "response_format"
 
 
 def completion_names() -> dict[str, str]:
-    """Return the caller's names of the fields that a gateway's errors name."""
+    """Return the names of a completion's fields by the gateway's names."""
     names = {
         "max_new_tokens": "max_tokens",
         "text": "prompt",
@@ -47,7 +47,7 @@ def completion_names() -> dict[str, str]:
 
 
 def tokenize_names() -> dict[str, str]:
-    """Return the caller's names of the fields that a gateway's errors name."""
+    """Return the names of `/tokenize`'s fields by the gateway's names."""
     turns = dict.fromkeys(("chat.messages", "chat"), "messages")
     return {
         "text": "prompt",

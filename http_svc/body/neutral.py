@@ -1,4 +1,4 @@
-"""Ignored fields of other servers, in both kinds of calls."""
+"""Fields of other servers that have no effect here."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from http_svc.body.fields import Ignored, NotTrue, Strict, Unsupported, only
 
 
 class NeutralFields(Strict):
-    """Fields that are ignored, or accept neutral values only."""
+    """Fields that are ignored, or accept only values without effect."""
 
     user: Ignored = None
     metadata: Ignored = None

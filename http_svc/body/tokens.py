@@ -15,15 +15,17 @@ class TokenizeBody(Conversation):
     model: Text | None = None
     prompt: Text | None = None
     add_special_tokens: bool | None = None
-    """False: a text stays without the special tokens around it."""
+    """False: no special tokens are added at the ends of `prompt`."""
     return_token_strs: NotTrue = None
 
     @model_validator(mode="after")
     def _check_prompt(self) -> "TokenizeBody":
         if (self.prompt is None) == (not self.messages):
-            raise PydanticCustomError("not_one", "{field}: give it or messages", {"field": "prompt"})
+            raise PydanticCustomError(
+                "not_one", "{field}: give either prompt or messages", {"field": "prompt"}
+            )
         if self.messages and self.add_special_tokens:
-            reason = "{field}: the chat template has them; only with prompt"
+            reason = "{field}: only with prompt; a chat template adds its own special tokens"
             raise PydanticCustomError("excluded", reason, {"field": "add_special_tokens"})
         return self
 

@@ -1,4 +1,4 @@
-"""Functions that a caller offers, and calls of earlier turns."""
+"""Functions that the model may call, and function calls of earlier messages."""
 
 import json
 import logging
@@ -14,18 +14,18 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Function(Strict):
-    """A function that can be called."""
+    """A function that the model may call."""
 
     name: Name
     description: Text | None = None
     parameters: Schema | None = None
-    """A schema of the arguments; None: no arguments."""
+    """JSON schema of the arguments; None: no arguments."""
     strict: bool | None = None
-    """True: unsupported keywords are refused; else they are ignored."""
+    """True: unsupported keywords of the schema are refused; else they are ignored."""
 
 
 class Tool(Strict):
-    """The only kind of tool: a function."""
+    """A tool of type `function`, the only supported type."""
 
     type: Literal["function"]
     function: Function
@@ -33,7 +33,7 @@ class Tool(Strict):
 
 
 def usable_only(data: Any) -> Any:
-    """Return a body without unusable tools, unless the model must call one."""
+    """Drop tools of other types, unless the model must call a tool."""
     if not isinstance(data, dict) or data.get("tool_choice") not in (None, "auto", "none"):
         return data
     tools = data.get("tools")
@@ -42,7 +42,7 @@ def usable_only(data: Any) -> Any:
     unusable = [tool["type"] for tool in tools if _is_unusable(tool)]
     if not unusable:
         return data
-    log.info("left out tools that are no functions: %s", ", ".join(sorted({kind[:40] for kind in unusable})))
+    log.info("ignored tools that are not functions: %s", ", ".join(sorted({kind[:40] for kind in unusable})))
     return data | {"tools": [tool for tool in tools if not _is_unusable(tool)]}
 
 
@@ -52,27 +52,27 @@ def _is_unusable(tool: Any) -> bool:
 
 
 class ChosenFunction(Strict):
-    """A function's name."""
+    """Field `function` of `tool_choice`."""
 
     name: Name
 
 
 class ChosenTool(Strict):
-    """The function that must be called."""
+    """Object form of `tool_choice`: the function that must be called."""
 
     type: Literal["function"]
     function: ChosenFunction
 
 
 _NO_JSON = (ValueError, TypeError)
-"""Errors of invalid JSON and of lone surrogates."""
+"""Errors of `from_json` for invalid JSON and for lone surrogates."""
 
 
 def _object_text(given: Any) -> Any:
     """Return an earlier call's arguments as a JSON object, if possible.
 
-    Clients send back what they got: nothing for a function without arguments, and half an object if an answer
-    was cut off.
+    Clients repeat earlier answers: "" or null for a function without arguments, and an incomplete object if the
+    answer was cut off.
     """
     if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
         return "{}"
@@ -88,9 +88,9 @@ def _object_text(given: Any) -> Any:
 
 
 def _completed(text: str) -> str:
-    """Complete an object that was cut off.
+    """Complete a JSON object that was cut off.
 
-    Other texts stay, for the gateway's error.
+    Other texts are returned unchanged: the gateway refuses them.
     """
     try:
         value = from_json(text, allow_partial="trailing-strings")
@@ -100,15 +100,15 @@ def _completed(text: str) -> str:
 
 
 class CalledFunction(Lenient):
-    """A function and its arguments in an earlier call."""
+    """Name and arguments of a function call in an earlier message."""
 
     name: Name
     arguments: Annotated[Text, BeforeValidator(_object_text)] = "{}"
-    """A JSON object."""
+    """Arguments as the text of a JSON object."""
 
 
 class ToolCall(Lenient):
-    """A call of an earlier turn."""
+    """A function call in an earlier message."""
 
     id: Text
     type: Literal["function"] = "function"

@@ -1,1 +1,1 @@
-"""Function calls and thoughts in answers: grammars and readers."""
+"""Function calls and reasoning in answers: grammars and parsers."""

@@ -1,4 +1,4 @@
-"""Reads an answer as it comes: thoughts, words and calls."""
+"""Parse an answer as it streams: reasoning, text and function calls."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,26 +8,26 @@ from http_svc.calls.reader import CallReader, Delta
 
 
 class _ThoughtReader:
-    """Divides a text into thoughts and what follows them."""
+    """Divide a text into reasoning ("thoughts") and the rest."""
 
     def __init__(self, marks: tuple[str, str], begins_in_thoughts: bool) -> None:
         self._begin, self._close = marks
         self._text = ""
         self._thinking: bool | None = True if begins_in_thoughts else None
-        """None until it is known; False after thoughts, or without any."""
-        self._said = False
+        """True within the thoughts, False after them; None while undecided."""
+        self._returned = False
         """True once some thought was returned."""
         if not self._begin:
             self._thinking = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return the next part of the thoughts, and of what follows them."""
+        """Return the new part of (thoughts, text after them)."""
         if self._thinking is False:
             return "", text
         self._text += text
         if self._thinking is None:
             begun = self._text.lstrip()
-            if self._begin.startswith(begun):  # the empty text, too
+            if self._begin.startswith(begun):  # true for the empty text, too
                 self._thinking = True if begun == self._begin else None
                 self._text = "" if self._thinking else self._text
                 return "", ""
@@ -38,12 +38,12 @@ class _ThoughtReader:
         return self._think()
 
     def end(self) -> tuple[str, str]:
-        """Return what was undecided when the answer ended."""
+        """Return the undecided rest as (thoughts, text after them)."""
         rest, self._text = self._text, ""
         return (rest.rstrip(), "") if self._thinking else ("", rest)
 
     def _think(self) -> tuple[str, str]:
-        if not self._said:
+        if not self._returned:
             self._text = self._text.lstrip()
         place = self._text.find(self._close)
         if place >= 0:
@@ -52,12 +52,12 @@ class _ThoughtReader:
             return thought, rest
         cut = _undecided(self._text, self._close)
         thought, self._text = self._text[:cut], self._text[cut:]
-        self._said = self._said or bool(thought)
+        self._returned = self._returned or bool(thought)
         return thought, ""
 
 
 def _undecided(text: str, mark: str) -> int:
-    """Return the start of a possible white space and mark."""
+    """Return the index at which white space and the mark may begin."""
     for length in range(min(len(mark) - 1, len(text)), -1, -1):
         if text.endswith(mark[:length]):
             return len(text[: len(text) - length].rstrip())
@@ -65,7 +65,7 @@ def _undecided(text: str, mark: str) -> int:
 
 
 class AnswerReader:
-    """Reads the text of one choice."""
+    """Parse the text of one choice into OpenAI's message."""
 
     def __init__(self, call_id: str, form: AnswerForm) -> None:
         """Create a reader; `call_id` distinguishes the ids of its calls."""
@@ -74,18 +74,18 @@ class AnswerReader:
         if form.functions is not None:
             self._calls = CallReader(call_id, form)
         self._blank = bool(form.thoughts[0])
-        """True while line breaks are left out: those between thoughts and words."""
+        """True while white space between thoughts and text is dropped."""
         self.message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
-        """The message so far, as a client puts it together."""
+        """The message so far: the sum of all returned deltas."""
 
     @property
     def called(self) -> bool:
-        """True if the answer has calls, and the last one has ended."""
+        """True if the answer has calls, and the last one is complete."""
         return self._calls is not None and self._calls.complete
 
     @property
     def ended(self) -> bool:
-        """True once nothing more is read."""
+        """True once further text is ignored."""
         return self._calls is not None and self._calls.ended
 
     def push(self, text: str) -> list[Delta]:
@@ -108,7 +108,7 @@ class AnswerReader:
         return self._kept(deltas)
 
     def _kept(self, deltas: list[Delta]) -> list[Delta]:
-        """Return deltas after adding them to the message."""
+        """Add deltas to the message, and return them."""
         for delta in deltas:
             for name in ("reasoning_content", "content"):
                 if name in delta:
@@ -124,7 +124,7 @@ class AnswerReader:
 
 
 def combined(deltas: Iterable[Delta]) -> Delta:
-    """Return several deltas as one."""
+    """Return one delta that equals several."""
     whole: Delta = {}
     for delta in deltas:
         for name, value in delta.items():

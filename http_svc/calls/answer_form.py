@@ -1,4 +1,4 @@
-"""Parts of an answer, for its readers."""
+"""Describe the parts that an answer may have, for its parsers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ class AnswerForm:
     """Parts that the answers of one request may have."""
 
     functions: Collection[str] | None = None
-    """Callable functions; empty: any name; None: no calls."""
+    """Names of callable functions; empty: any name; None: no calls."""
     thoughts: tuple[str, str] = ("", "")
-    """Marks around thoughts; empty: there are none."""
+    """Marks around the reasoning ("thoughts"); empty: the model writes none."""
     begins_in_thoughts: bool = False
     kinds: Mapping[str, Kinds] = field(default_factory=dict)
-    """Types of parameters by function."""
+    """JSON types of each function's parameters."""
     calls: CallForm | None = None
-    """Form of calls; JSON is read next to it. None: every form."""
+    """The model's form of calls, besides JSON; None: every form."""
     beginnings: tuple[str, ...] = ()
-    """Marks of calls in an answer of another format; empty: JSON."""
+    """Beginnings of answers of calls, if other answers have a schema."""
 
     @property
     def plain(self) -> bool:
-        """True if the text is the answer as it is."""
+        """True if the text needs no parser."""
         return self.functions is None and not self.thoughts[0]

@@ -1,4 +1,4 @@
-"""Grammar of an answer with calls or any other JSON object."""
+"""Grammar of answers that are calls or any other JSON object."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _FIRST, _NEXT = r"\{", f"{SPACE},"
 def object_rules(names: Sequence[str], several: bool) -> list[str]:
     """Return rules `json_calls` and `other_object`; `args_i` are function i's arguments.
 
-    Both are made of the same terminals: one that went further would exclude the other.
+    Both rules use the same terminals: with a longer terminal the lexer would exclude the other rule.
     """
     calls = " | ".join([f"FUNCTION_{i} NEXT_ARGUMENTS args_{i}" for i in range(len(names))])
     functions = " | ".join([f"FUNCTION_{i}" for i in range(len(names))])

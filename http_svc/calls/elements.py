@@ -1,4 +1,4 @@
-"""Calls with one element per parameter: types, values and grammar."""
+"""Calls in Qwen3-Coder's form, one XML element per parameter: types and grammar."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from specinfer.chat.forms import BY_NAME
 
 Kinds: TypeAlias = Mapping[str, frozenset[str]]
-"""JSON types of a function's parameters; an empty set: any."""
+"""JSON types by a function's parameter; an empty set: any type."""
 _FORM = BY_NAME["qwen3_coder"]
 _CLOSE = _FORM.parameters[2].strip()
 _PARAMETER = re.compile(
@@ -23,12 +23,12 @@ _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(No
 
 
 def next_parameter(text: str) -> re.Match[str] | None:
-    """Return the parameter at a text's start; None if incomplete."""
+    """Return the match of the first parameter; None if incomplete."""
     return _PARAMETER.match(text) if _CLOSE in text else None
 
 
 def read_value(text: str, kinds: frozenset[str]) -> str:
-    """Return a value as JSON; it is text unless another type fits."""
+    """Return a value as JSON: a string unless another kind fits."""
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     written = _PYTHON.get(text.strip(), text)
@@ -41,11 +41,11 @@ def read_value(text: str, kinds: frozenset[str]) -> str:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(name)  # NaN and infinities are no JSON
+    raise ValueError(name)  # NaN and infinities are not JSON
 
 
 def kinds_of(schema: Mapping[str, Any] | None) -> Kinds:
-    """Return the types of a function's parameters."""
+    """Return the JSON types of the parameters of a function's schema."""
     properties = (schema or {}).get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -74,7 +74,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _resolved(part: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a parameter's schema; one of `$defs` is looked up."""
+    """Return a parameter's schema, with a `$ref` resolved."""
     reference = part.get("$ref") if isinstance(part, Mapping) else None
     if not isinstance(reference, str):
         return part
@@ -85,9 +85,9 @@ def _resolved(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
-    """Return whether elements can express a schema; others are written in JSON.
+    """Return whether XML elements can express a schema; else JSON is used.
 
-    A text has no quotes, so only an enumeration can bound it. Strict functions thus need one.
+    A string in an element has no quotes, so only an `enum` can bound it: strict functions need one.
     """
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping) or not schema.keys() <= _FOLLOWED | _OF_PEOPLE | {"x-guidance"}:
@@ -104,7 +104,7 @@ def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
 
 
 def element_rules(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return rules of a function's parameters; `elements_NUMBER` is all of them."""
+    """Return rules of a function's parameters; `elements_NUMBER` joins them."""
     begin, middle, after = _FORM.parameters
     required, order, rules = schema.get("required") or (), list[str](), list[str]()
     for place, (name, part) in enumerate(schema.get("properties", {}).items()):

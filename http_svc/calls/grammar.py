@@ -1,6 +1,6 @@
-"""Grammars of answers with calls, in the model's form or JSON.
+"""Write Lark grammars of answers with calls, in any form.
 
-Marks that are added tokens stand in a grammar by their numbers: no text may have such a token.
+A mark that is one special token appears in a grammar as its token id, since free text may not contain it.
 """
 
 import json
@@ -21,27 +21,27 @@ _QUOTED = r'"\w+"'
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Forms that an answer may have."""
+    """Description of the answers that a grammar must accept."""
 
     functions: Sequence[Function]
     form: CallForm
     must_call: bool = False
     several: bool = True
-    """True: more than one call."""
+    """True: an answer may have more than one call."""
     other: str = ""
-    """Rule of an answer without calls, in Lark's notation; empty: any words."""
+    """Lark rule of an answer without calls; empty: any text."""
     any_object: bool = False
-    """True: the answer is any JSON object instead of calls."""
+    """True: an answer without calls is any JSON object."""
     thoughts: tuple[str, str] = ("", "")
-    """Marks around thoughts; empty: there are none."""
+    """Marks around the reasoning ("thoughts"); empty: the model writes none."""
     begins_in_thoughts: bool = False
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Marks that are added tokens."""
+    """Token ids of the marks that are one special token."""
 
     def text(self, text: str) -> str:
-        """Return a text's terminals, one per part of JSON.
+        """Return a text's terminals, one per JSON token.
 
-        A longer part would exclude other JSON that begins alike.
+        With a longer terminal the lexer would exclude other JSON of the same beginning.
         """
         tokens = self.mark_tokens
         marks = [re.escape(mark) for mark in tokens]
@@ -54,14 +54,13 @@ class Wanted:
 
 
 def form_named(name: str) -> CallForm:
-    """Return a form of calls by name; JSON if unknown."""
     return BY_NAME.get(name, JSON)
 
 
 def call_grammar(wanted: Wanted) -> str:
     """Return the grammar of an answer.
 
-    The arguments of function i are line i + 1, so that errors about them name that line.
+    Line i + 1 defines the arguments of function i: `name_function` maps errors by line.
     """
     arguments = [
         f"args_{i}: %json {json.dumps(followed(function))}" for i, function in enumerate(wanted.functions)
@@ -72,7 +71,7 @@ def call_grammar(wanted: Wanted) -> str:
 
 
 def _section(wanted: Wanted) -> list[str]:
-    """Return rules of calls in the model's form, after its mark."""
+    """Return rules of the calls after the mark of the model's form."""
     form, arguments, rules = wanted.form, "args", list[str]()
     if any(form.parameters):
         schemas = [followed(function) for function in wanted.functions]
@@ -97,9 +96,9 @@ def _section(wanted: Wanted) -> list[str]:
 
 
 def _strict(wanted: Wanted) -> list[str]:
-    """Return rules of answers that are calls, or the other form.
+    """Return rules of answers that are calls, or match the rule `other`.
 
-    JSON without the form's mark is a call only where the answer may be any object.
+    JSON without the form's mark is a call only if `any_object` is set.
     """
     calls, more_rules = [f"{_python(wanted)} {wanted.text(wanted.form.mark)} section LINE?"], []
     rules = ["LINE: /[ \\n]{1,4}/"]
@@ -113,10 +112,10 @@ def _strict(wanted: Wanted) -> list[str]:
 
 
 def _free(wanted: Wanted) -> list[str]:
-    """Return rules of answers in words, then calls.
+    """Return rules of answers of free text, then calls.
 
-    Words end where a call begins: in the taught form, or as JSON that has the name of a function. JSON that begins like
-    a call and has another name is words. Where calls are plain JSON, an answer that begins with a brace is a call.
+    Text ends where a call begins: in the model's form, or as JSON with the name of a function. JSON that begins as a
+    call with another name is text. If the model's form is plain JSON, an answer that begins with a brace is a call.
     """
     form, functions = wanted.form, wanted.functions
     names = " | ".join([json.dumps(function.name) for function in functions])
@@ -153,7 +152,7 @@ def _free(wanted: Wanted) -> list[str]:
 
 
 def _marked(wanted: Wanted, words: str, spelled: str) -> str:
-    """Return a rule's alternative with words, the mark and calls."""
+    """Return a rule's alternative: text, the form's mark, calls."""
     mark = wanted.form.mark
     if mark in wanted.mark_tokens:
         return f" | {words} {wanted.text(mark)} section later"
@@ -161,7 +160,7 @@ def _marked(wanted: Wanted, words: str, spelled: str) -> str:
 
 
 def _spelled(wanted: Wanted) -> list[str]:
-    """Return rules of words before a mark without its own token."""
+    """Return rules of text before a mark of several tokens."""
     mark = wanted.form.mark
     if not mark or mark in wanted.mark_tokens:
         return []
@@ -183,7 +182,7 @@ def _thought(wanted: Wanted) -> str:
 
 
 def _thoughts(wanted: Wanted) -> list[str]:
-    """Return rules of thoughts in front of the answer."""
+    """Return rules of the reasoning before the answer."""
     begin, end = wanted.thoughts
     if not begin:
         return []

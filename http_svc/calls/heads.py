@@ -1,4 +1,4 @@
-"""Heads of calls in every form, complete or growing, as regular expressions."""
+"""Regular expressions of call heads: a call's text up to its arguments."""
 
 import re
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from http_svc.calls.answer_form import AnswerForm
 from specinfer.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
 
 SPACE = r"[ \t\r\n]{0,20}"
-"""White space in a head, for Rust and Python."""
+"""White space in a head, for Rust's and Python's expressions."""
 _NAME = "[a-zA-Z0-9_-]"
 ELEMENT = BY_NAME["qwen3_coder"].before
-"""Begins a call whose arguments are elements, not JSON."""
+"""Beginning of a call whose arguments are XML elements, not JSON."""
 
 
 _BLANKS = r"[ \t\r\n]*"
@@ -18,10 +18,10 @@ _TYPE = _BLANKS.join(['(?:"type"', ":", '"function"', ",", ")?"])
 JSON_OPENING = _BLANKS.join([r"\{", f'{_TYPE}"name"', ":", '"'])
 """A JSON call up to its name.
 
-Unbounded white space keeps grammars small.
+Unbounded white space makes smaller grammars than bounded.
 """
 JSON_NEAR_OPENING = JSON_OPENING.replace("*", "{0,4}")
-"""The same with little white space, where nothing else may stand."""
+"""`JSON_OPENING` with at most 4 blanks in a row."""
 JSON_MIDDLE = r"[ \t\r\n]{0,4}".join(['"', ",", '"(?:arguments|parameters)"', ":"])
 """A call in JSON between its name and its arguments."""
 _TYPED = '{"type":"function","name":"'
@@ -36,22 +36,22 @@ _HEADS = (
         if form not in _IN_JSON
     ],
 )
-"""Texts before and after function names, with optional white space in JSON."""
+"""Per form, the texts before and after a function's name."""
 _FENCES = ("```json", "```tool_call", "```tool_code", "```")
 _OPENERS = (
     *_FENCES,
     *dict.fromkeys(form.mark for form in FORMS if form.mark),
     *(PYTHON_TAG, "<function_call>", "[", ",", ";"),
 )
-"""Texts directly before a call that belong to it."""
+"""Texts that are removed if they stand directly before a call."""
 _CLOSERS = (*_FENCES, TOOL_CALL[1], "</function_call>", *DEEPSEEK[1:], "]", ",", ";", "}")
-"""Texts directly after a call that belong to it."""
+"""Texts that are removed if they stand directly after a call."""
 
 
 def _spaced(text: str, in_text: bool = False) -> list[str]:
-    """Return a head's characters as regular expressions, with white space in JSON.
+    """Return a regular expression per character; JSON gets optional white space.
 
-    `in_text`: the text begins within a string of JSON.
+    `in_text`: the text begins inside a JSON string.
     """
     signs = list[str]()
     for sign in text:
@@ -64,7 +64,7 @@ def _spaced(text: str, in_text: bool = False) -> list[str]:
 
 
 def _beginnings(signs: Sequence[str]) -> str:
-    """Return an expression for all prefixes, at least one character long."""
+    """Return an expression that matches every non-empty prefix of `signs`."""
     return signs[0] + "".join([f"(?:{sign}" for sign in signs[1:]]) + ")?" * (len(signs) - 1)
 
 
@@ -81,7 +81,7 @@ HEAD = re.compile(
     rf"(?P<opener>(?:[ \t\r\n]|{_any(_OPENERS)})*)"
     rf"(?:{'|'.join([_whole(*head, number) for number, head in enumerate(_HEADS)])})"
 )
-"""A call up to its arguments, with its prefix."""
+"""A call up to its arguments, after any `_OPENERS`."""
 _OPENED = "|".join([_beginnings([*map(re.escape, opener)]) for opener in _OPENERS])
 _BEGUN = "|".join(
     [
@@ -90,27 +90,27 @@ _BEGUN = "|".join(
     ]
 )
 UNDECIDED = re.compile(rf"(?:[ \t\r\n]|{_any(_OPENERS)})*(?:{_OPENED}|{_BEGUN})?\Z")
-"""The end of a text that may become a call, possibly empty."""
+"""End of a text that may become a head; may be empty."""
 _CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
 CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
-"""Text after a call that belongs to it."""
+"""Texts of `_CLOSERS` after a call, which are removed."""
 FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
-"""A fence at a text's end; its language may follow."""
+"""A Markdown fence at the text's end, whose language may follow."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
-"""Incomplete text after a call that belongs to it."""
+"""Incomplete text of `_CLOSERS` at the text's end."""
 
 
 def may_call(name: str, before: str, form: AnswerForm) -> bool:
-    """Return whether a head and the text before it begin a call.
+    """Return whether a head has an accepted form and function.
 
-    Grammars bound no arguments of other calls.
+    Others are text: grammars do not constrain their arguments.
     """
     of_form = form.calls is None or before.startswith("{") or before == (form.calls.before or form.calls.mark)
     return of_form and (not form.functions or name in form.functions)
 
 
 def begins_calls(text: str, form: AnswerForm) -> bool | None:
-    """Return whether an answer begins with calls; None while undecided."""
+    """Return whether a text begins with a call; None while undecided."""
     begun = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
     marks = [mark for mark in form.beginnings if mark]
     if begun.startswith(tuple(marks)):
@@ -125,11 +125,11 @@ def begins_calls(text: str, form: AnswerForm) -> bool | None:
 
 
 END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')
-"""The end of a JSON call after its arguments."""
+"""End of a JSON call, after its arguments."""
 
 
 def name_of(match: "re.Match[str]") -> tuple[str, str]:
-    """Return the name in a head, and the text before it."""
+    """Return a head's function name, and its form's text before the name."""
     number, name = next(
         (number, name) for number in range(len(_HEADS)) if (name := match[f"name_{number}"]) is not None
     )

@@ -1,4 +1,4 @@
-"""Reads calls of any form in the growing text of an answer."""
+"""Parse function calls of any form in an answer's growing text."""
 
 import json
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ from specinfer.chat.turns import call_id_of
 MAX_CALLS = 32
 """Maximum calls of an answer."""
 _UNDECIDED_MOST = 2048
-"""Maximum undecided characters: endless white space is no call."""
+"""Maximum buffered characters that may become a call; more are text."""
 Delta = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _ObjectEnd:
-    """Finds the brace that closes an object in streamed text."""
+    """Find the brace that closes a JSON object in streamed text."""
 
     _depth: int = 0
     _in_text: bool = False
     _escaped: bool = False
 
     def find(self, text: str) -> int:
-        """Return the closing brace's index in the next piece; -1 if none."""
+        """Return the closing brace's index in the piece; -1 if absent."""
         for place, sign in enumerate(text):
             if self._in_text:
                 self._in_text = self._escaped or sign != '"'
@@ -54,49 +54,49 @@ class _ObjectEnd:
 
 @dataclass(slots=True)
 class _Call:
-    """A call whose arguments come."""
+    """A function call, possibly incomplete."""
 
     name: str
     before: str
-    """Text before its name."""
+    """Form's text before the function's name."""
     arguments: str = ""
     shown: int = 0
-    """Characters of the arguments that were returned."""
+    """Number of characters of the arguments that were returned."""
     closed: bool = False
-    """True once the arguments are whole."""
+    """True once the arguments are complete."""
 
     @property
     def in_object(self) -> bool:
-        """True if a brace ends the call after its arguments."""
+        """True if the call is a JSON object, ended by a brace."""
         return self.before.startswith("{")
 
 
 class CallReader:
-    """Reads the text of one choice."""
+    """Parse the text of one choice into text and calls."""
 
     def __init__(self, call_id: str, form: AnswerForm) -> None:
         """Create a reader; `call_id` distinguishes the ids of this choice's calls."""
         self._call_id, self._form = call_id, form
         self._called: bool | None = None if form.beginnings else True
-        """True: the answer may have calls; None until it is known."""
+        """True if the answer may have calls; None while undecided."""
         self._text = ""
-        """Text that is not decided yet."""
+        """Text that was not returned yet."""
         self._calls = list[_Call]()
-        """Calls that were returned, or are being read."""
+        """Calls whose name was returned."""
         self._call: _Call | None = None
-        """The call that is being read."""
+        """The incomplete call, if any."""
         self._object = _ObjectEnd()
         self._after_call = False
         self.ended = False
-        """True if reading is over: a repeated call, or too many."""
+        """True after a repeated call, or more than `MAX_CALLS`."""
 
     @property
     def complete(self) -> bool:
-        """True if there are calls, and the last one has ended."""
+        """True if there are calls, and the last one is complete."""
         return bool(self._calls) and self._call is None
 
     def push(self, text: str) -> list[Delta]:
-        """Return the next deltas of a stream."""
+        """Add text of the answer; return the deltas that are decided."""
         self._text += text
         if self._called is None:
             self._called = begins_calls(self._text, self._form)
@@ -116,14 +116,14 @@ class CallReader:
         return deltas
 
     def end(self) -> list[Delta]:
-        """Return what was still undecided when the answer ended."""
+        """Return the buffered rest at the answer's end."""
         text, self._text = self._text, ""
         if self.ended or self._after_call or self._call is not None:
             return self._cut_off() if self._call is not None and not self.ended else []
         return [{"content": text}] if text else []
 
     def _cut_off(self) -> list[Delta]:
-        """Return an incomplete call's rest, unless it may repeat another call."""
+        """Return the incomplete call's rest, unless it may repeat an earlier call."""
         assert self._call is not None
         if self._may_repeat(self._call):
             self._call = None
@@ -174,14 +174,14 @@ class CallReader:
         return shown
 
     def _read_json(self, call: _Call) -> bool:
-        """Read arguments in JSON; return whether they are whole."""
+        """Read arguments in JSON; return whether they are complete."""
         place = self._object.find(self._text)
         cut = len(self._text) if place < 0 else place + 1
         call.arguments, self._text = call.arguments + self._text[:cut], self._text[cut:]
         return place >= 0
 
     def _read_elements(self, call: _Call) -> bool:
-        """Read elements' arguments as JSON; return whether they are complete."""
+        """Read arguments in XML elements into JSON; return whether they are complete."""
         kinds = self._form.kinds.get(call.name, {})
         while (parameter := next_parameter(self._text)) is not None:
             name, value = (
@@ -207,14 +207,14 @@ class CallReader:
         self._call, self._after_call = None, True
 
     def _may_repeat(self, call: _Call) -> bool:
-        """Return whether the arguments so far are an earlier call's prefix."""
+        """Return whether an earlier call of the function begins with these arguments."""
         return any(
             one is not call and one.name == call.name and one.arguments.startswith(call.arguments)
             for one in self._calls
         )
 
     def _shown(self, call: _Call) -> list[Delta]:
-        """Return the arguments that were not returned yet."""
+        """Return a delta of the arguments that were not returned yet."""
         begins = all(one is not call for one in self._calls)
         part, call.shown = call.arguments[call.shown :], len(call.arguments)
         if begins:

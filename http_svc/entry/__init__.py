@@ -1,1 +1,1 @@
-"""Checks of a call before its handler: connection, bounds and key."""
+"""Checks of a call before its handler: connection, size, time and key."""

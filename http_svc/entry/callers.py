@@ -1,4 +1,4 @@
-"""Authentication of calls by a gateway, before the body is read."""
+"""Check a call's key at a gateway, before its body is read."""
 
 import hashlib
 import math
@@ -14,9 +14,9 @@ from specinfer.client import AsyncClient
 from specinfer.errors import SpecInferError
 
 _FRESH_S = 5.0
-"""Lifetime of an accepted key's cache. The gateway checks requests anyway."""
+"""Seconds for which an accepted key is cached; gateways check again."""
 _REMEMBERED = 4096
-"""Keys that are remembered, by their SHA-256."""
+"""Maximum cached keys, stored as SHA-256."""
 
 
 class CallerKeys:
@@ -25,7 +25,7 @@ class CallerKeys:
     def __init__(
         self, client: AsyncClient, models: Models, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create it; `models` learns what gateways answer."""
+        """Create the cache; `models` stores the gateways' replies."""
         self._client, self._models, self._clock = client, models, clock
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
 
@@ -33,15 +33,15 @@ class CallerKeys:
         """Return a client with the caller's key and trace context.
 
         Raises:
-            ApiError: 401 if there is an `Authorization` without a key.
+            ApiError: 401 if the `Authorization` header is not `Bearer KEY`.
         """
         return self._client.for_caller(_key_in(headers), headers.get("traceparent", ""))
 
     async def admit(self, headers: Headers) -> None:
-        """Check that a gateway accepts the call's key, or needs none.
+        """Check that a gateway accepts the call's key, or needs no key.
 
         Raises:
-            ApiError: 401 if it does not; 503 if no gateway answers.
+            ApiError: 401 if the gateway refuses the key; 503 if no gateway answers.
         """
         digest = hashlib.sha256((_key_in(headers) or "").encode()).digest()
         if self._clock() < self._accepted.get(digest, -math.inf):

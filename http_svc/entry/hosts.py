@@ -1,18 +1,18 @@
-"""Check `Host` headers, against pages whose name was rebound to this machine."""
+"""Check `Host` headers, as a defence against DNS rebinding."""
 
 import ipaddress
 from collections.abc import Sequence
 
 
 class AllowedHosts:
-    """Accepted `Host` headers: these names, and addresses, safe from rebinding."""
+    """Accepted `Host` headers: configured names, and numeric addresses."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Allow names; `*.example.com` is every name below it, `*` is every name."""
+        """Allow names; `*.example.com` allows all subdomains, `*` allows every name."""
         self._names = [name.lower() for name in names]
 
     def allow(self, host: str) -> bool:
-        """Return whether a Host header, with its port, is one of them."""
+        """Return whether a `Host` header, with or without port, is accepted."""
         name = _without_port(host.strip().lower())
         if not name or _is_address(name):
             return True
@@ -20,7 +20,7 @@ class AllowedHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host to listen at is of this machine alone."""
+    """Return whether only this machine can reach a listening address."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

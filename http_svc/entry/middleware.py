@@ -1,7 +1,4 @@
-"""ASGI middleware of every call: request id, key, bounds and counters.
-
-An ASGI application around the other one.
-"""
+"""ASGI middleware of every call: request id, key, limits and counters."""
 
 import asyncio
 import time
@@ -18,12 +15,12 @@ from http_svc.errors import ApiError
 from http_svc.settings import ApiSettings
 from specinfer.client import new_request_id
 from specinfer.service.metrics import TO_MINUTES_S, declare_build_info
-from specinfer.service.settings import MEBIBYTE
+from specinfer.service.settings import KIBIBYTE, MEBIBYTE
 from specinfer.system.log_lines import REQUEST_ID
 
 
 class HttpMetrics:
-    """Calls by endpoint and status."""
+    """Metrics of calls."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         declare_build_info(registry)
@@ -31,18 +28,20 @@ class HttpMetrics:
         self.calls = cache(
             Counter(
                 "specinfer_http_calls",
-                "Ended calls by path and HTTP status.",
+                "Finished calls by path and HTTP status.",
                 ["endpoint", "status"],
                 registry=registry,
             ).labels
         )
         self.seconds = Histogram(
             "specinfer_http_call_seconds",
-            "Time of a call, for streams until their end.",
+            "Seconds of a call; a stream's until its end.",
             buckets=TO_MINUTES_S,
             registry=registry,
         )
-        self.hung_up = Counter("specinfer_http_hung_up", "Calls whose client left early.", registry=registry)
+        self.hung_up = Counter(
+            "specinfer_http_hung_up", "Calls that the client left early.", registry=registry
+        )
         self.resumed = Counter(
             "specinfer_http_resumed", "Streams resumed with Last-Event-ID.", registry=registry
         )
@@ -54,15 +53,15 @@ ENDPOINTS = (
     *("/tokenize", "/detokenize", "/version", "/health", "/metrics"),
 )
 _OBSERVED = ("/health", "/metrics")
-"""Paths for probes under any name: read-only, without request data."""
+"""Paths of probes, without requests' data: any `Host` may be used."""
 _SHOWN = 100
-"""Characters of a header that an error quotes."""
+"""Maximum characters of a header in an error."""
 _LONGEST_ID = 200
-"""Characters; the gateway takes 256, of which choices get a few."""
+"""Maximum characters of a request id: 256 less a choice's suffix."""
 
 
 class Guard:
-    """Answers what may not come in, and passes on the rest."""
+    """Refuse calls without permission or capacity; pass the others to the application."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class Guard:
         REQUEST_ID.set(scope["state"]["request_id"])
         self._running += 1
         try:
-            if scope["method"] == "POST":  # the body of a refused caller is not read
+            if scope["method"] == "POST":  # before its body is read
                 await self._admit(headers)
             await self._app(scope, self._bounded(receive), send)
         except ApiError as error:
@@ -114,21 +113,21 @@ class Guard:
             self._running -= 1
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Return the reason why a call is refused."""
+        """Return the error of a call refused by its headers, if any."""
         identity = scope["state"]["request_id"]
         if len(identity) > _LONGEST_ID or not (identity.isascii() and identity.isprintable()):
             scope["state"]["request_id"] = new_request_id()
-            reason = f"X-Request-Id: must be printable ASCII of at most {_LONGEST_ID} characters"
+            reason = f"X-Request-Id = {identity[:_SHOWN]!r}: must be printable ASCII, up to {_LONGEST_ID} characters"
             return ApiError(400, reason, "invalid_value", "X-Request-Id")
         host = headers.get("host", "")
         if scope["path"] not in _OBSERVED and not self._hosts.allow(host):
-            reason = f"Host = {host[:_SHOWN]!r}: not a name of this service (allowed_hosts)"
+            reason = f"Host = {host[:_SHOWN]!r}: not an accepted name of this service (--allowed-hosts)"
             return ApiError(421, reason, "wrong_host", "Host")
         max_calls = self._settings.max_calls
         expensive = scope["method"] == "POST" or scope["path"].startswith("/v1/")
         if self._running >= max_calls and expensive:
             return ApiError(
-                503, f"max_calls = {max_calls}: so many calls run", "overloaded", retry_after_s=1.0
+                503, f"max_calls = {max_calls}: that many calls run already", "overloaded", retry_after_s=1.0
             )
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > bounds.MAX_BODY_BYTES:
@@ -136,7 +135,7 @@ class Guard:
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Bound a body's time, and its size if not declared."""
+        """Return `receive` with limits of the body's time and size."""
         size, more, waited_s = 0, True, 0.0
 
         async def counting() -> Any:
@@ -164,5 +163,6 @@ class Guard:
 
 
 def _too_slow(size: int) -> ApiError:
-    message = f"body: no more than {size} bytes came in time"
+    rate = f"send at least {bounds.BODY_RATE // KIBIBYTE} KiB a second"
+    message = f"body: only {size} bytes came in {bounds.body_time_s(size):.0f} s; {rate}"
     return ApiError(408, message, "body_too_slow", "body")

@@ -1,1 +1,1 @@
-"""`/v1/responses`: OpenAI's newer form of conversations, made of items. Nothing is stored."""
+"""`/v1/responses`: OpenAI's newer API, made of items. Answers are not stored."""

@@ -1,4 +1,4 @@
-"""The growing answer of `/v1/responses`: items and their events. Pure."""
+"""Build the answer of `/v1/responses`: items and their events."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,21 +12,20 @@ Event = dict[str, Any]
 _TEXT_EVENT = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _FIELDS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
 _MORE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
-"""Further fields of items, and of their events."""
+"""Further fields of an item's text events, by type of item."""
 _COMPLETED, _INCOMPLETE, _RUNNING = "completed", "incomplete", "in_progress"
 
 
 class ItemWriter:
-    """Turns an answer's text into items and their events."""
+    """Convert an answer's text to items and their events."""
 
     def __init__(self, identity: str) -> None:
-        """Create a writer for an answer with this id."""
         self._identity = identity
         self.items: list[dict[str, Any]] = []
-        """Items so far."""
+        """Items of the answer so far."""
 
     def push(self, text: str, deltas: Sequence[Delta] | None = None) -> list[Event]:
-        """Return the events of the next text, or of its reader's deltas."""
+        """Add text, or its reader's deltas; return the events."""
         if deltas is None:
             return self._say(text) if text else []
         events = list[Event]()
@@ -40,7 +39,7 @@ class ItemWriter:
         return events
 
     def write_whole(self, answer: str | dict[str, Any], complete: bool) -> None:
-        """Write a whole answer: its text, or its reader's message."""
+        """Add a whole answer: its text, or its reader's message."""
         if isinstance(answer, str):
             self.push(answer)
         else:
@@ -49,7 +48,7 @@ class ItemWriter:
         self.end(complete)
 
     def end(self, complete: bool) -> list[Event]:
-        """Return the last events. An answer without text is an empty message."""
+        """End the answer; return its last events, at least a message's."""
         events = [] if self.items else self._say("")
         return events + self._close(_COMPLETED if complete else _INCOMPLETE)
 
@@ -60,7 +59,7 @@ class ItemWriter:
         return self._add_text(text, "reasoning", "rs", {"type": "reasoning_text", "text": ""})
 
     def _add_text(self, text: str, kind: str, prefix: str, part: dict[str, Any]) -> list[Event]:
-        """Add text to the last item of its type, or to another."""
+        """Add text to the last item, or to a new item."""
         events = list[Event]()
         if not self.items or self.items[-1]["type"] != kind:
             events += self._close(_COMPLETED)
@@ -94,7 +93,7 @@ class ItemWriter:
         return [{"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}]
 
     def _close(self, status: str) -> list[Event]:
-        """End the last item, if there is one."""
+        """End the last item, if any; return the events."""
         if not self.items:
             return []
         item = self.items[-1]
@@ -119,7 +118,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def response_object(body: ResponsesBody, identity: str, model: str, created: int) -> dict[str, Any]:
-    """Return a new answer, with the fields of its request."""
+    """Return the object of an answer without items, with the request's fields."""
     form = body.text.format if body.text else None
     choice = body.tool_choice
     return {

@@ -1,4 +1,4 @@
-"""Body of `POST /v1/responses`, and its conversion to a conversation."""
+"""Read the body of `POST /v1/responses`, and convert it to a chat body."""
 
 import re
 from functools import partial
@@ -33,7 +33,7 @@ MESSAGE, CALL, RESULT, REASONING = "message", "function_call", "function_call_ou
 
 
 class Part(Lenient):
-    """A part of a message or a result."""
+    """A text part of a message, or of a function's output."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
@@ -43,7 +43,7 @@ Parts = Text | Annotated[list[Part], FIRST, at_most(MAX_PARTS)]
 
 
 class Item(Lenient):
-    """An item of input. Thoughts and unknown fields are ignored."""
+    """An item of `input`. Reasoning items and unknown fields are ignored."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -74,13 +74,13 @@ class Item(Lenient):
 
 
 class Reasoning(Lenient):
-    """Amount of thinking that is asked for."""
+    """Field `reasoning`: the requested effort."""
 
     effort: Text | None = None
 
 
 class FlatFunction(Strict):
-    """A function, described in one object."""
+    """An entry of `tools`: a function without a nested object."""
 
     type: Literal["function"]
     name: Name
@@ -90,14 +90,14 @@ class FlatFunction(Strict):
 
 
 class FlatChoice(Strict):
-    """The function that must be called."""
+    """Object form of `tool_choice`: the function that must be called."""
 
     type: Literal["function"]
     name: Name
 
 
 class TextFormat(Strict):
-    """Form of the answer."""
+    """Field `text.format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     content: Schema | None = Field(default=None, alias="schema")
@@ -108,20 +108,20 @@ class TextFormat(Strict):
     @model_validator(mode="after")
     def _check_schema(self) -> "TextFormat":
         if (self.type == "json_schema") != (self.content is not None):
-            reason = "{field}: needed with type json_schema, and only there"
+            reason = "{field}: needed with type json_schema, refused with other types"
             raise PydanticCustomError("mismatch", reason, {"field": "text.format.schema"})
         return self
 
 
 class TextOptions(Strict):
-    """Options of the text."""
+    """Field `text`."""
 
     format: TextFormat | None = None
     verbosity: Ignored = None
 
 
 class StreamEvents(Strict):
-    """Options of a stream."""
+    """Field `stream_options`."""
 
     include_obfuscation: NotTrue = None
 
@@ -149,7 +149,7 @@ class ResponsesBody(Strict):
     speculation: Literal["tree", "sequence", "off"] | None = None
 
     metadata: Schema | None = None
-    """Any valid JSON, repeated in the answer."""
+    """Any JSON object, repeated in the answer."""
     user: Ignored = None
     store: Ignored = None
     service_tier: Ignored = None
@@ -158,7 +158,7 @@ class ResponsesBody(Strict):
     prompt_cache_retention: Ignored = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Schema | None = None
-    """As in the older form, and `enable_thinking`, too."""
+    """The same field as in a chat body; `enable_thinking`, too."""
     enable_thinking: bool | None = None
     include: Ignored = None
     truncation: Annotated[None, only("disabled")] = None
@@ -171,10 +171,10 @@ class ResponsesBody(Strict):
 
 
 def conversation_of(body: ResponsesBody) -> ChatBody:
-    """Convert a checked body to a conversation.
+    """Convert a checked body to a chat body.
 
     Raises:
-        ValidationError: if something does not fit together.
+        ValidationError: if fields contradict each other.
     """
     form = body.text.format if body.text else None
     asked_form = form and form.model_dump(by_alias=True, exclude_none=True, exclude={"strict"})
@@ -200,7 +200,7 @@ _SAME = (
     "parallel_tool_calls",
     "speculation",
 )
-"""Fields that mean the same in both."""
+"""Fields with the same name and meaning in a chat body."""
 
 
 _RENAMED = {
@@ -209,20 +209,20 @@ _RENAMED = {
     "response_format.schema": "text.format.schema",
     "max_completion_tokens": "max_output_tokens",
 }
-"""Names of fields of a conversation here."""
+"""Names in this body by names of a chat body."""
 
 
 def item_names(chat: ChatBody) -> dict[str, str]:
-    """Return the caller's names of the fields that a gateway's errors name."""
+    """Return the names of this body's fields by the gateway's names."""
     return {field: _RENAMED.get(name, name) for field, name in chat_names(chat).items()}
 
 
 def item_refusal(error: ValidationError) -> ApiError:
-    """Return the error of a body whose conversation does not fit together."""
+    """Return the error of a body that makes no valid chat body."""
     rows: list[Any] = []
     for row in error.errors():
         field, *below = row["loc"] or ("",)
-        # a turn is made of several items or none of the caller's, so its place among turns is left out
+        # messages and the caller's items have different indices, so the index is left out
         place = ("input", *below[-1:]) if field == "messages" else (field, *below)
         rows.append({**row, "loc": ("body", *place) if row["loc"] else ("body",)})
     return invalid_body(rows)
@@ -231,7 +231,7 @@ def item_refusal(error: ValidationError) -> ApiError:
 def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
     """Return the error of a call that a gateway refused or lost.
 
-    A turn is made of several items or none of the caller's, so its place among turns is left out.
+    Messages and the caller's items have different indices, so the index is left out.
     """
     reply = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
     content = reply.content["error"]
@@ -244,7 +244,7 @@ def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
 
 
 def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
-    """Return a conversation's turns. Calls belong to the assistant's turn before."""
+    """Return a body's messages. Calls join the assistant's message before."""
     turns: list[dict[str, Any]] = []
     if body.instructions:
         turns.append({"role": "system", "content": body.instructions})

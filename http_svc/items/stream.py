@@ -1,4 +1,4 @@
-"""Streams of `/v1/responses`: numbered events with names."""
+"""Stream the numbered, named events of `/v1/responses`."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -20,10 +20,10 @@ async def item_events(
     """Yield the events of an answer.
 
     Args:
-        call: with one stream.
-        begun: the answer before there is any text.
-        writer: makes its items.
-        explain: makes an error of the API from one of ours.
+        call: a call with one choice.
+        begun: the answer's object without items.
+        writer: converts text to items.
+        explain: converts our errors to the API's.
     """
     number = -1
 
@@ -50,8 +50,8 @@ async def item_events(
         yield encoded({"type": kind, "response": ended(begun, writer, answer, complete)})
     except SpecInferError as error:
         yield encoded(_failure(explain(error)))
-    except Exception as error:  # the status was sent: an event is all that can reach the client
-        log.exception("a stream failed")
+    except Exception as error:  # the HTTP status was sent already, so the error becomes an event
+        log.exception("a stream failed; the client gets an error event")
         yield encoded(_failure(internal_error(error)))
 
 

@@ -1,4 +1,4 @@
-// An answer's text, each token marked by who guessed it.
+// An answer's text, each token marked by the speculator that guessed it.
 
 import { paint } from "./colours.js";
 import { make } from "./dom.js";
@@ -6,7 +6,7 @@ import { firstDifference, markdown, pieces } from "./markdown.js";
 import { guessers } from "./recording.js";
 import { speculatorName } from "./words.js";
 
-/** Shows the steps of a recording up to one, and the text that no step tells; goes on where it was. */
+/** Shows a recording's tokens step by step, and at the end the text that no step has. */
 export class AnswerText {
   constructor(element) {
     this.element = element;
@@ -31,14 +31,14 @@ export class AnswerText {
     this.rest.data = withRest ? recording.text.slice(this.text.length) : "";
   }
 
-  /** Marks the tokens of one step; null: of none. */
+  /** Highlights the tokens of one step; null: of no step. */
   choose(index) {
     this.chosen?.classList.remove("chosen");
     this.chosen = index === null ? null : this.element.querySelector(`[data-step="${index}"]`);
     this.chosen?.classList.add("chosen");
   }
 
-  /** Takes the tokens of a step; returns their elements, which are empty until they are styled. */
+  /** Adds the tokens of a step; returns their elements, which `#style` fills. */
   #add(step) {
     return step.tokens.map(({ text }, place) => {
       const names = guessers(step, place);
@@ -51,7 +51,7 @@ export class AnswerText {
     });
   }
 
-  /** Writes the tokens from a character on, and those before it that look different by what came. */
+  /** Fills the tokens from a character on, and earlier ones whose Markdown changed. */
   #style(first) {
     const ranges = markdown(this.text);
     const from = Math.min(first, firstDifference(this.ranges, ranges));

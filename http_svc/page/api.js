@@ -1,15 +1,15 @@
-// Calls of the HTTP service: the model, answers as they are generated, steps as they happen.
+// Calls of the HTTP service: the model's name, streamed answers, streamed steps.
 
 /** The events of a response, as parsed JSON; ends at OpenAI's [DONE]. */
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
+  let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const blocks = (held + value).split("\n\n");
-      held = blocks.pop();
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
       for (const block of blocks) {
         const data = block.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
         if (!data.length) continue;
@@ -43,7 +43,7 @@ export async function modelName(key) {
   return body.data[0].id;
 }
 
-/** The pieces of an answer, each with its text and, at last, why it ended. `body` is that of OpenAI's chat completions. */
+/** Yields { text, end }: `end` is the finish reason, in the last piece. `body`: OpenAI's chat completions. */
 export async function* answer(body, id, key, signal) {
   const response = await call("v1/chat/completions", key, {
     method: "POST",
@@ -57,7 +57,7 @@ export async function* answer(body, id, key, signal) {
   }
 }
 
-/** The steps of a request. Resolves once none is missed any more, so that the request may be sent. */
+/** The steps of a request. Resolves when watching has begun: send the request afterwards. */
 export async function watch(id, key, signal) {
   const response = await call(`v1/watch?request_id=${encodeURIComponent(id)}`, key, { signal });
   const all = events(response);
@@ -65,12 +65,12 @@ export async function watch(id, key, signal) {
   return all;
 }
 
-/** An id that nobody guesses. */
+/** A random request id, 96 bits. */
 export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** A seed, so that the same answer can be had again. */
+/** A random seed, kept so that an answer can be repeated. */
 export function newSeed() {
   return crypto.getRandomValues(new Uint32Array(1))[0];
 }

@@ -1,4 +1,4 @@
-// One colour for each speculator, in the order in which they are met.
+// One colour for each speculator, in the order in which they appear.
 
 import { make } from "./dom.js";
 import { speculatorName } from "./words.js";
@@ -12,13 +12,13 @@ export function colourOf(name) {
   return `var(--speculator-${known.get(name)})`;
 }
 
-/** Custom properties that paint something in the colours of some speculators: two at most are shown. */
+/** CSS custom properties with the colours of at most two speculators. */
 export function paint(names) {
   const [first, second = first] = names.map(colourOf);
   return names.length ? { "--one": first, "--two": second } : {};
 }
 
-/** Shows the speculators of a step beside those that were met before. */
+/** Adds the speculators of a step to the legend. */
 export function showLegend(list, names) {
   names.forEach(colourOf);
   if (list.childElementCount === known.size + 1) return;

@@ -1,6 +1,6 @@
-// Making elements.
+// Creates elements.
 
-/** An element with properties and children; `class`, `data-*`, `aria-*` and SVG's are attributes. */
+/** An HTML element with attributes and children. Names with "--" are CSS custom properties. */
 export function make(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }

@@ -6,7 +6,7 @@ import { guessers } from "./recording.js";
 import { drawTree, inWords, tableOf } from "./tree.js";
 import { count, milliseconds, percent, reason, rounded, speculatorName, visible } from "./words.js";
 
-/** Shown before anything was asked: the tree of the documentation. */
+/** Step that is shown before the first question: the tree of the documentation. */
 const EXAMPLE = {
   position: 0,
   nodes: [
@@ -39,7 +39,7 @@ export class Inspector {
     showLegend(byId("legend"), ["ngram", "ssm"]);
   }
 
-  /** From now on the steps of this recording, the newest first. */
+  /** Shows this recording from now on, and follows its newest step. */
   open(recording) {
     this.recording = recording;
     byId("bars").replaceChildren();
@@ -51,7 +51,7 @@ export class Inspector {
     this.update();
   }
 
-  /** The answer is complete: who did not choose a step sees the best one that shows branches, else the last. */
+  /** Selects, at the answer's end, the last step with the most accepted nodes; prefers trees with rejected nodes. */
   finish() {
     const worth = this.recording.steps.map(
       (step) => step.accepted.length + (step.nodes.length - 1 > step.accepted.length ? 100 * Math.sign(step.accepted.length) : 0));
@@ -59,14 +59,14 @@ export class Inspector {
     else this.update();
   }
 
-  /** Shows one step and stays there. */
+  /** Shows one step, and follows new steps no more. */
   choose(index) {
     this.following = false;
     this.index = index;
     this.draw();
   }
 
-  /** The recording has changed. */
+  /** Draws the recording's new steps. */
   update() {
     if (!this.recording) return;
     const steps = this.recording.steps;
@@ -126,7 +126,7 @@ function facts(step, recording) {
   const chosen = planner.speculators.length
     ? `${planner.speculators.map(speculatorName).join(" and ")}, trees of up to ${count(planner.tree_nodes, "node")} (${reason(planner.reason)})`
     : `plain decoding (${reason(planner.reason)})`;
-  const hopes = planner.expected_seconds
+  const expected = planner.expected_seconds
     ? `${rounded(planner.expected_tokens)} tokens in ${milliseconds(planner.expected_seconds)}` +
       (planner.plain_tokens_per_second ? `; plain decoding would make ${rounded(planner.plain_tokens_per_second)} a second` : "")
     : "";
@@ -135,17 +135,17 @@ function facts(step, recording) {
     ["Tokens per step", rounded(recording.tokensPerStep), "figure"],
     ["Tokens per second", recording.tokensPerSecond ? rounded(recording.tokensPerSecond) : "–", "figure"],
     ["Guesses accepted", percent(recording.accepted), "figure"],
-    ["This step brought", `${count(step.tokens.length, "token")}: ${step.accepted.length} guessed${own > 0 ? ", 1 the model's own" : ""}`, ""],
+    ["This step added", `${count(step.tokens.length, "token")}: ${step.accepted.length} guessed${own > 0 ? ", 1 the model's own" : ""}`, ""],
     ["The planner chose", chosen, ""],
-    ["It expected", hopes, ""],
+    ["It expected", expected, ""],
     ["Shared with", step.batch > 1 ? count(step.batch - 1, "other request") : "", ""],
-    ["Not told", recording.dropped ? `${count(recording.dropped, "step")}: too many came at once` : "", ""],
+    ["Not shown", recording.dropped ? `${count(recording.dropped, "step")}: too many at once` : "", ""],
   ];
   return rows.filter(([, value]) => value).map(([name, value, kind]) =>
     make("div", { class: kind }, make("dt", {}, name), make("dd", {}, value)));
 }
 
-/** Where the time of a step went, as one bar. */
+/** A bar of the step's seconds by phase. */
 function phases(step) {
   const parts = Object.entries(step.phases).filter(([, seconds]) => seconds > 0);
   const total = parts.reduce((sum, [, seconds]) => sum + seconds, 0);

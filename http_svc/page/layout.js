@@ -1,4 +1,4 @@
-// Where the nodes of a tree stand: from left to right by depth, leaves one below the other, the accepted path on top. Pure.
+// Positions of a tree's nodes: depth from left to right, leaves below each other, the accepted path on top.
 
 import { percent, visible } from "./words.js";
 
@@ -9,7 +9,7 @@ const DIGIT = 6.1;
 const GAP = 26;
 const ROW = 35;
 
-/** Nodes with their children; the bonus token is a node of its own behind the accepted path. */
+/** Nodes with their children; the bonus token is a further node after the accepted path. */
 export function grown(step) {
   const path = new Set(step.accepted);
   const nodes = step.nodes.map((node, index) => ({
@@ -26,7 +26,7 @@ export function grown(step) {
 
 const rank = (node) => (node.kind === "rejected" ? node.chance : 2);
 
-/** Boxes ({node, x, y, width}) and edges ({from, to} between boxes) with the size of the whole. */
+/** Boxes ({node, x, y, width}) and edges ({from, to} between boxes) with the drawing's size. */
 export function layOut(root) {
   const boxes = [];
   const edges = [];

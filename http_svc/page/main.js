@@ -1,4 +1,4 @@
-// Wires the page: the form asks, turns show answers, the inspector shows steps.
+// Connects the parts of the page: the form sends questions, turns show answers, the inspector shows steps.
 
 import { modelName, newSeed } from "./api.js";
 import { byId } from "./dom.js";
@@ -6,8 +6,8 @@ import { Inspector } from "./inspector.js";
 import { Recording } from "./recording.js";
 import { Turn } from "./turn.js";
 
-const NEAR_PX = 80; // who has scrolled up further is left there
-const PAUSE_MS = 80; // between two drawings of steps as they come: more could not be looked at
+const NEAR_PX = 80; // maximum distance from the end at which new text scrolls the page
+const PAUSE_MS = 80; // minimum time between two drawings of new steps
 
 const inspector = new Inspector();
 const settings = { key: () => byId("key").value.trim() };
@@ -72,7 +72,7 @@ function show(turn, index) {
   inspector.choose(index);
 }
 
-/** A function that runs another one after a pause, once for all calls within it. */
+/** Returns a function that runs `work` after a pause, once for all calls within the pause. */
 function paced(work) {
   let waiting = null;
   const now = () => {

@@ -1,9 +1,9 @@
-// Markdown of a growing text as ranges of characters: the text itself stays as the model wrote it.
+// Finds Markdown in a growing text as ranges of characters; the text itself is not changed.
 
 const FENCE = /^\s*(`{3,}|~{3,})/;
 const INLINE = /`([^`]+)`|\*\*([^*]+)\*\*/g;
 
-/** [start, end, class] of code, headings, tables' rows and bold words, in their order; none overlap. */
+/** Ranges [start, end, class] of code, headings, table rows and bold words, in order, without overlap. */
 export function markdown(text) {
   const found = [];
   let start = 0;
@@ -36,7 +36,7 @@ export function firstDifference(before, now) {
   return Math.min(now[place][0], before[place]?.[0] ?? Infinity);
 }
 
-/** A piece of the text that begins at a character, cut where ranges begin and end: [text, class or null]. */
+/** Splits `text`, which begins at a character, at the ends of ranges: [text, class or null]. */
 export function pieces(text, start, ranges) {
   const found = [];
   let place = start;

@@ -1,7 +1,7 @@
-// The same answer by plain decoding, beside the recorded one at the pace that it had.
+// Replays a recorded answer next to the same answer by plain decoding.
 //
-// Both ran alone, one after the other: at once they would share the model's passes, and each would slow the other.
-// Both clocks start at the first token.
+// The two run one after the other, since concurrent requests would share the model's passes. Both clocks start at the
+// first token.
 
 import { AnswerText } from "./answer.js";
 import { make } from "./dom.js";
@@ -29,7 +29,7 @@ class Column {
   }
 }
 
-/** Runs the race of a recording inside an element; resolves to a sentence about how it ended. */
+/** Runs the race of a recording inside an element; resolves to a sentence with the result. */
 export async function race(recording, element, key, signal) {
   const plain = new Recording({ ...recording.body, speculation: "off" });
   const left = new Column("Token trees", recording);

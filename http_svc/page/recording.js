@@ -1,10 +1,10 @@
-// What is known of one answer: its text, and the steps that made it. Knows no page.
+// The data of one answer: its text, and the steps that generated it.
 
 import { answer, newId, watch } from "./api.js";
 
-/** Asks for an answer and keeps what comes; `onChange` is told of everything new. */
+/** Requests an answer and stores its text and steps; `onChange` is called after each change. */
 export class Recording {
-  /** `body`: what is asked of the API, with a seed. */
+  /** `body`: request of OpenAI's chat completions, with a seed. */
   constructor(body) {
     this.body = body;
     this.steps = [];
@@ -13,7 +13,7 @@ export class Recording {
     this.running = true;
     this.error = "";
     this.unwatched = "";
-    this.end = ""; // why the answer ended: OpenAI's finish_reason
+    this.end = ""; // OpenAI's finish_reason
   }
 
   /** Runs to the end, or until `signal` aborts. */
@@ -23,13 +23,13 @@ export class Recording {
     signal.addEventListener("abort", () => watching.abort());
     try {
       const steps = await watch(id, key, watching.signal).catch((error) => this.#lose(error));
-      const told = steps ? this.#follow(steps, onChange) : null;
+      const followed = steps ? this.#follow(steps, onChange) : null;
       for await (const piece of answer(this.body, id, key, signal)) {
         this.text += piece.text;
         this.end ||= piece.end;
         onChange();
       }
-      await told;
+      await followed;
     } catch (error) {
       if (!signal.aborted) this.error = error.message;
     } finally {
@@ -56,7 +56,7 @@ export class Recording {
     return null;
   }
 
-  /** Tokens that steps have told. */
+  /** Number of tokens in the steps. */
   get tokens() {
     return this.steps.reduce((sum, step) => sum + step.tokens.length, 0);
   }
@@ -71,7 +71,7 @@ export class Recording {
     return this.steps.map((step, index) => (time += index ? step.seconds : 0));
   }
 
-  /** Without the first step. */
+  /** Tokens per second, without the first step. */
   get tokensPerSecond() {
     const seconds = this.times.at(-1);
     return seconds ? (this.tokens - this.steps[0].tokens.length) / seconds : 0;
@@ -91,7 +91,7 @@ export function guessers(step, place) {
   return node ? proposers(node) : [];
 }
 
-/** Names of those who proposed a node. */
+/** Names of the speculators that proposed a node. */
 export function proposers(node) {
   return node.forced ? ["the constraint"] : [...new Set(node.proposals.map((proposal) => proposal.speculator))];
 }

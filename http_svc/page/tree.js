@@ -1,4 +1,4 @@
-// Draws a tree as SVG, and the same as a table.
+// Draws a tree as SVG, and lists it as a table.
 
 import { colourOf, paint } from "./colours.js";
 import { make, makeSvg } from "./dom.js";
@@ -9,7 +9,7 @@ import { count, percent, speculatorName, visible } from "./words.js";
 const MARGIN = 6;
 const SMALLEST = 0.7;
 
-/** The picture of a step's tree, which fits a width if that leaves it legible. */
+/** The SVG of a step's tree, scaled down to a width of `room` pixels, at most to `SMALLEST`. */
 export function drawTree(step, room) {
   const { boxes, edges, width, height } = layOut(grown(step));
   const full = { width: width + 2 * MARGIN, height: height + 2 * MARGIN };
@@ -60,8 +60,8 @@ function explain(node) {
   if (node.kind === "root") return `${word}: the last token before the step`;
   if (node.kind === "bonus") return `${word}: the model's own token`;
   if (node.forced) return `${word}, ${node.kind}: the constraint allows nothing else`;
-  const said = node.proposals.map(({ speculator, chance }) => `${speculatorName(speculator)}: ${percent(chance)}`);
-  return `${word}, ${node.kind}: ${said.join(", ")}; the gateway expects ${percent(node.chance)}`;
+  const chances = node.proposals.map(({ speculator, chance }) => `${speculatorName(speculator)}: ${percent(chance)}`);
+  return `${word}, ${node.kind}: ${chances.join(", ")}; the gateway expects ${percent(node.chance)}`;
 }
 
 const quoted = (text) => `“${text.trim() || visible(text)}”`;
@@ -74,9 +74,9 @@ export function inWords(step) {
   return `${drafted ? count(drafted, "guessed token") : "No guesses"}${path}; the model added ${quoted(step.bonus.text)}`;
 }
 
-/** The nodes as rows: token, parent, what each speculator and the gateway thought, what became of it. */
+/** A table of the nodes: token, parent, chances by speculator and gateway, outcome. */
 export function tableOf(step) {
-  const head = ["Node", "Token", "Behind", "Guessed by", "Gateway expects", "Outcome"];
+  const head = ["Node", "Token", "After", "Guessed by", "Gateway expects", "Outcome"];
   const path = new Set(step.accepted);
   const rows = step.nodes.slice(1).map((node, index) => [
     String(index + 1),

@@ -6,7 +6,7 @@ import { race } from "./race.js";
 import { count, rounded } from "./words.js";
 
 export class Turn {
-  /** `onStep` is told of an answer's step that was pointed at; `settings` gives the key. */
+  /** `onStep` is called with a step whose text was clicked; `settings` has the API key. */
   constructor(question, recording, settings, onStep) {
     this.recording = recording;
     this.settings = settings;
@@ -25,7 +25,7 @@ export class Turn {
     this.again.addEventListener("click", () => this.#race());
   }
 
-  /** The recording has changed. */
+  /** Shows the recording's new text and figures. */
   update() {
     const { recording } = this;
     this.text.show(recording);
@@ -37,14 +37,14 @@ export class Turn {
 
   #figures() {
     const { recording } = this;
-    if (recording.unwatched) return `The steps are not told: ${recording.unwatched}`;
+    if (recording.unwatched) return `The steps are not available: ${recording.unwatched}`;
     if (!recording.steps.length) return recording.running ? "reading the prompt …" : "";
     const parts = [
       count(recording.tokens, "token"),
       count(recording.steps.length, "step"),
       `${rounded(recording.tokensPerStep)} tokens per step`,
     ];
-    if (recording.end === "length") parts.unshift(`cut at ${count(recording.body.max_tokens, "token")}, the most asked for`);
+    if (recording.end === "length") parts.unshift(`cut at ${count(recording.body.max_tokens, "token")}, the requested maximum`);
     if (recording.tokensPerSecond) parts.push(`${rounded(recording.tokensPerSecond)} tokens per second`);
     return parts.join(" · ");
   }

@@ -1,1 +1,1 @@
-"""Conversations: chat templates, and descriptions of tools for templates without them."""
+"""Render conversations by chat templates, with or without support for tools."""

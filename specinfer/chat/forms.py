@@ -1,4 +1,4 @@
-"""Forms and marks of function calls and thoughts in chat templates."""
+"""Formats of function calls and reasoning ("thoughts") in models' answers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,47 +9,47 @@ THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""Marks around thoughts."""
+"""(begin, end) marks of reasoning."""
 CALLS = (
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
 )
-"""Marks around calls."""
+"""Marks of function calls."""
 TEXT_MARKS = frozenset([*CALLS, *[mark for pair in THOUGHTS for mark in pair]])
-"""Marks inside an answer's text, even if special tokens."""
+"""Marks kept in an answer's text, even if they are special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """Text around the name and the arguments of calls."""
+    """Format of function calls: the texts around names and arguments."""
 
     name: str
     mark: str
-    """Always begins a call; empty for plain JSON."""
+    """Text before the first call, found nowhere else; empty: plain JSON."""
     begin: str
-    """Text before the first call, after the mark."""
+    """Further text before the first call."""
     before: str
-    """Between a call's beginning and its name."""
+    """Text before a call's function name."""
     middle: str
-    """Between a call's name and its arguments."""
+    """Text between a call's function name and its arguments."""
     after: str
-    """Text after the arguments."""
+    """Text after a call's arguments."""
     between: str
-    """Between two calls."""
+    """Text between two calls."""
     end: str
     """Text after the last call."""
     parameters: tuple[str, str, str] = ("", "", "")
-    """Text before a parameter, before and after its value; empty for JSON."""
+    """Texts before a parameter, before and after its value; empty: JSON."""
 
 
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
 TOOL_CALL = ("<tool_call>", "</tool_call>")
 PYTHON_TAG = "<|python_tag|>"
-"""May stand in front of calls of Llama 3."""
+"""Optional text before calls of Llama 3."""
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 JSON = CallForm("json", "", "", _NAME, _ARGUMENTS, "}", "\n", "")
-"""Plain JSON, one call a line, for templates without tools."""
+"""Format for templates without tools: a JSON object per line."""
 HERMES = CallForm(
     *("hermes", TOOL_CALL[0], "\n", _NAME, _ARGUMENTS, f"}}\n{TOOL_CALL[1]}"),
     between=f"\n{TOOL_CALL[0]}\n",
@@ -88,7 +88,7 @@ FORMS = (
     CallForm("llama", "", "", _NAME, _PARAMETERS, "}", "; ", ""),
     JSON,
 )
-"""Forms by name, selected by the template's text."""
+"""Known formats, recognised by their marks in the template's text."""
 BY_NAME = {form.name: form for form in FORMS}
 _TAUGHT: Mapping[str, Callable[[str], bool]] = {
     "mistral_args": lambda text: "[TOOL_CALLS]" in text and "[ARGS]" in text,
@@ -102,7 +102,7 @@ _TAUGHT: Mapping[str, Callable[[str], bool]] = {
 
 
 def taught_form(template: str) -> str:
-    """Return the name of a template's form; JSON if it has none."""
+    """Return the name of a template's format of calls; "json" if unknown."""
     if "tools" not in template:
         return JSON.name
     return next((name for name, teaches in _TAUGHT.items() if teaches(template)), JSON.name)
@@ -110,20 +110,20 @@ def taught_form(template: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """Form of a model's answers to conversations."""
+    """Format of a model's answers to conversations."""
 
     calls: str = JSON.name
-    """Name of the form of calls."""
+    """Name of the format of calls."""
     thoughts: tuple[str, str] = ("", "")
-    """Marks around thoughts; empty if the template knows none."""
+    """Marks of reasoning; empty if the template has none."""
     begins_in_thoughts: bool = False
-    """True if the assistant's turn begins within thoughts."""
+    """True if the prompt ends with the begin mark of reasoning."""
     begins_in_thoughts_if_asked: bool = False
-    """The same where `enable_thinking` and `thinking` are true."""
+    """The same if the variables `enable_thinking` and `thinking` are true."""
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Added tokens that are marks of calls or thoughts, by their text."""
+    """Ids of special tokens that are marks, by text."""
 
 
 def marks_of_thoughts(template: str) -> tuple[str, str]:
-    """Return the marks around a template's thoughts, or empty ones."""
+    """Return a template's marks of reasoning; empty if it has none."""
     return next((pair for pair in THOUGHTS if pair[0] in template or pair[1] in template), ("", ""))

@@ -1,7 +1,7 @@
-"""Hides special tokens' names in callers' texts while a template is rendered.
+"""Hide names of special tokens in callers' texts during rendering.
 
-A hidden character is a lone surrogate, absent from callers' texts, so it also marks where the template put
-the text. The template's own tests (`in`, `split`, ...) see the unchanged text.
+Characters of a name are replaced by lone surrogates, which callers' texts cannot have. So a caller's text never becomes
+special tokens. The template's own operations (`in`, `split`, ...) see the original text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,23 +11,23 @@ _FIRST, _LAST = 0xDC00, 0xDFFF
 
 
 class Hider:
-    """Hides the first and last characters of names in texts."""
+    """Replace the first and last characters of names in texts."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Prepare for the names of special tokens."""
+        """Prepare to hide these names of special tokens."""
         signs = sorted({sign for name in names for sign in (name[0], name[-1])})[: _LAST - _FIRST + 1]
         self._hide = {ord(sign): _FIRST + place for place, sign in enumerate(signs)}
         self._show = {hidden: shown for shown, hidden in self._hide.items()}
         self._signs = tuple(signs)
 
     def hide(self, text: str) -> str:
-        """Return a text without the characters."""
+        """Return a text with the names' characters replaced."""
         if not any(sign in text for sign in self._signs):
             return text
         return HiddenText(text.translate(self._hide), self)
 
     def show(self, text: str) -> str:
-        """Return a text with its characters again."""
+        """Return the original of a hidden text."""
         return text.translate(self._show)
 
     def hide_all(self, value: Any, keep: Sequence[str] = ()) -> Any:
@@ -46,7 +46,7 @@ class Hider:
 
 
 def _plain(value: Any, hider: Hider) -> Any:
-    """Return an argument of a method as the hidden text has it."""
+    """Return a method's argument with hidden texts replaced by their originals."""
     if isinstance(value, str):
         return str(value).translate(hider._hide)
     if isinstance(value, tuple):
@@ -55,13 +55,13 @@ def _plain(value: Any, hider: Hider) -> Any:
 
 
 class HiddenText(str):
-    """A text with hidden characters. Its methods see the original one."""
+    """A text with hidden names, whose methods work on the original."""
 
     __slots__ = ("_hider",)
     _hider: Hider
 
     def __new__(cls, text: str, hider: Hider) -> "HiddenText":
-        """Mark a text that was hidden."""
+        """Create from the output of `hider.hide`."""
         made = super().__new__(cls, text)
         made._hider = hider
         return made

@@ -1,6 +1,6 @@
-"""Renders chat templates like `transformers`: conversations become text.
+"""Render conversations as text by Jinja chat templates, like `transformers`.
 
-A model may have several by name: "tool_use" is used with tools, else "default".
+A model may have several named templates: "tool_use" is used with tools, else "default".
 """
 
 import json
@@ -25,23 +25,23 @@ from specinfer.chat.words import Message, with_common_roles
 from specinfer.errors import IncompatibleError, InvalidInputError
 
 Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
-"""A template, several by name, or objects with `name` and `template`."""
+"""One template, templates by name, or objects with `name` and `template`."""
 _DEFAULT, _TOOLS = "default", "tool_use"
 
 
 class ChatEnd(IntEnum):
-    """End of a conversation before the answer, with the contract's numbers."""
+    """End of the rendered conversation; values are the protocol's."""
 
     OPENED = 0
-    """The head of the assistant's turn."""
+    """The header of the assistant's turn follows the last message."""
     CLOSED = 1
-    """Nothing after the last message."""
+    """Nothing follows the last message."""
     CONTINUED = 2
-    """The last message, the assistant's, continues."""
+    """The answer continues the last message, an assistant's."""
 
 
 class _Generation(Extension):
-    """Renders the content of `{% generation %}`, a mark for training."""
+    """Jinja tag `{% generation %}`, used in training: render its content."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
@@ -52,17 +52,17 @@ class _Generation(Extension):
 
 class ChatTemplate:
     def __init__(self, stored: Stored, specials: Mapping[str, Any]) -> None:
-        """Read stored templates; `specials` are special tokens by role.
+        """Read stored templates; `specials`: special tokens by role.
 
         Raises:
-            IncompatibleError: if they are stored in no known form.
+            IncompatibleError: if the stored form is unknown.
         """
         self._specials = dict(specials)
         self.texts = _by_name(stored)
         """Templates by name."""
 
     def problem(self) -> str | None:
-        """Return why a template cannot be read; None if all can."""
+        """Return why a template cannot be compiled; None if all can be."""
         for name in self.texts:
             try:
                 self._compiled(name)
@@ -80,18 +80,18 @@ class ChatTemplate:
     ) -> str:
         """Return a conversation as text.
 
-        A template that refuses the turns gets them changed: see `specinfer.chat.turns`.
+        If the template refuses the messages, variants of them are tried (`specinfer.chat.turns`).
 
         Args:
-            messages: turns, as OpenAI's API has them.
+            messages: messages of OpenAI's API.
             tools: functions that may be called.
             end: how the conversation ends.
-            variables: more variables of the template.
-            hider: hides what callers wrote; the text then has hidden characters.
+            variables: further variables of the template.
+            hider: hides names of special tokens in callers' texts; the result has them hidden, too.
 
         Raises:
-            InvalidInputError: if the template refuses the messages, or fails.
-            IncompatibleError: if the model has no template for them.
+            InvalidInputError: if the template refuses all variants, or fails.
+            IncompatibleError: if the model has no chat template.
         """
         name = self._name(bool(tools))
         turns = [_hidden(message, hider) for message in messages] if hider else list(messages)
@@ -113,7 +113,7 @@ class ChatTemplate:
     def _first_rendered(
         self, name: str, turns: Sequence[Message], values: Mapping[str, Any], roles: Sequence[Any]
     ) -> str:
-        """Return the first variant of a conversation accepted by the template."""
+        """Return the text of the first variant that the template accepts."""
         refusal: InvalidInputError | None = None
         for variant in variants(turns):
             try:
@@ -132,13 +132,13 @@ class ChatTemplate:
         )
 
     def _takes_text(self, name: str) -> bool:
-        """Return whether a template wants the arguments of earlier calls as text."""
+        """Return whether a template needs earlier calls' arguments as JSON text."""
         if name not in self._text_takers:
             self._text_takers[name] = takes_text(lambda turns: self._attempt(name, turns))
         return self._text_takers[name]
 
     def form(self) -> ChatForm:
-        """Return the form of answers, or the plain one without a template."""
+        """Return the format of answers; without a template, plain text."""
         if not self.texts or self.problem() or _DEFAULT not in self.texts:
             return ChatForm()
         calls = taught_form(self.texts[self._name(with_tools=True)])
@@ -148,7 +148,7 @@ class ChatTemplate:
         return ChatForm(calls, thoughts, begins, if_asked)
 
     def _begins_with(self, mark: str, variables: Mapping[str, Any]) -> bool:
-        """Return whether the head of the assistant's turn ends with a mark."""
+        """Return whether the header of the assistant's turn ends with a mark."""
         if not mark:
             return False
         values = {"add_generation_prompt": True, **variables}
@@ -169,7 +169,7 @@ class ChatTemplate:
         return {}
 
     def _name(self, with_tools: bool) -> str:
-        """Return the name of the template of conversations with or without tools."""
+        """Return the name of the template for conversations with or without tools."""
         for name in (_TOOLS, _DEFAULT) if with_tools else (_DEFAULT,):
             if name in self.texts:
                 return name
@@ -200,14 +200,14 @@ class ChatTemplate:
 
 
 def _hidden(message: Message, hider: Hider) -> Message:
-    """Hide a turn's texts, except its field names and role."""
+    """Hide names in a message's texts, except its role."""
     return {name: value if name == "role" else hider.hide_all(value) for name, value in message.items()}
 
 
 def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
     """Return a model directory's chat templates.
 
-    Separate files have precedence over `config`.
+    Separate template files override `config`.
 
     Args:
         config: content of `tokenizer_config.json`.
@@ -242,29 +242,31 @@ def _by_name(stored: Stored) -> dict[str, str]:
                 named = {entry["name"]: entry["template"] for entry in stored}
             except (KeyError, TypeError) as error:
                 raise IncompatibleError(
-                    "chat_template: a list of other things than names and templates"
+                    "chat_template: must be a list of objects with name and template"
                 ) from error
     if not all(isinstance(text, str) for text in named.values()):
-        raise IncompatibleError("chat_template: a template is no text")
+        raise IncompatibleError("chat_template: every template must be a text")
     return named
 
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Mark after the words of a continued message, as in `transformers`.
+"""Mark appended to a continued message before rendering, as in `transformers`.
 
-The words alone may also occur in a turn's closing text.
+The mark shows where to cut: the message's text may also occur later.
 """
 
 
 def _continued(text: str, last: str) -> str:
-    """Cut a conversation after its last message, like `transformers`.
+    """Cut a rendered conversation after its last message, like `transformers`.
 
     Raises:
-        InvalidInputError: if the template does not show it.
+        InvalidInputError: if the rendered text lacks the last message.
     """
     place = text.rfind(_MARK.strip())
     if place < 0 or last.strip() not in text[:place]:
-        raise InvalidInputError("chat", last, "the chat template does not show the last message as it is")
+        raise InvalidInputError(
+            "chat", last, "the chat template changes the last message, so it cannot be continued"
+        )
     kept = text[:place]
     return kept if text.startswith(_MARK, place) else kept.rstrip()
 
@@ -274,7 +276,7 @@ def _refuse(message: str) -> None:
 
 
 def _now(form: str) -> str:
-    return datetime.now().strftime(form)  # the local day, as `transformers` has it
+    return datetime.now().strftime(form)  # local time, as in `transformers`
 
 
 def _to_json(
@@ -284,13 +286,13 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON for models, not for pages: nothing is escaped for HTML."""
+    """Encode JSON without Jinja's escapes for HTML."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return _BEYOND_ASCII.sub(_escaped, text) if ensure_ascii else text
 
 
 _BEYOND_ASCII = re.compile("[^\x00-\x7f\udc00-\udfff]")
-"""Characters to escape. Hidden ones are excluded."""
+"""Characters to escape, without the hider's surrogates."""
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Changes conversations for templates: ids, alternating turns, no system turn."""
+"""Adapt conversations to strict templates: ids, alternating roles, no system message."""
 
 import hashlib
 import json
@@ -40,12 +40,12 @@ def _with_short_ids(turn: Message) -> Message:
 
 
 def _short(identity: str) -> str:
-    text = "".join(identity)  # of a hidden text the characters as they are
+    text = "".join(identity)  # a plain `str`, also of a hidden text
     return identity if _CALL_ID.fullmatch(text) else call_id_of(text.encode(errors="surrogatepass"))
 
 
 def merged(turns: Sequence[Message]) -> list[Message]:
-    """Merge consecutive turns of the user, or texts of the assistant."""
+    """Merge consecutive messages of the user, or texts of the assistant."""
     kept = list[Message]()
     for turn in turns:
         before = kept[-1] if kept else None
@@ -64,7 +64,7 @@ def _mergeable(before: Message, turn: Message) -> bool:
 
 
 def single_calls(turns: Sequence[Message]) -> list[Message]:
-    """Split turns to one call each, followed by its result."""
+    """Split messages of several calls into one call and its result each."""
     kept, results = list[Message](), dict[Any, list[Message]]()
     for turn in turns:
         if turn["role"] == "tool":
@@ -81,7 +81,7 @@ def single_calls(turns: Sequence[Message]) -> list[Message]:
 
 
 def answered(turns: Sequence[Message]) -> list[Message]:
-    """Insert empty assistant's answers between results and user's turns."""
+    """Insert empty assistant messages between results and user messages."""
     kept = list[Message]()
     for turn in turns:
         if kept and kept[-1]["role"] == "tool" and turn["role"] == "user":
@@ -91,7 +91,7 @@ def answered(turns: Sequence[Message]) -> list[Message]:
 
 
 def without_system(turns: Sequence[Message]) -> list[Message]:
-    """Move the system's text into the next user's turn."""
+    """Move system messages into the next user message."""
     kept, words = list[Message](), list[str]()
     for turn in turns:
         if turn["role"] == "system" and isinstance(turn.get("content"), str):
@@ -117,11 +117,11 @@ _CHANGES: tuple[tuple[Change, ...], ...] = (
     (without_system, with_short_ids, merged, answered),
     (without_system, with_short_ids, merged, answered, single_calls),
 )
-"""Changes that are tried one after another, smallest first."""
+"""Sets of changes, tried in this order, the smallest first."""
 
 
 def variants(turns: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield a conversation as it is, then with more and more changed."""
+    """Yield a conversation unchanged, then with more and more changes."""
     known = [list(turns)]
     yield known[0]
     for changes in _CHANGES:
@@ -137,10 +137,10 @@ _KEY = "probe_key"
 
 
 def takes_text(render: Callable[[Sequence[Message]], str | None]) -> bool:
-    """Return whether a template needs earlier calls' arguments in text form.
+    """Return whether a template needs earlier calls' arguments as JSON text.
 
     Args:
-        render: renders a conversation; None if the template refuses it or fails.
+        render: renders a conversation; returns None if the template refuses it or fails.
     """
     arguments = {_KEY: "probe_value"}
     as_object = render(_probe(arguments))
@@ -161,7 +161,7 @@ def _probe(arguments: Any) -> list[Message]:
 
 
 def with_text_arguments(turns: Sequence[Message]) -> list[Message]:
-    """Return turns in which arguments of calls are text."""
+    """Return messages with the arguments of calls as JSON text."""
     return [
         {**turn, "tool_calls": [_with_text(call) for call in calls]}
         if (calls := turn.get("tool_calls"))

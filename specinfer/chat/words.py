@@ -1,4 +1,4 @@
-"""Functions, calls and results in words, for templates that know no tools."""
+"""Describe functions, calls and results in text, for templates without tools."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ _INSTRUCTIONS = (
 
 
 def with_common_roles(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
-    """Return the conversation with common roles only.
+    """Return a conversation with only roles system, user and assistant.
 
-    Functions are described in the system's turn, calls are the assistant's text. Consecutive results are one
-    turn of the user, together with the next user's turn.
+    The system message describes the functions. Calls become the assistant's text. Consecutive results and the next
+    user message become one user message.
     """
     turns = list[Message]()
     after_result = False

@@ -1,7 +1,7 @@
-"""The `specinfer` command: starts services as child processes, and calls them."""
+"""The `specinfer` command: start services as child processes, and call them."""
 
 import os
 
-# gRPC reads it when it is first imported. Unset, it writes a line to standard error for every connection that
-# a gateway closes, between the words of an answer.
+# gRPC reads this variable at its first import. By default gRPC logs every connection that a gateway closes to
+# standard error, in the middle of a streamed answer.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

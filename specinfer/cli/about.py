@@ -1,4 +1,4 @@
-"""Origin of a measurement: command, commit, machine. Every result file carries it."""
+"""Record the origin of a measurement: command, commit, time and machine."""
 
 import os
 import platform
@@ -14,8 +14,8 @@ from specinfer.system.machine import processor_name
 def about_this_run(program: str = "") -> dict[str, Any]:
     """Return command, commit, time and machine of this process.
 
-    `program` is its name, by default its file's. Paths of the command outside the working directory are
-    shortened to their last parts.
+    `program` is the command's name; empty: the name of the running file. Paths outside the working directory are
+    shortened to their last part.
     """
     return {
         "command": " ".join([program or Path(sys.argv[0]).name, *map(_elsewhere, sys.argv[1:])]),

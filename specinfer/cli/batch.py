@@ -1,4 +1,4 @@
-"""`specinfer batch`: answers a file in OpenAI's batch format."""
+"""`specinfer batch`: answer a file of requests in OpenAI's batch format."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,21 +35,21 @@ from specinfer.openai_api.server import ApiServer
 
 def batch(
     context: typer.Context,
-    input_file: Annotated[Path, typer.Argument(metavar="INPUT", help="Requests, an object a line.")],
+    input_file: Annotated[Path, typer.Argument(metavar="INPUT", help="JSONL file of requests.")],
     output_file: Annotated[
-        Path, typer.Argument(metavar="OUTPUT", help="Answers; one of an earlier run is gone on with.")
+        Path, typer.Argument(metavar="OUTPUT", help="Answers; an earlier run's file is continued.")
     ],
     base_url: Annotated[
         str | None,
-        typer.Option(help="A running server of OpenAI's API; else a system is started for the batch."),
+        typer.Option(help="A running server of OpenAI's API; not given: a system is started for the batch."),
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests that run at once.")] = 16,
     patience_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long a request that finds no room is sent again.")
+        float, typer.Option(min=0.0, help="Time for which a request is retried while the server is full.")
     ] = 600.0,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="Key, where the server wants one."),
+        typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="Key, if the server requires one."),
     ] = None,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
@@ -59,12 +59,12 @@ def batch(
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    Run it again to continue: lines with an answer are not sent again. A refusal is an answer. Exit code 1 if
-    the server failed to answer some.
+    Run the command again to continue: requests with an answer are not sent again. A refusal counts as an answer.
+    Exit code 1 if the server failed to answer a request.
     """
     check_positive("--concurrency", concurrency)
     if input_file.resolve() == output_file.resolve():
-        raise InvalidInputError("OUTPUT", str(output_file), "is the input")
+        raise InvalidInputError("OUTPUT", str(output_file), "must be another file than INPUT")
     if base_url is not None:
         refuse_with(context, ("model", "dtype", "weights", "draft", "speculator"), "with --base-url")
     jobs = read_jobs(input_file)
@@ -93,7 +93,7 @@ def batch(
 
 @contextmanager
 def _server(base_url: str | None, api_key: str | None, options: LocalOptions) -> Iterator[ApiServer]:
-    """Yield the server at a URL, or a temporary system's."""
+    """Yield the server at a URL, or a temporary local system's."""
     if base_url is not None:
         yield ApiServer.at(base_url, api_key)
         return

@@ -1,4 +1,4 @@
-"""`specinfer bench`: runs prompts through the real services and reports what was measured."""
+"""Run the prompts of `specinfer bench`, and summarise the measurements."""
 
 import asyncio
 import json
@@ -31,12 +31,12 @@ class BenchPlan:
     temperature: float
     seed: int = 0
     chat: bool = True
-    """True if prompts are user turns; base models have no template."""
+    """True: prompts are user turns; base models have no template."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """One mode at one batch size."""
+    """Results of one mode at one batch size."""
 
     mode: str
     batch: int
@@ -44,27 +44,27 @@ class BenchRun:
     new_tokens: int
     seconds: float
     turns: int
-    """Parts of the prompts, between which the modes took turns."""
+    """Number of parts of the prompts, between which modes alternate."""
     tokens_per_second: float
     tokens_per_second_error: float | None
     """Standard error over the turns; None if there was only one."""
     speedup: float | None
-    """Ratio to incremental decoding in the same turns."""
+    """Ratio of tokens per second to incremental decoding in the same turns."""
     speedup_error: float | None
     """Standard error of the speedup over the turns."""
     steps: int
     """Number of target passes, summed over requests."""
     acceptance_length: float
-    """Tokens per step, bonus included."""
+    """Tokens per step, with the bonus token."""
     acceptance_rate: float
-    """Accepted over drafted, bonus excluded."""
+    """Accepted over drafted nodes, without the bonus token."""
     identical_to_incremental: bool | None
     """True if every token equals incremental decoding at the same batch size.
 
-    Sampled ones may differ if drafts are sampled.
+    Sampled answers may differ if drafts are sampled, too.
     """
     identical_token_share: float | None
-    """Share of tokens before the first difference, over all prompts."""
+    """Share of all tokens before the first difference in their answer."""
     ttft_ms: dict[str, float]
     tpot_ms: dict[str, float]
     speculators: dict[str, dict[str, int]]
@@ -90,8 +90,8 @@ class Turn:
 async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     """Run all modes and batch sizes; call `advance(label)` after each prompt.
 
-    A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
-    order, and each is compared with incremental decoding in the same turns.
+    The machine's speed drifts, so the modes alternate over parts of the prompts, in reverse order every second
+    time. Each turn is compared with incremental decoding on the same part.
     """
     await warm_up(client, plan)
     reports = []
@@ -115,7 +115,7 @@ async def take_turns(
     turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     reading = replace(plan, max_new_tokens=1)
     for number, prompts in enumerate(parts(plan.prompts, batch)):
-        # not measured: now every mode finds the prompts in the verifier's cache, not only the later ones
+        # not measured: puts the prompts into the verifier's cache, so that all modes find them there
         await _take_turn(client, reading, prompts, "incremental", batch, lambda _: None)
         for mode in modes[:: -1 if number % 2 else 1]:
             turns[mode].append(await _take_turn(client, plan, prompts, mode, batch, advance))
@@ -125,8 +125,8 @@ async def take_turns(
 def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
     """Return the prompts of each turn: one at batch 1.
 
-    A larger batch takes three for each of its places, since it is not full while the last ones end; fewer if
-    there would be less than five turns.
+    A larger batch has three prompts per place, since it is not full while its last requests end. It has fewer if
+    there were less than five turns otherwise.
     """
     size = 1 if batch == 1 else max(batch, min(3 * batch, len(prompts) // 5))
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -138,7 +138,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 async def _take_turn(
     client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
-    """Run these prompts in one mode, `batch` at a time."""
+    """Run a turn: these prompts in one mode, `batch` at a time."""
     slots = asyncio.Semaphore(batch)
 
     async def one(prompt: str) -> Answer:
@@ -165,7 +165,7 @@ async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation
 
 
 def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> BenchRun:
-    """Summarise a mode's turns, compared to plain ones of the same prompts."""
+    """Summarise a mode's turns, compared with plain decoding of the same prompts."""
     answers = [answer for turn in turns for answer in turn.answers]
     seconds = sum(turn.seconds for turn in turns)
     new_tokens = sum(turn.new_tokens for turn in turns)
@@ -229,5 +229,5 @@ def _by_speculator(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
 
 
 def write_runs(path: Path, runs: Sequence[BenchRun], about: dict[str, Any]) -> None:
-    """Write the result file."""
+    """Write the result file: origin and runs, as JSON."""
     path.write_text(json.dumps({"about": about, "runs": [asdict(run) for run in runs]}, indent=2) + "\n")

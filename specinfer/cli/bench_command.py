@@ -1,4 +1,4 @@
-"""`specinfer bench`: modes and batch sizes on the user's prompts."""
+"""`specinfer bench`: measure modes and batch sizes on the user's prompts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -42,16 +42,16 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
 from specinfer.prompts import read_prompts
 
-BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per prompt; end of sequence is ignored.")]
-ResultPath = Annotated[Path | None, typer.Option("--json", help="Where to write the result.")]
+BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per answer; end of sequence is ignored.")]
+ResultPath = Annotated[Path | None, typer.Option("--json", help="File of the results.")]
 
 
 PromptsPath = Annotated[
     Path | None, typer.Option(help=r"JSONL file of objects with `turns: \[text]`; needed.")
 ]
-Modes = Annotated[str, typer.Option(help="Some of incremental,sequence,tree.")]
+Modes = Annotated[str, typer.Option(help="Modes to measure, of incremental,sequence,tree.")]
 Batches = Annotated[str, typer.Option(help="Numbers of concurrent requests, for example 1,4.")]
-RunningGateway = Annotated[str | None, typer.Option(help="A running gateway; none starts a local system.")]
+RunningGateway = Annotated[str | None, typer.Option(help="A running gateway; else starts a local system.")]
 Here = Annotated[bool, typer.Option("--local", help="Measure in this process, without services.")]
 
 
@@ -83,7 +83,7 @@ def bench(
 ) -> None:
     """Measure modes and batch sizes, with real services or in one process.
 
-    The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
+    The modes alternate, prompt by prompt, so that a drift of the machine's speed affects all of them.
     """
     _check_together(context, address, local)
     if prompts is None:
@@ -124,7 +124,7 @@ def _check_together(context: typer.Context, address: str | None, local: bool) ->
     if local:
         refuse_with(context, ("address", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway")
     if address is not None:
-        refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway has its own")
+        refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway keeps its own setting")
     else:
         refuse_with(context, GATEWAY_OPTIONS, "needs --address: a local system has no TLS")
 

@@ -1,4 +1,4 @@
-"""`specinfer check`: a test of a speculator service against the contract."""
+"""`specinfer check` and `--explain`: test a service, explain automatic choices."""
 
 import asyncio
 from collections.abc import Iterable
@@ -19,13 +19,13 @@ from specinfer.v1 import verifier_pb2
 
 
 def check(
-    address: Annotated[str, typer.Argument(help="The speculator service, host:port.")],
-    seconds: Annotated[float, typer.Option(min=0.1, help="Longest wait for an answer.")] = 10.0,
+    address: Annotated[str, typer.Argument(help="Address of the speculator service, host:port.")],
+    seconds: Annotated[float, typer.Option(min=0.1, help="Timeout of an answer.")] = 10.0,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Check a speculator service against the contract; exit with 1 if broken."""
+    """Check a speculator service against the protocol; exit with 1 if broken."""
     target = check_target("address", address)
     broken = asyncio.run(_check(target, client_tls(tls_ca, tls_cert, tls_key), seconds))
     if broken:
@@ -47,27 +47,27 @@ def _line(finding: Finding) -> str:
 
 
 MAX_SIZES = 8
-"""Sizes of passes that are shown."""
+"""Maximum number of pass sizes that are shown."""
 
 
 def explanation(
     options: LocalOptions, description: verifier_pb2.DescribeVerifierReply
 ) -> list[tuple[str, str]]:
-    """Return (name, choice and reason) of the decisions, in order."""
+    """Return the automatic choices as (name, choice and reason)."""
     return [
         ("weights", description.weights),
         ("passes", f"{passes_words(description)} (measured when the verifier started)"),
         ("speculators", pool_words(options)),
         (
             "each step",
-            "takes the speculators and nodes that promise the most tokens per second by what was measured so "
-            "far, plain decoding included; `specinfer status --watch` shows them",
+            "chooses the speculators and nodes (or plain decoding) with the most expected tokens per second, "
+            "by the measurements so far; `specinfer status --watch` shows them",
         ),
     ]
 
 
 def passes_words(description: verifier_pb2.DescribeVerifierReply) -> str:
-    """Describe passes: milliseconds by tokens, and relative to one token."""
+    """Describe passes by tokens: milliseconds, and ratio to one token."""
     costs = sorted((cost.tokens, cost.microseconds / 1000) for cost in description.pass_costs)
     if not costs:
         return "not measured"
@@ -85,7 +85,7 @@ def pool_words(options: LocalOptions) -> str:
         return f"{shown}, as asked"
     if hosted and "model" in hosted:
         return f"{shown}: {hosted['model']} fits {options.model}"
-    return f"{shown}: no draft for {options.model} is here (--draft names one)"
+    return f"{shown}: no draft for {options.model} on this machine; choose one with --draft"
 
 
 def _members(groups: Iterable[Flags]) -> str:

@@ -1,4 +1,4 @@
-"""Connections of commands to a gateway: addresses, API key, TLS."""
+"""Connect commands to a gateway: addresses, API key, TLS."""
 
 import socket
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
     """Return the description of the verifier at an address.
 
     Raises:
-        UnavailableError: if it does not answer.
+        UnavailableError: if the verifier does not answer.
     """
     with grpc.insecure_channel(address, direct()) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
@@ -34,12 +34,12 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
 
 
 def check_gateways(addresses: str) -> None:
-    """Check that some address accepts connections.
+    """Check that a gateway accepts connections at one of the addresses.
 
-    A gateway that is lost later is waited for; one that was never started is not.
+    Later failures of a gateway are retried, but a gateway that was never started is reported at once.
 
     Raises:
-        UnavailableError: if each of them refuses connections.
+        UnavailableError: if all addresses refuse connections.
     """
     targets = split_targets("--address", addresses)
     if all(map(_refuses, targets)):
@@ -49,34 +49,34 @@ def check_gateways(addresses: str) -> None:
 
 
 def _refuses(target: str) -> bool:
-    """Return whether nothing listens at a target, for certain."""
+    """Return whether a target certainly refuses connections."""
     try:
         place = split_address("--address", target)
         socket.create_connection(place, timeout=_TIMEOUT_S).close()
     except ConnectionRefusedError:
         return True
     except (OSError, SettingError):
-        return False  # a slow network, a name that is not known yet, no host:port: the client tries
+        return False  # a timeout, or no host:port: the client retries or reports this itself
     return False
 
 
 API_KEY_VARIABLE = "SPECINFER_API_KEY"
 TRACE_VARIABLE = "TRACEPARENT"
-"""Variable of a program's trace context, set by tracing parents."""
+"""Environment variable with the W3C trace context of the calling program."""
 NO_PATIENCE = Patience(patience_s=0.0)
-"""For measurements and local systems, which cannot survive interruptions."""
+"""No retries, for measurements and temporary systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A command's options of the gateway."""
+    """A command's options for reaching a gateway."""
 
     addresses: str
-    """Addresses with commas between them."""
+    """Addresses, separated by commas."""
     api_key: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     traceparent: str = ""
-    """Trace context of the requests."""
+    """W3C trace context sent with the requests."""
 
     def client(
         self, patience: Patience = NO_PATIENCE, on_retry: Callable[[Retry], None] = lambda _: None
@@ -97,10 +97,10 @@ class Connection:
 
 
 def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:
-    """Return TLS of a command's options, checked; None without any.
+    """Return the checked TLS settings of a command; None without TLS options.
 
     Raises:
-        SettingError: if a file is missing, cannot be read or does not fit.
+        SettingError: if a file is missing, cannot be read or does not match the others.
     """
     tls = ClientTls(ca, certificate, key)
     tls.check()

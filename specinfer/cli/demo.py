@@ -1,7 +1,7 @@
-"""`specinfer demo`: streamed answers, and the gain of token trees here.
+"""`specinfer demo`: stream answers, and compare token trees with plain decoding.
 
-Trees are compared with plain decoding of the same system. The modes take turns, answer by answer, so that drift of the
-machine meets both alike; figures are medians, since a pause of a shared machine may fall into any one answer.
+The modes alternate, answer by answer, so that a drift of the machine's speed affects both. Figures are medians, since
+a shared machine may pause during any answer.
 """
 
 import asyncio
@@ -40,20 +40,20 @@ PROMPTS = (
 PLAIN, TREES = "plain decoding", "token trees"
 MODES = {PLAIN: "off", TREES: "tree"}
 PAIR = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
-"""A target and its draft."""
+"""Registry names of target and draft, if memory and disk suffice."""
 _MEMORY_PER_BYTE, _MEMORY_BESIDES = 1.5, 2.5e9
-"""Memory per byte of models' files, and for processes and caches."""
+"""Memory per byte of model files, and bytes for other uses."""
 _DISK_BESIDES = 1.5e9
-"""Bytes of disk while files are joined."""
+"""Bytes of disk needed while a download's parts are joined."""
 ROUNDS = 3
-"""Answers to each prompt in each mode."""
+"""Number of answers to each prompt in each mode."""
 _BAR, _FIGURES = 20, 58
-"""Characters of the longest bar, and of the table before the bars."""
+"""Characters of the longest bar, and of the table without bars."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """Answers of one mode, in the order of the turns."""
+    """Answers of one mode, in the order of their generation."""
 
     mode: str
     answers: Sequence[Answer]
@@ -74,11 +74,11 @@ class DemoModels(NamedTuple):
 
 
 def choose(memory: int, disk: int) -> DemoModels:
-    """Return the pair of real models if it fits, else the default.
+    """Return `PAIR` if memory and disk suffice, else the default model.
 
     Args:
-        memory: bytes that are available.
-        disk: bytes that are free where models are stored.
+        memory: bytes of available memory.
+        disk: free bytes on the disk of the model cache.
     """
     known = known_models()
     sizes = {name: known[name].megabytes * 10**6 for name in PAIR}
@@ -86,12 +86,10 @@ def choose(memory: int, disk: int) -> DemoModels:
     memory_needed = _MEMORY_PER_BYTE * sum(sizes.values()) + _MEMORY_BESIDES
     disk_needed = size + _DISK_BESIDES
     if memory < memory_needed:
-        return _small(
-            f"{memory_needed / 1e9:.0f} GB of memory would be needed, {memory / 1e9:.1f} are available"
-        )
+        return _small(f"{memory_needed / 1e9:.0f} GB of memory are needed, {memory / 1e9:.1f} are available")
     if disk < disk_needed:
-        return _small(f"{disk_needed / 1e9:.1f} GB of disk would be needed, {disk / 1e9:.1f} are free")
-    loads = f"{size / 1e9:.1f} GB to download once" if size else "both are here"
+        return _small(f"{disk_needed / 1e9:.1f} GB of disk are needed, {disk / 1e9:.1f} are free")
+    loads = f"{size / 1e9:.1f} GB to download once" if size else "both in the cache"
     return DemoModels(
         *PAIR, f"{PAIR[0]} with the draft {PAIR[1]} ({loads}; `--model {DEFAULT_MODEL}`: a small one)"
     )
@@ -107,7 +105,7 @@ async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
     legend = Text("Guessed by ").append_text(
         Text(", ").join([Text(name, style_of(number)) for number, name in enumerate(names)])
     )
-    output.print(legend.append("; the model's own tokens are plain.") if names else "Nobody drafts.")
+    output.print(legend.append("; the model's own tokens are plain.") if names else "No speculator runs.")
     for number, prompt in enumerate(PROMPTS, 1):
         output.print()
         heading = f"Prompt {number} of {len(PROMPTS)}: {prompt}"
@@ -117,7 +115,7 @@ async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
 
 
 def cost(answer: Answer) -> str:
-    """Describe an answer's tokens, steps and accepted guesses."""
+    """Describe an answer's tokens, steps and accepted drafts."""
     stats = answer.summary.stats
     guessed = ", ".join(
         [
@@ -133,7 +131,7 @@ def cost(answer: Answer) -> str:
 async def compare_modes(
     client: AsyncClient, max_new_tokens: int, advance: Callable[[str], None]
 ) -> list[DemoRun]:
-    """Answer every prompt in every mode, in turns."""
+    """Answer every prompt in every mode, alternating the modes."""
     by_mode: dict[str, list[Answer]] = {mode: [] for mode in MODES}
     for turn in range(ROUNDS):
         for prompt in PROMPTS:
@@ -192,14 +190,14 @@ def demo(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Registry name, hub id, directory or GGUF file. Not given: a pair of real models where memory and "
-            "disk allow it, else the default model."
+            help="Registry name, hub id, directory or GGUF file. Not given: a larger model with a draft if memory "
+            "and disk suffice, else the default model."
         ),
     ] = None,
     draft: Draft = None,
     dtype: Dtype = DtypeChoice.BFLOAT16,
 ) -> None:
-    """Start everything, stream answers, compare trees with plain decoding, and stop."""
+    """Start a system, stream answers, compare trees with plain decoding, and stop."""
     if model is None:
         model, suitable, reason = choose(available_memory(), _free_disk())
         draft = draft or suitable
@@ -214,7 +212,7 @@ def demo(
 
 
 def _free_disk() -> int:
-    """Return the free bytes where models are stored."""
+    """Return the free bytes on the disk of the model cache."""
     folder = cache_directory()
     while not folder.is_dir():
         folder = folder.parent

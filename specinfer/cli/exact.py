@@ -1,4 +1,4 @@
-"""`specinfer exact`: a check that a server's speculation does not change its answers."""
+"""`specinfer exact`: check that speculation does not change a server's answers."""
 
 import json
 from collections.abc import Sequence
@@ -20,46 +20,46 @@ from specinfer.prompts import read_prompts
 
 _ROUNDS = 3
 _SHOWN = 5
-"""Differences of a kind that are shown."""
+"""Maximum differences shown per kind of request."""
 
 
 def exact(
     base_url: Annotated[str, typer.Argument(help="Server of OpenAI's API, as http://HOST:PORT.")],
     against: Annotated[
         str | None,
-        typer.Option(help="Another server, which decodes plainly; else the same one, switched off."),
+        typer.Option(help="Server that decodes plainly; not given: the same one without speculation."),
     ] = None,
     off: Annotated[
         str | None,
         typer.Option(
-            help="JSON fields of a body that switch speculation off; known for SpecInfer and llama.cpp."
+            help="JSON object of body fields that switch speculation off; not needed for SpecInfer and llama.cpp."
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model id; the first that the server lists.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model id; else the first in the server's list.")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help='JSONL file of {"turns": ["text"]}; twelve of ours without it.')
+        Path | None, typer.Option(help='JSONL file of {"turns": ["text"]}; else 12 built-in prompts.')
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.")] = 64,
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=2.0, help="Of the seeded requests; 0: greedy ones only.")
+        float, typer.Option(min=0.0, max=2.0, help="Of seeded requests; 0: only greedy ones.")
     ] = 0.8,
     concurrency: Annotated[int, typer.Option(help="Requests that run at once.")] = 1,
     tie: Annotated[
         float,
         typer.Option(
-            min=0.0, help="Nats by which two tokens may differ and count as a tie, decided by rounding."
+            min=0.0, help="Maximum difference of two tokens in nats that rounding may decide (a tie)."
         ),
     ] = 0.0,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="Key, where the servers want one."),
+        typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="Key, if the servers require one."),
     ] = None,
     json_output: JsonOutput = False,
 ) -> None:
     """Compare answers with and without speculation; exit with 1 if any differs.
 
-    Requests are greedy and seeded. Plain decoding runs twice, so that its own differences are not blamed on
-    speculation. If it repeats no answer, nothing is proved: exit code 3.
+    Requests are greedy, and sampled with a seed. Plain decoding runs twice to find answers that differ without
+    speculation. If plain decoding repeats no answer, nothing is proved: exit code 3.
     """
     check_positive("--max-tokens", max_tokens)
     check_positive("--concurrency", concurrency)
@@ -81,7 +81,7 @@ def exact(
 
 
 def report(compared: Sequence[Compared], tie: float) -> list[str]:
-    """Return the lines that are shown."""
+    """Return the lines of the report."""
     lines = []
     for kind in dict.fromkeys(one.kind for one in compared):
         these = [one for one in compared if one.kind == kind]
@@ -111,17 +111,17 @@ def _line(one: Compared, tie: float) -> str:
 
 
 def _read_off(text: str | None) -> dict[str, object] | None:
-    """Return the fields that switch speculation off.
+    """Return the fields of `--off`, which switch speculation off.
 
     Raises:
-        InvalidInputError: if it is no JSON object.
+        InvalidInputError: if the text is not a JSON object.
     """
     if text is None:
         return None
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise InvalidInputError("--off", text, f"no JSON: {error}") from error
+        raise InvalidInputError("--off", text, f"invalid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise InvalidInputError("--off", text, "must be a JSON object")
     return fields

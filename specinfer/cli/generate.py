@@ -1,4 +1,4 @@
-"""`specinfer generate` and `specinfer attach`: an answer in the terminal."""
+"""`specinfer generate`, `attach` and `cancel`: requests in the terminal."""
 
 import asyncio
 import json
@@ -170,11 +170,11 @@ def _check_together(context: typer.Context, local: bool) -> None:
     if local:
         refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which needs no gateway")
     else:
-        refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway has its own")
+        refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway keeps its own setting")
 
 
 def print_answer(answer: Answer, as_json: bool) -> None:
-    """Print a complete answer: all of it as JSON, or its cost."""
+    """Print a complete answer as JSON, or a line with its cost."""
     if as_json:
         typer.echo(json.dumps(answer.to_json()))
     else:
@@ -183,7 +183,7 @@ def print_answer(answer: Answer, as_json: bool) -> None:
 
 
 def _prompt(argument: str | None, file: Path | None) -> str:
-    """Return the prompt from where the user has put it."""
+    """Return the prompt of the argument, a file or standard input."""
     if argument is not None and file is not None:
         raise InvalidInputError("--prompt-file", str(file), "excludes a prompt as argument")
     if argument is None and file is None:
@@ -206,7 +206,7 @@ async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> An
         try:
             return await stream.read(silent if quiet else print_text)
         except StreamLostError as error:
-            if error.request_id == stream.request_id:  # else it is one point of several
+            if error.request_id == stream.request_id:  # not of another request
                 print_way_back(error)
             raise
         except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
@@ -215,12 +215,12 @@ async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> An
 
 
 def print_text(text: str) -> None:
-    """Print a piece of an answer, at once."""
+    """Print a piece of an answer, without buffering."""
     typer.echo(text, nl=False)
 
 
 def silent(text: str) -> None:
-    """Print nothing: the complete answer is printed as JSON."""
+    """Print nothing, since the complete answer is printed as JSON later."""
 
 
 AttachedId = Annotated[str, typer.Argument(help="Id of the request.")]
@@ -228,7 +228,7 @@ AttachedId = Annotated[str, typer.Argument(help="Id of the request.")]
 
 def attach(
     request_id: AttachedId,
-    from_token: Annotated[int, typer.Option(help="Tokens that are there already.")] = 0,
+    from_token: Annotated[int, typer.Option(help="Number of tokens already received.")] = 0,
     json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = None,
@@ -237,7 +237,7 @@ def attach(
     tls_key: TlsKey = None,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
 ) -> None:
-    """Stream the rest of a request. Ctrl-C leaves it running."""
+    """Stream the rest of a request's answer. Ctrl-C leaves the request running."""
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
     client = connection.client(Patience(patience_seconds), print_retry)
     check_text("request_id", request_id)
@@ -261,7 +261,7 @@ def cancel(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Stop a running request; it ends with the tokens it has."""
+    """Stop a running request, which keeps the tokens generated so far."""
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
     asyncio.run(_cancel(connection.client(), check_text("request_id", request_id)))
 

@@ -1,6 +1,6 @@
 """The `specinfer` command.
 
-Bad input is one line and exit code 2; other failures exit with 1.
+Invalid input prints one line and exits with code 2; other failures exit with code 1.
 """
 
 import os
@@ -69,14 +69,14 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Show help or version, where there is no command."""
+    """Show help or version, if no command is given."""
 
 
 Listen = Annotated[str, typer.Option(help="Address of the gateway.")]
 HttpListen = Annotated[
     str,
     typer.Option(
-        envvar="SPECINFER_HTTP_LISTEN", help="Address of OpenAI's API over HTTP; none: it is not served."
+        envvar="SPECINFER_HTTP_LISTEN", help="Address of OpenAI's API over HTTP; none: no HTTP service."
     ),
 ]
 ChatTemplate = Annotated[
@@ -87,20 +87,20 @@ ChatTemplate = Annotated[
 ]
 ServedModelName = Annotated[
     str | None,
-    typer.Option(help="Names of the model over HTTP, separated by commas; answers carry the first."),
+    typer.Option(help="Names of the model over HTTP, separated by commas; answers have the first."),
 ]
 Planner = Annotated[
     str | None,
     typer.Option(
         parser=planner_name,
         metavar="measured|learned|FILE",
-        help="How the gateway expects accepted tokens; FILE: learned, from weights of `specinfer train scheduler`.",
+        help="How the gateway predicts accepted tokens; FILE: learned, with weights of `specinfer train scheduler`.",
     ),
 ]
 TensorParallel = Annotated[
     int, typer.Option(min=1, help="Processes, each with a device, that share the verifier's model.")
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Say what was chosen by itself, and why.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Print the automatic choices and their reasons.")]
 
 
 @app.command()
@@ -124,7 +124,7 @@ def up(
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
     if served_model_name is not None and http_listen == "none":
-        raise InvalidInputError("served_model_name", served_model_name, "only for the HTTP service")
+        raise InvalidInputError("served_model_name", served_model_name, "needs --http-listen")
     options = LocalOptions(
         model=model,
         dtype=dtype,
@@ -170,7 +170,7 @@ def _run(options: LocalOptions, explain: bool) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def serve(context: typer.Context) -> None:
-    """Serve OpenAI's API for one model in one process (--help)."""
+    """Serve OpenAI's API for one model in one process (options: --help)."""
     _become("all_in_one", context.args)
 
 
@@ -190,14 +190,14 @@ def train(context: typer.Context) -> None:
 
 
 def _become(module: str, arguments: list[str]) -> None:
-    """Run a module in our place, so that it gets our signals."""
+    """Replace this process by a module, which then gets the signals."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def main() -> None:
-    """Run the command; turn errors into one line and an exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored
+    """Run the command; print an error as one line, and exit."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that children are stopped
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background jobs ignore it
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)  # typer turns Ctrl-C into the return value 130
     except USAGE_ERROR as error:
@@ -218,7 +218,7 @@ def main() -> None:
 
 
 def _usage_message(error: Exception) -> str:
-    """Return typer's message with the wrong value or a suggested option."""
+    """Return typer's message, with the invalid value or a similar option's name."""
     message = usage_message(error)
     unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if unknown and context is not None:
@@ -232,6 +232,6 @@ def _usage_message(error: Exception) -> str:
 
 
 def _exit(message: str, code: int) -> None:
-    if message:  # empty where help was printed because no command was given
+    if message:  # empty after a help text
         print(f"{PROGRAM}: error: {message}", file=sys.stderr)
     sys.exit(code)

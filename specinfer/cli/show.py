@@ -1,4 +1,4 @@
-"""Tables and progress displays of the command line."""
+"""Print tables, remarks and progress on the command line."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +23,9 @@ from specinfer.system.progress import LOGGER
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
-"""Console of progress and remarks: standard error."""
+"""Console of progress and remarks, on standard error."""
 output = Console()
-"""Console of results: standard output."""
+"""Console of results, on standard output."""
 
 
 @contextmanager
@@ -44,9 +44,9 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Show `what` and its progress: a spinner on terminals, else lines.
+    """Show a text and progress: a spinner on terminals, else lines.
 
-    Later texts come from the yielded function and this process' progress.
+    The yielded function replaces the text, as do log lines of this process' progress.
     """
     if console.is_terminal:
         with console.status(what) as spinner, _progress_shown(spinner.update):
@@ -96,9 +96,9 @@ def print_runs(runs: Sequence[BenchRun]) -> None:
 
 _UNLIMITED = 1000
 _LEGEND = (
-    "±: standard error over the turns that the modes took. speedup: over incremental decoding in the same "
-    "turns. tok/step: with the bonus token. ttft, tpot: median time to the first token (of a prompt that was "
-    "read before) and per later token, in ms."
+    "±: standard error over the turns. speedup: ratio to incremental decoding in the same turns. tok/step: "
+    "tokens per step, with the bonus token. ttft, tpot: median milliseconds to the first token (of a cached "
+    "prompt) and per later token."
 )
 
 
@@ -121,7 +121,7 @@ def _with_error(value: str, error: float | None, digits: int) -> str:
 
 
 def win_lines(runs: Sequence[BenchRun]) -> list[str]:
-    """Return, per speculative run, how many steps each speculator won."""
+    """Return a line per speculative run: steps won by each speculator."""
     return [
         f"{run.mode}, batch {run.batch}: of {run.steps} steps "
         + ", ".join(f"{name} won {row['wins']}" for name, row in run.speculators.items())
@@ -131,7 +131,7 @@ def win_lines(runs: Sequence[BenchRun]) -> list[str]:
 
 
 def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
-    """Return the state of a system."""
+    """Return a table of a system's state."""
     table = Table(title=f"gateway at {address}")
     table.add_column("what")
     table.add_column("state")
@@ -156,12 +156,11 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
 
 
 def ready_words(ready: bool) -> str:
-    """Return words for a service that answers or does not."""
     return "ready" if ready else "not answering"
 
 
 def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
-    """Describe a speculator's learning, if its service learns."""
+    """Describe a speculator's learning; empty if it does not learn."""
     if not speculator.HasField("learning"):
         return ""
     state = speculator.learning
@@ -174,11 +173,11 @@ def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
 
 
 _ROOM_TOKENS = 4096
-"""Length of typical requests in `status`."""
+"""Context tokens of a typical request, for the capacity in `status`."""
 
 
 def room_words(capacity: int, longest: int) -> str:
-    """Describe a cache's capacity in typical requests."""
+    """Describe a cache's capacity in tokens and typical requests."""
     length = min(_ROOM_TOKENS, longest, capacity)
     return f"{capacity} tokens: {capacity // length} requests of {length}"
 
@@ -186,7 +185,7 @@ def room_words(capacity: int, longest: int) -> str:
 def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> str:
     """Describe a verifier's state and gateway."""
     if not verifier.gateway_id:
-        return f"{ready_words(verifier.ready)}, driven by nobody"
+        return f"{ready_words(verifier.ready)}, driven by no gateway"
     if verifier.gateway_id != gateway_id:
         return f"{ready_words(verifier.ready)}, driven by gateway {verifier.gateway_id}"
     requests = f"{verifier.running} running, {verifier.waiting} waiting"
@@ -205,7 +204,7 @@ def planner_words(planner: generation_pb2.PlannerState) -> str:
 
 
 def answer_line(answer: Answer) -> str:
-    """Return the cost of one answer, and the speculators that won steps."""
+    """Return a line with an answer's tokens, steps, times and winning speculators."""
     summary, stats = answer.summary, answer.stats
     parts = [
         f"{summary.new_tokens} tokens in {stats.steps} steps",
@@ -223,25 +222,25 @@ def note(text: str) -> None:
 
 
 def print_answer_line(answer: Answer) -> None:
-    """Print `answer_line`, dim, below the text."""
+    """Print `answer_line` after an answer's text."""
     note(answer_line(answer))
 
 
 def print_retry(retry: Retry) -> None:
-    """Print a note at the first failure after the last new token."""
+    """Print a note at the first of several failures in a row."""
     if retry.failures == 1:
-        note(f"\ngateway away ({retry.failure.details}); trying again")
+        note(f"\ngateway unavailable ({retry.failure.details}); trying again")
 
 
 def print_way_back(error: StreamLostError) -> None:
     """Print the command for the rest of a lost request."""
     if error.from_token:
         way = f"specinfer attach {quote(error.request_id)} --from-token {error.from_token}"
-        note(f"\nthe rest, if a gateway has it: {way}")
+        note(f"\nto stream the rest, if a gateway has it: {way}")
 
 
 def ready_line(address: str, http: str | None, status: generation_pb2.StatusReply, logs: str) -> str:
-    """Return the line of a system that has just started."""
+    """Return the line that reports a started system."""
     api = f"OpenAI's API at http://{http}/v1; " if http else ""
     return f"ready at {address}: {target_words(status)}; {api}logs in {logs}; Ctrl-C ends it"
 

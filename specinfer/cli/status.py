@@ -1,4 +1,4 @@
-"""`specinfer status`: the present state of a system, once or again and again."""
+"""`specinfer status`: show the state of a system, once or repeatedly."""
 
 import asyncio
 import itertools
@@ -32,14 +32,14 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """State of a gateway, and its time (seconds on a monotonic clock)."""
+    """State of a gateway, and its time in monotonic seconds."""
 
     status: generation_pb2.StatusReply
     at: float
 
 
 class Interval:
-    """Time from one look to the next."""
+    """Two successive states of a gateway."""
 
     def __init__(self, before: Look | None, now: Look) -> None:
         same = before is not None and before.status.gateway_id == now.status.gateway_id
@@ -48,7 +48,7 @@ class Interval:
         self.now = now.status
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return names and values, from the whole to its parts."""
+        """Return the table's rows as (name, value)."""
         status = self.now
         draining = ", draining: takes no new requests" if status.draining else ""
         return [
@@ -71,7 +71,7 @@ class Interval:
         ]
 
     def _grown(self, name: str) -> int | None:
-        """Return the growth of a gateway's count; None the first time."""
+        """Return the increase of a count; None for the first state."""
         if self._before is None:
             return None
         grown: int = getattr(self.now, name) - getattr(self._before, name)
@@ -93,7 +93,7 @@ class Interval:
         return f"{self._rate('steps')} steps/s{per_step}"
 
     def _phases(self) -> str:
-        """Return milliseconds of each phase per step."""
+        """Describe the milliseconds per step by phase."""
         steps = self._grown("steps")
         if not steps or self._before is None:
             return _NOTHING
@@ -132,7 +132,7 @@ class Interval:
 
 
 def _reliability_words(speculator: generation_pb2.SpeculatorState) -> str:
-    """Return how well its scores foretell acceptance, if that is known."""
+    """Describe how well a speculator's scores predict acceptance, if measured."""
     words = ""
     if speculator.HasField("calibration_error"):
         said = f"{speculator.said_calibration_error:.3f} as said"
@@ -166,10 +166,10 @@ Show = Callable[[Rows], None]
 
 def status(
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on showing what it does, until Ctrl-C; in a pipe in blocks.")
+        bool, typer.Option("--watch", help="Update the state until Ctrl-C; in a pipe as blocks of lines.")
     ] = False,
-    interval_seconds: Annotated[float, typer.Option(min=0.1, help="Time between two looks.")] = 1.0,
-    count: Annotated[int, typer.Option(min=0, help="End after so many looks; 0: never.")] = 0,
+    interval_seconds: Annotated[float, typer.Option(min=0.1, help="Time between two updates.")] = 1.0,
+    count: Annotated[int, typer.Option(min=0, help="End after this number of updates; 0: never.")] = 0,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = None,
     tls_ca: TlsCa = None,
@@ -190,8 +190,8 @@ def get_status(connection: Connection) -> generation_pb2.StatusReply:
     """Return the system's state from a gateway.
 
     Raises:
-        RequestFailedError: if a gateway refuses.
-        UnavailableError: if none answers.
+        RequestFailedError: if a gateway refuses the call.
+        UnavailableError: if no gateway answers.
     """
     return asyncio.run(_get_status(connection))
 
@@ -202,11 +202,11 @@ async def _get_status(connection: Connection) -> generation_pb2.StatusReply:
 
 
 async def _watch(connection: Connection, show: Show, interval_s: float, count: int) -> None:
-    """Print the status repeatedly. Later outages of the gateway are tolerated.
+    """Print the status repeatedly, and outages after the first answer.
 
     Raises:
-        RequestFailedError: if a gateway refuses.
-        UnavailableError: if none answers the first time.
+        RequestFailedError: if a gateway refuses the call.
+        UnavailableError: if no gateway answers the first call.
     """
     before: Look | None = None
     async with connection.client() as client:
@@ -233,7 +233,7 @@ async def _look(client: AsyncClient, may_fail: bool) -> Look | UnavailableError:
 
 @contextmanager
 def _display(title: str) -> Iterator[Show]:
-    """Show in place in a terminal, and block after block elsewhere."""
+    """Yield a function that shows rows: in place, or in blocks."""
     if not output.is_terminal:
         yield lambda rows: print(watch_lines(title, rows), end="\n\n", flush=True)
         return

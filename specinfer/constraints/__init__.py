@@ -2,9 +2,9 @@
 
     `Constraint`  the constraint of a request                  data; checked by `Checker` before anything runs
     `Compiler`    tokenizer + constraint -> `Matcher`          in a thread, cached
-    `Matcher`     generated tokens -> which may follow them    copies itself, takes tokens back
+    `Matcher`     generated tokens -> mask of next tokens        can be copied and rolled back
 
-The parser is llguidance. `Checker` first compiles constraints from outside in a process of its own, because
-some constraints make llguidance compile for minutes or overflow its stack, and neither can be stopped in a
-process that has other things to do. A service that gets a constraint from a gateway need not check it again.
+The parser is llguidance. `Checker` first compiles a caller's constraint in a separate process: some constraints make
+llguidance compile for minutes or overflow its stack, which only ending a process can stop. Services need not check
+constraints from a gateway again.
 """

@@ -1,8 +1,8 @@
-"""Compiles constraints from outside, in child processes that may be killed.
+"""Compile callers' constraints in forked child processes with a time limit.
 
-Started by `Checker`. It reads lines of JSON: first the arguments of `Compiler`, then constraints with ids;
-each answer has its id, in any order. A child has the tokenizer already. Its processor time is bounded, not
-its time: on a busy machine, a good constraint may take long.
+`Checker` starts this program. It reads lines of JSON: first the arguments of `Compiler`, then constraints with ids.
+Answers have the same ids, in any order. A child inherits the loaded tokenizer. The limit is processor time, since a
+valid constraint may take long on a busy machine.
 """
 
 import json
@@ -19,16 +19,16 @@ from specinfer.errors import ConstraintError, InvalidInputError
 from specinfer.system.threads import LAST, give_way
 
 TOO_SLOW, TOO_DEEP = "slow", "deep"
-"""Ends of a child: too slow, or dead by stack overflow."""
+"""Reasons why a child gave no answer: time limit, stack overflow."""
 MAX_REASON_LENGTH = 300
-"""Maximum characters of an answer, which may quote the whole constraint.
+"""Maximum characters of an answer, which quotes the constraint.
 
-Lines of more than 4096 bytes from several processes would get mixed up.
+Lines over 4096 bytes from several processes could be interleaved in the pipe.
 """
 STACK_BYTES = 1 << 20
-"""Stack of a child in bytes.
+"""Stack size of a child in bytes.
 
-It is smaller than that of any thread which compiles later, so that an overflow happens here.
+Threads that compile later have larger stacks, so an overflow happens only here.
 """
 
 
@@ -38,25 +38,25 @@ def answer(compiler: Compiler, constraint: Constraint) -> str:
         matcher = compiler.compile(constraint)
         matcher.forced()
         if not matcher.mask().any():
-            return "needs text of which the model has no tokens"
+            return "needs text that the model's tokens cannot write"
     except InvalidInputError as error:
         return error.why + part_of(compiler, constraint)
     except ConstraintError as error:
         return str(error)
-    except BaseException as error:  # noqa: BLE001  # what panics in the parser is no `Exception`
+    except BaseException as error:  # noqa: BLE001  # a panic of the parser is not an `Exception`
         return f"cannot be compiled ({type(error).__name__})"
     return ""
 
 
 def _say(line: Mapping[str, Any]) -> None:
-    """Write a line at once: several processes write."""
+    """Write a line in one call: several processes write."""
     os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
-    """Check a constraint in a child."""
+    """Compile a constraint in a child process, write the answer, and exit."""
     try:
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # its signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # SIGPROF ends the process
         give_way(LAST)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
         reason = answer(compiler, constraint)
@@ -71,7 +71,7 @@ def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
 
 
 def _see_off(number: int, child: int) -> None:
-    """Answer for a child that ends without an answer."""
+    """Wait for a child; answer for one that ended without answer."""
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         slow = os.WTERMSIG(status) == signal.SIGPROF
@@ -90,9 +90,9 @@ def _serve() -> None:
 
 
 def part_of(compiler: Compiler, constraint: Constraint) -> str:
-    """Return " (at #/...)", the smallest part of a schema that is refused alone.
+    """Return " (at #/...)", the smallest part of a schema that is refused.
 
-    Empty if the source is no schema, or only the whole is refused.
+    Empty if the constraint is not a schema, or only the whole schema is refused.
     """
     if constraint.kind is not ConstraintKind.JSON_SCHEMA:
         return ""
@@ -119,7 +119,7 @@ def _refused(compiler: Compiler, part: Any, schema: Any) -> Iterator[tuple[str, 
 
 
 def _schemas_in(part: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the schemas directly below one, with steps of JSON pointers."""
+    """Yield a schema's direct subschemas, with their JSON pointers."""
     for name, value in part.items():
         if isinstance(value, dict):
             if name in ("properties", "patternProperties", "$defs", "definitions"):

@@ -1,4 +1,4 @@
-"""Checks constraints from outside, in processes with a time limit."""
+"""Check callers' constraints in processes with a time limit."""
 
 import asyncio
 import json
@@ -16,34 +16,34 @@ from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.system.parent_process import ending_with_us
 
 SECONDS = 2.0
-"""Maximum processor seconds for a constraint.
+"""Maximum processor seconds to compile a constraint.
 
 Large schemas take a tenth of a second.
 """
 _STARTING_S = 60.0
 _SILENT_S = 300.0
-"""Timeout for a silent checker process.
+"""Timeout of a checker process, in seconds.
 
 Generous, because checks run at low priority.
 """
 _REMEMBERED = 1024
 _WAITING = 64
 _LINE_BYTES = 1 << 20
-"""Characters of an answer, which quotes a part of the constraint."""
+"""Maximum bytes of an answer line."""
 
 
 class Checker:
-    """A process that starts with the first constraint, and after its death."""
+    """Run a checker process, started on demand and restarted after its end."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Prepare a check for the tokenizer; arguments as those of `Compiler`."""
+        """Create a checker, with the arguments of `Compiler`; starts no process."""
         self._compiler = {"tokenizer": tokenizer, "vocab_size": vocab_size, "eos_token_ids": [*eos_token_ids]}
         self._process: Process | None = None
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        """Futures of the present process' answers, by question number."""
+        """Futures of answers of the running process, by question id."""
         self._asked: OrderedDict[Constraint, asyncio.Task[str]] = OrderedDict()
         """Results of checks by constraint, including checks in progress."""
         self._waiting = 0
@@ -52,18 +52,18 @@ class Checker:
         """Check that the constraint can be compiled.
 
         Raises:
-            InvalidInputError: naming its field and what is wrong where.
-            ExhaustedError: if too many wait to be checked.
-            UnavailableError: if the process cannot be started.
+            InvalidInputError: naming the field and the position of the error.
+            ExhaustedError: if too many constraints wait to be checked.
+            UnavailableError: if the process cannot be started or ends.
         """
         if constraint not in self._asked:
-            check_json(constraint)  # which costs less than a process
+            check_json(constraint)  # cheaper than asking the process
             if self._waiting >= _WAITING:
-                raise ExhaustedError(f"{self._waiting} constraints wait to be checked")
+                raise ExhaustedError(f"{self._waiting} constraints wait to be checked, the maximum")
             self._waiting += 1
             task = self._asked[constraint] = asyncio.create_task(self._ask(constraint))
             task.add_done_callback(lambda task: self._answered(constraint, task))
-        # a caller that leaves does not end what others may wait for
+        # other callers may wait for the same check, so cancellation must not end it
         reason = await asyncio.shield(self._asked[constraint])
         if reason:
             raise constraint.error(reason)
@@ -97,7 +97,7 @@ class Checker:
                 answer = await awaited
         except TimeoutError as error:
             await self._kill()
-            raise UnavailableError("what checks constraints does not answer") from error
+            raise UnavailableError("the constraint checker does not answer") from error
         finally:
             del answers[number]
         match answer.get("end"):
@@ -106,10 +106,10 @@ class Checker:
             case check_process.TOO_SLOW:
                 return f"takes longer than {SECONDS:g} seconds to compile"
             case _:
-                return "too deeply nested to compile"  # a stack that overflows ends a process
+                return "too deeply nested to compile"  # a stack overflow ends the process
 
     async def _running(self) -> Process:
-        """Return the process, started if there is none."""
+        """Return the running process; start one if needed."""
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 self._process, self._answers = await self._start(), {}
@@ -118,7 +118,7 @@ class Checker:
 
     async def _start(self) -> Process:
         command = ending_with_us([sys.executable, "-m", "specinfer.constraints.check_process"])
-        # its last words may quote a request
+        # standard error is dropped: it may quote a request
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=_LINE_BYTES
         )
@@ -134,7 +134,7 @@ class Checker:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-            raise UnavailableError("what checks constraints does not start")
+            raise UnavailableError("the constraint checker does not start")
         return process
 
     async def _kill(self) -> None:
@@ -149,13 +149,13 @@ class Checker:
 
 
 def _write(process: Process, line: Mapping[str, Any]) -> None:
-    """Write a line in the background. At most 64 of them wait."""
+    """Write a line without waiting. At most 64 lines are pending."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(line).encode() + b"\n")
 
 
 async def _read(process: Process, answers: Mapping[int, asyncio.Future[Mapping[str, Any]]]) -> None:
-    """Distribute answers until the process ends; then fail all others."""
+    """Set futures' answers until the process ends; then fail the rest."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
         answer = json.loads(line)
@@ -165,4 +165,4 @@ async def _read(process: Process, answers: Mapping[int, asyncio.Future[Mapping[s
     await process.wait()
     for awaited in answers.values():
         if not awaited.done():
-            awaited.set_exception(UnavailableError("what checks constraints has ended"))
+            awaited.set_exception(UnavailableError("the constraint checker has ended"))

@@ -1,8 +1,7 @@
-"""Compiles constraints to matchers, in a thread and with a cache.
+"""Compile constraints to matchers, in a thread and with a cache.
 
-The thread does not keep the interpreter's lock. Compiling takes a millisecond, for large schemas a hundred.
-Bounds of llguidance ("fuel") keep each step of a matcher below some 20 ms; `Checker` refuses slower
-compilations.
+Compiling releases the interpreter's lock. It takes 1 ms, for large schemas 100 ms; `Checker` refuses slower ones.
+llguidance's limits ("fuel") keep each step of a matcher below about 20 ms.
 """
 
 import json
@@ -25,7 +24,7 @@ _REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
 
 
 def explain(constraint: Constraint, message: str) -> str:
-    """Return the message as one line."""
+    """Return an llguidance message as one line with the position."""
     if constraint.kind is ConstraintKind.REGEX and (match := _REGEX.search(message)):
         return f"at character {len(match['mark']) + 1}: {match['why']}"
     if constraint.kind is ConstraintKind.GRAMMAR and (match := _LARK.search(message)):
@@ -35,23 +34,22 @@ def explain(constraint: Constraint, message: str) -> str:
 
 
 _REMEMBERED = 128
-"""Compiled constraints; a large one takes a few megabytes."""
+"""Maximum cached constraints; a large one takes a few megabytes."""
 
 
 class Compiler:
-    """Compiler for one tokenizer; used by one thread at a time."""
+    """Compiler for one tokenizer. Not thread-safe."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Read the tokenizer, half a second for 50,000 tokens.
+        """Load the tokenizer, which takes 0.5 s for 50,000 tokens.
 
         Args:
             tokenizer: the content of `tokenizer.json`.
-            vocab_size: of the model, which may have more token ids than the tokenizer; those of added tokens
-                that it lacks are left out.
-            eos_token_ids: may follow a text that is complete.
+            vocab_size: vocabulary size V of the model; tokens of the tokenizer with larger ids are ignored.
+            eos_token_ids: tokens allowed after a complete text.
 
         Raises:
-            IncompatibleError: if llguidance cannot find the bytes of this tokenizer's tokens.
+            IncompatibleError: if llguidance cannot determine the bytes of the tokenizer's tokens.
         """
         try:
             self._tokenizer = LLTokenizer(
@@ -66,12 +64,12 @@ class Compiler:
         self._expensive: OrderedDict[Constraint, None] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Matcher:
-        """Compile in this thread, without keeping the result.
+        """Compile in the calling thread, without caching.
 
         Raises:
-            InvalidInputError: naming the field, and where it is wrong.
+            InvalidInputError: naming the field and the position of the error.
         """
-        limits = LLParserLimits(verbose_errors=False)  # or errors quote the request
+        limits = LLParserLimits(verbose_errors=False)  # verbose errors quote the request
         inner = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
         if inner.is_error():
             raise constraint.error(explain(constraint, inner.get_error()))
@@ -92,7 +90,7 @@ class Compiler:
         return self._known[constraint]
 
     def ready(self, constraint: Constraint, patience_s: float = 0.0) -> Matcher | None:
-        """Return a fresh matcher; None while it is being compiled.
+        """Return a new matcher, compiled within `patience_s` seconds, else None.
 
         Raises:
             InvalidInputError: as `compile`.
@@ -103,13 +101,13 @@ class Compiler:
         return future.result().copy() if future.done() else None
 
     def note_expensive(self, constraint: Constraint) -> None:
-        """Note that a constraint is too expensive to match drafts to."""
+        """Note that a constraint's masks are too expensive for draft nodes."""
         self._expensive[constraint] = None
         while len(self._expensive) > _REMEMBERED:
             self._expensive.popitem(last=False)
 
     def is_expensive(self, constraint: Constraint) -> bool:
-        """Return whether that was noted of a constraint."""
+        """Return whether `note_expensive` was called for a constraint."""
         return constraint in self._expensive
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Constraint of a request. Pure data."""
+"""Constraint of a request's text, as data."""
 
 import json
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ MAX_BYTES = 65_536
 
 
 class ConstraintKind(StrEnum):
-    """Notation of a constraint; also the name of its field in messages."""
+    """Notation of a constraint; also the name of its protobuf field."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     GRAMMAR = "grammar"
-    """Lark's notation, as llguidance reads it; GBNF is not."""
+    """Lark grammar in llguidance's dialect; GBNF is not supported."""
     CHOICE = "choice"
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Description of the allowed text. `Checker` checks that it compiles.
+    """Constraint of the text. `Checker` checks that it compiles.
 
     Raises:
         InvalidInputError: if the source is empty or too large.
@@ -38,7 +38,7 @@ class Constraint:
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError as error:
-            raise self.error("half of a surrogate pair, which is no character") from error
+            raise self.error("has half of a surrogate pair, which UTF-8 cannot encode") from error
         if size > MAX_BYTES:
             raise InvalidInputError(self.field, size, f"bytes, at most {MAX_BYTES}")
 
@@ -47,7 +47,7 @@ class Constraint:
         """Return the constraint to one of these texts.
 
         Raises:
-            InvalidInputError: if there is none, or one is empty.
+            InvalidInputError: if `texts` or one of them is empty.
         """
         for index, text in enumerate(texts):
             if not text:
@@ -58,9 +58,9 @@ class Constraint:
 
     @property
     def field(self) -> str:
-        """The constraint's field in a request."""
+        """Name of the constraint's field in a request."""
         return f"constraint.{self.kind}"
 
     def error(self, reason: str) -> InvalidInputError:
-        """Return the error of a faulty source, `reason` with the position."""
+        """Return the error of an invalid source, with the reason."""
         return InvalidInputError(self.field, self.source, reason)

@@ -1,4 +1,4 @@
-"""Bounds the digits of numbers in JSON against endless ones."""
+"""Limit the digits of JSON's numbers, which may grow without end otherwise."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 MAX_DIGITS = 32
-"""Maximum consecutive digits, enough for 64-bit numbers. A number has three rows."""
+"""Maximum consecutive digits, enough for 64-bit integers."""
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _BACKSLASH, _LINE_BREAK = b'"\\\n'
 _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
 
 
 class _Place(NamedTuple):
-    """Place in a text with JSON."""
+    """State after a prefix of a text with JSON."""
 
     depth: int = 0
     """Number of open objects and lists."""
@@ -23,13 +23,13 @@ class _Place(NamedTuple):
     escaped: bool = False
     """True after a backslash in a string."""
     digits: int = 0
-    """Digits in a row up to here, outside of strings."""
+    """Number of consecutive digits before this place, outside strings."""
     before: "_Place | None" = None
-    """Place before the last token."""
+    """State before the last token."""
 
 
 class DigitTokens:
-    """Tokens of one tokenizer, divided by whether they start with a digit."""
+    """Tokens of a tokenizer that start with a digit, and others."""
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -43,19 +43,19 @@ class DigitTokens:
 
     @cached_property
     def non_digits(self) -> NDArray[np.bool_]:
-        """Mask [V] of the tokens that start with no digit."""
+        """Mask [V] of the tokens that do not start with a digit."""
         return np.array([not self.starts_with_digit(token) for token in range(self._vocab_size)])
 
 
 class DigitRows:
-    """Rows of digits in the text of one request."""
+    """Count consecutive digits in a request's text."""
 
     def __init__(self, tokens: DigitTokens, all_json: bool) -> None:
-        """Begin with an empty text.
+        """Start with an empty text.
 
         Args:
-            tokens: of the tokenizer.
-            all_json: True if the whole text is JSON; else only what braces enclose.
+            tokens: the tokenizer's tokens.
+            all_json: True: the whole text is JSON; False: only parts in braces are.
         """
         self.tokens, self._all_json = tokens, all_json
         self._place = _Place()
@@ -68,7 +68,7 @@ class DigitRows:
 
     @property
     def full(self) -> bool:
-        """True if the last row may get no more digits."""
+        """True if no further digit may follow."""
         return self._place.digits >= MAX_DIGITS
 
     def read(self, token: int) -> None:
@@ -91,9 +91,9 @@ class DigitRows:
             self._place = self._place.before
 
     def narrowed(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Remove digits from a mask [V] if the row is full.
+        """Remove digits from a mask [V] if `full`.
 
-        If only digits may follow, they stay.
+        If the mask has only digits, it is returned unchanged.
         """
         if not self.full:
             return mask

@@ -1,4 +1,4 @@
-"""Constraints in the notation of llguidance."""
+"""Convert constraints to llguidance's grammars."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from specinfer.constraints.matcher import first_line
 from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema
 
 _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
-"""White space between parts of JSON, bounded against endless white space."""
+"""White space between JSON tokens, at most 20 characters."""
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -34,10 +34,10 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def check_json(constraint: Constraint) -> None:
-    """Check the JSON of a schema or choice.
+    """Check the JSON syntax of a schema or choice.
 
     Raises:
-        InvalidInputError: as `grammar_of` does for what is no JSON.
+        InvalidInputError: naming the position, if the source is not JSON.
     """
     if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE):
         _parse(constraint)
@@ -61,26 +61,26 @@ def _exact(constraint: Constraint, rewrite: Callable[[str], str]) -> str:
 
 
 _DEEPEST = 100
-"""Deepest JSON: the parser of schemas overflows its stack soon after."""
+"""Maximum nesting: deeper schemas overflow llguidance's stack."""
 _SHOWN = 40
-"""Characters of a number that an error quotes."""
+"""Maximum characters of a number in an error."""
 
 
 def _guidance(schema: Any) -> Mapping[str, Any]:
-    """Return a schema's own llguidance settings, which must not be overruled."""
+    """Return a schema's own llguidance settings, which have precedence."""
     guidance = schema.get("x-guidance") if isinstance(schema, dict) else None
     return guidance if isinstance(guidance, dict) else {}
 
 
 def _parse(constraint: Constraint) -> Any:
-    """Return the JSON of a schema or choice.
+    """Parse the JSON of a schema or choice.
 
     Raises:
-        InvalidInputError: if it is no JSON, or the grammar's parser does not support it.
+        InvalidInputError: if the source is not JSON, or llguidance does not support it.
     """
 
     def refuse(what: str) -> Any:
-        raise constraint.error(f"{what[:_SHOWN]}: no number of JSON")
+        raise constraint.error(f"{what[:_SHOWN]}: is not a JSON number")
 
     def number(digits: str) -> float:
         return value if math.isfinite(value := float(digits)) else refuse(digits)
@@ -92,12 +92,12 @@ def _parse(constraint: Constraint) -> Any:
         json.dumps(parsed, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise constraint.error(f"no JSON at {where}: {error.msg}") from error
+        raise constraint.error(f"invalid JSON at {where}: {error.msg}") from error
     except UnicodeEncodeError as error:
-        raise constraint.error("half of a surrogate pair, which is no character") from error
+        raise constraint.error("has half of a surrogate pair, which UTF-8 cannot encode") from error
     except RecursionError as error:
         raise constraint.error("too deeply nested") from error
-    except ValueError as error:  # of Python's: an integer of thousands of digits
+    except ValueError as error:  # Python's limit of an integer's digits
         raise constraint.error("a number has too many digits") from error
     if constraint.kind is ConstraintKind.JSON_SCHEMA and not isinstance(parsed, dict | bool):
         raise constraint.error("must be an object, true or false")
@@ -105,7 +105,7 @@ def _parse(constraint: Constraint) -> Any:
 
 
 def _depth(parsed: Any) -> int:
-    """Return the depth of lists and objects in each other."""
+    """Return the nesting depth of lists and objects."""
     level, depth = [parsed], 0
     while level := [part for part in level if isinstance(part, dict | list)]:
         depth += 1

@@ -1,15 +1,14 @@
-"""Masks of requests' constraints, made in threads within a time budget.
+"""Compute masks of requests' constraints in threads, within a time budget.
 
     masks = threads.open(constraint, matcher)
-    masks.want([5])     begin the mask after the committed tokens and token 5
-    masks.made([5])     True once it is made; waits until `threads.until` if allowed
+    masks.want([5])     start computing the mask after the committed tokens and token 5
+    masks.made([5])     True if the mask is ready; waits up to `threads.until` if allowed
     masks.mask([5])     the mask
     masks.read([5])     token 5 is committed
 
-Most masks take less than a millisecond; those of an ambiguous grammar take fifty. Budgets are per request and
-step. A request whose masks cost more than its budget is expensive until later steps have compensated
-for it. Masks of expensive requests are made one after another in a thread of their own, and no step waits for
-them. Invariant: whether a mask is ready affects when a token comes, never which.
+Most masks take less than 1 ms; masks of an ambiguous grammar take 50 ms. Budgets are per request and step. A request
+whose masks cost more than the sum of its budgets so far is "expensive". One thread computes the masks of expensive
+requests, and no step waits for them. Invariant: a late mask delays a token but never changes it.
 """
 
 import threading
@@ -24,9 +23,9 @@ from specinfer.errors import ConstraintError, FaultError, SpecInferError
 from specinfer.system.threads import LAST, background_threads
 
 BUDGET_S = 0.002
-"""Processor time for the masks of a request in each step."""
+"""Processor seconds for a request's masks per step."""
 MAX_OVER_S = 10.0
-"""Maximum processor seconds beyond a request's budgets; then it ends."""
+"""Maximum processor seconds beyond a request's budgets; then the request ends."""
 THREADS = 2
 """Number of threads for masks of requests that are not expensive."""
 _VERY_EXPENSIVE = 20
@@ -37,7 +36,7 @@ class MaskLateError(SpecInferError):
 
 
 class MaskState(NamedTuple):
-    """State after a path: its matcher, and its mask unless complete."""
+    """Matcher and mask after a path; no mask after complete text."""
 
     matcher: Matcher
     mask: Bool | None
@@ -47,24 +46,24 @@ class MaskThreads:
     """Threads for the masks of all requests of an engine."""
 
     def __init__(self, budget_s: float = BUDGET_S, max_over_s: float = MAX_OVER_S) -> None:
-        """Create threads with a budget per request and step."""
+        """Create threads with a budget (seconds) per request and step."""
         self.budget_s, self.max_over_s = budget_s, max_over_s
         self.until = 0.0
-        """Time of `time.monotonic` up to which the present step waits for masks."""
+        """Time (`time.monotonic`) until which the current step waits for masks."""
         self.seconds = 0.0
-        """Processor time of all masks since the start."""
+        """Processor seconds of all masks since the start."""
         self.deferred = self.cut = 0
-        """Entries deferred for masks; verdicts cut before a late mask."""
+        """Entries deferred by late masks; verdicts cut before a late mask."""
         self._counting = threading.Lock()
         self._shared = background_threads(THREADS, "masks")
         self._alone = background_threads(1, "dear-masks", LAST)
 
     def wait_for(self, seconds: float) -> None:
-        """Limit the present step's wait for all masks, from now on."""
+        """Let the current step wait for masks, for `seconds` in all."""
         self.until = time.monotonic() + seconds
 
     def open(self, constraint: Constraint, matcher: Matcher, expensive: bool = False) -> "RequestMasks":
-        """Return a request's masks; `expensive` if its constraint is expensive."""
+        """Return a request's masks; `expensive`: the constraint is known as such."""
         return RequestMasks(self, constraint, matcher, 2 * self.budget_s if expensive else 0.0)
 
     def submit(self, expensive: bool, work: Callable[[], MaskState | None]) -> "Future[MaskState | None]":
@@ -76,9 +75,9 @@ class MaskThreads:
 
 
 class RequestMasks:
-    """A request's masks, after its committed tokens and allowed paths.
+    """Masks of a request, after its committed tokens and paths of nodes.
 
-    Matchers are copied for every mask, so no two threads use one.
+    Every mask gets its own copy of the matcher, so threads share none.
     """
 
     def __init__(
@@ -86,24 +85,24 @@ class RequestMasks:
     ) -> None:
         self._threads, self.constraint = threads, constraint
         self._base, self._unread = matcher, tuple[int, ...]()
-        """Matcher of the oldest useful state, and the committed tokens after it."""
+        """Matcher of the oldest needed state, and the committed tokens after it."""
         self._states: dict[tuple[int, ...], Future[MaskState | None]] = {}
-        """State after each path from the base; None if cancelled."""
+        """State after each path from `_base`; None if cancelled."""
         self._debt_s = debt_s
         self._counting = threading.Lock()
 
     @property
     def expensive(self) -> bool:
-        """True while its masks have cost more than its budgets."""
+        """True while the request's masks have cost more than its budgets."""
         return self._debt_s > self._threads.budget_s
 
     @property
     def very_expensive(self) -> bool:
-        """True if other requests with its constraint will be expensive, too."""
+        """True if other requests should treat the constraint as expensive."""
         return self._debt_s > _VERY_EXPENSIVE * self._threads.budget_s
 
     def want(self, path: Sequence[int], ahead: bool = False) -> "Future[MaskState | None]":
-        """Start the mask after a path; `ahead` cancels it beyond the budget."""
+        """Start the mask after a path; `ahead`: cancel it beyond the budget."""
         key = (*self._unread, *path)
         known = self._states.get(key)
         if known is not None and (ahead or not _cancelled(known)):
@@ -114,9 +113,9 @@ class RequestMasks:
         return future
 
     def made(self, path: Sequence[int]) -> bool:
-        """Return whether the mask after a path is made.
+        """Return whether the mask after a path is ready.
 
-        It waits for the mask of a request that is not expensive.
+        Waits for the mask if the request is not expensive.
         """
         future = self.want(path)
         left = self._threads.until - time.monotonic()
@@ -128,8 +127,8 @@ class RequestMasks:
         """Return the mask [V] after a path; None after the text's end.
 
         Raises:
-            MaskLateError: if it is not made in time.
-            ConstraintError: if the constraint is too complex or too expensive, or does not allow the path.
+            MaskLateError: if the mask is not ready in time.
+            ConstraintError: if the constraint is too expensive, or does not allow the path.
         """
         if not self.made(path):
             raise MaskLateError("its masks are being made")
@@ -137,7 +136,7 @@ class RequestMasks:
         return self._state(path).mask
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read tokens that were committed."""
+        """Advance by committed tokens."""
         self._unread = (*self._unread, *tokens)
         state = self._states.get(self._unread)
         if state is None or not _sound(state):
@@ -146,7 +145,7 @@ class RequestMasks:
         assert mask_state is not None
         read, self._unread = self._unread, ()
         self._base = mask_state.matcher
-        previous, self._states = self._states, {}  # a new one: keys of both kinds may be equal, as in "ll"
+        previous, self._states = self._states, {}  # a new dict: an old key may equal a new one, as in "ll"
         for key, future in previous.items():
             if key[: len(read)] == read:
                 self._states[key[len(read) :]] = future
@@ -154,19 +153,19 @@ class RequestMasks:
                 future.cancel()
 
     def cancel(self) -> None:
-        """Cancel masks that have not begun. They may be wanted again."""
+        """Cancel masks that have not begun; `want` may start them again."""
         for future in self._states.values():
             future.cancel()
 
     def end_step(self) -> None:
-        """Give the request the budget of another step."""
+        """Add the budget of one step."""
         with self._counting:
             self._debt_s = max(0.0, self._debt_s - self._threads.budget_s)
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Count the tokens up to the text's end, if reached.
+        """Count the tokens up to the text's end; None if not reached.
 
-        All but the last are a path with a mask, and the last may follow it.
+        All tokens but the last must be a path whose mask is ready and allows the last.
         """
         for count in range(len(tokens)):
             if self._state(tokens[:count]).mask is None:
@@ -185,14 +184,14 @@ class RequestMasks:
         return state
 
     def _nearest(self, key: tuple[int, ...]) -> tuple[Matcher, tuple[int, ...]]:
-        """Copy the matcher nearest to a path; return it and the rest."""
+        """Copy the matcher of the path's longest known prefix; return the rest."""
         parent = self._states.get(key[:-1]) if key else None
         if parent is not None and _sound(parent) and (state := parent.result()) is not None:
             return state.matcher.copy(), key[-1:]
         return self._base.copy(), key
 
     def _make(self, matcher: Matcher, path: Sequence[int], ahead: bool) -> MaskState | None:
-        """Read a path and make the mask after it, in a thread."""
+        """Compute the mask after a path, in a worker thread."""
         if ahead and self._debt_s >= self._threads.budget_s:
             return None
         before = matcher.seconds
@@ -202,8 +201,8 @@ class RequestMasks:
             raise self._named(error) from error
         except Exception:
             raise
-        except BaseException as error:  # noqa: BLE001  # what panics in the parser is no `Exception`
-            raise FaultError("a mask cannot be made", error) from None
+        except BaseException as error:  # noqa: BLE001  # a panic of the parser is not an `Exception`
+            raise FaultError("computing a mask failed", error) from None
         finally:
             self._count(matcher.seconds - before)
 
@@ -219,12 +218,12 @@ class RequestMasks:
         threads = self._threads
         if self._debt_s > threads.max_over_s:
             budget = f"the budget of {threads.budget_s * 1000:g} ms in each step"
-            reason = f"took {threads.max_over_s:g} s of the processor beyond {budget}"
+            reason = f"took {threads.max_over_s:g} s of processor time beyond {budget}"
             raise ConstraintError(f"{self.constraint.field}: too complex: its masks {reason}")
 
 
 def wait_for_any(masks: Sequence["Future[MaskState | None]"], seconds: float) -> None:
-    """Wait until one of these masks is made."""
+    """Wait until one of these masks is ready."""
     wait(masks, seconds, FIRST_COMPLETED)
 
 
@@ -242,7 +241,7 @@ def _states(matcher: Matcher, path: Sequence[int]) -> MaskState:
 
 
 def _cancelled(future: "Future[MaskState | None]") -> bool:
-    """Return whether a mask was cancelled; one that failed was not."""
+    """Return whether a mask was cancelled (not failed)."""
     if future.cancelled():
         return True
     return future.done() and future.exception() is None and future.result() is None

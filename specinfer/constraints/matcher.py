@@ -1,4 +1,4 @@
-"""Matchers: the allowed next tokens. Only one thread may use each."""
+"""Matchers compute the allowed next tokens of a constraint."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ Bool = NDArray[np.bool_]
 
 
 class Matcher:
-    """State of a constraint after some tokens of a request."""
+    """State of a constraint after some tokens. Not thread-safe."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int, rows: DigitRows | None = None) -> None:
         self._inner, self._vocab_size = inner, vocab_size
         self._rows = rows
-        """Digits of JSON's numbers; None if the text has no JSON."""
+        """Counter of digits in JSON; None if the text has no JSON."""
         self.seconds = 0.0
-        """Processor time of reading tokens, masks and forced text so far."""
+        """Processor seconds of reading tokens, masks and forced text so far."""
 
     def copy(self) -> "Matcher":
         """Return an independent copy in the same state."""
@@ -30,25 +30,27 @@ class Matcher:
 
     @property
     def finished(self) -> bool:
-        """True if the text is complete and only its end may follow."""
+        """True if the text is complete: only an end token may follow."""
         return bool(self._inner.is_stopped())
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read the next tokens.
 
         Raises:
-            ConstraintError: if one of them may not be; then none was read.
+            ConstraintError: if a token is not allowed; then none was read.
         """
         allowed = self.try_read(tokens)
         if allowed < len(tokens):
             self.take_back(allowed)
-            raise ConstraintError(f"the constraint does not allow token {allowed} of {len(tokens)} behind it")
+            raise ConstraintError(
+                f"the constraint does not allow token {allowed} of the {len(tokens)} next tokens"
+            )
 
     def try_read(self, tokens: Sequence[int]) -> int:
         """Read tokens up to the first forbidden one; return their number.
 
         Raises:
-            ConstraintError: if it is too complex.
+            ConstraintError: if the constraint exceeds llguidance's limits.
         """
         with self._timed():
             if self._rows is None:
@@ -80,7 +82,7 @@ class Matcher:
         """Return a mask [V], true for each token that may come next.
 
         Raises:
-            ConstraintError: if it is too complex.
+            ConstraintError: if the constraint exceeds llguidance's limits.
         """
         with self._timed():
             mask = self._narrowed_mask()
@@ -93,9 +95,9 @@ class Matcher:
         return mask if self._rows is None else self._rows.narrowed(mask)
 
     def forced(self) -> list[int]:
-        """Return the forced text's tokens; empty if there is a choice.
+        """Return tokens of the text that must follow; empty if undetermined.
 
-        The same text may be tokenized otherwise, so a target may choose other tokens.
+        Other tokens may spell the same text, so the target may choose differently.
         """
         with self._timed():
             tokens = [] if self.finished else self._inner.compute_ff_tokens()
@@ -111,11 +113,11 @@ class Matcher:
             self.seconds += time.thread_time() - before
 
     def _check(self) -> None:
-        """Raise the error that llguidance has recorded: it raises none itself."""
+        """Raise the error that llguidance recorded, since it raises none."""
         if self._inner.is_error():
             raise ConstraintError(f"too complex: {first_line(self._inner.get_error())}")
 
 
 def first_line(text: str) -> str:
-    """Return the first of several messages."""
+    """Return the first line of a message."""
     return text.strip().partition("\n")[0]

@@ -1,8 +1,7 @@
-"""Rewrites schemas for llguidance: exact whole numbers, bounded texts of times.
+"""Rewrite JSON schemas for llguidance: exact integers, bounded time formats.
 
-llguidance reads numbers as 64-bit floats and writes integers of 64 bits. Constants that would become other
-numbers are refused, or left out if the schema is lenient. Bounds move inwards to the next number that
-llguidance can have.
+llguidance reads numbers as 64-bit floats and writes 64-bit integers. Constants that would change are refused, or
+removed if the schema is lenient. Bounds are moved inwards to the next number that llguidance represents.
 """
 
 import json
@@ -12,29 +11,29 @@ from collections.abc import Mapping
 from typing import Any
 
 _CHANGED = re.compile(r'\d{16}|"format"\s*:\s*"(?:date-time|time|duration)"')
-"""Parts of schemas that have something to rewrite."""
+"""Text of a schema that may need rewriting."""
 _TIMES = ("date-time", "time", "duration")
-"""Formats with digits that nothing bounds."""
+"""String formats with an unbounded number of digits."""
 _MAX_OF_TIME = 64
-"""Characters of a text of such a format."""
+"""Maximum characters of a string of `_TIMES`."""
 _NUMBERED = re.compile(r"%json\s*(?=[\[{])")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _VALUES = ("const", "enum")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value has schemas by names of the caller's."""
+"""Keywords whose value maps names to schemas."""
 _NO_SCHEMAS = ("default", "examples", "x-guidance")
 _MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 
 
 class InexactNumberError(ValueError):
-    """A schema's number that llguidance would change; the message names it."""
+    """A schema has a number that llguidance would change."""
 
 
 def exact_schema(source: str) -> str:
-    """Return the source of a schema that llguidance follows exactly.
+    """Rewrite a schema so that llguidance follows it exactly.
 
     Raises:
-        InexactNumberError: naming a constant that cannot be kept exact.
+        InexactNumberError: naming a constant that llguidance cannot represent.
     """
     if not _CHANGED.search(source):
         return source
@@ -45,21 +44,21 @@ def exact_schema(source: str) -> str:
 
 
 def exact_grammar(source: str) -> str:
-    """Return a grammar whose schemas (`%json`) are exact.
+    """Rewrite the schemas (`%json`) of a grammar as `exact_schema` does.
 
     Raises:
-        InexactNumberError: naming a constant that cannot be kept exact, and its line.
+        InexactNumberError: naming a constant that llguidance cannot represent, and its line.
     """
     if not _CHANGED.search(source):
         return source
     written, read = list[str](), 0
     for match in _NUMBERED.finditer(source):
         if match.end() < read:
-            continue  # within the schema before
+            continue  # inside the previous schema
         try:
             _, end = json.JSONDecoder().raw_decode(source, match.end())
         except ValueError:
-            continue  # the grammar's parser reports the position
+            continue  # llguidance reports the error with its position
         written += [source[read : match.end()], _exact_part(source, match.end(), end)]
         read = end
     return "".join([*written, source[read:]])
@@ -103,7 +102,7 @@ def _exact(schema: Any, place: str, lenient: bool) -> Any:
 
 
 def _with_end(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with a maximum length of time formats."""
+    """Return a schema whose time formats have a maximum length."""
     if schema.get("format") not in _TIMES:
         return schema
     max_length = schema.get("maxLength", _MAX_OF_TIME)
@@ -115,7 +114,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _as_kept(number: int) -> int:
-    """Return what llguidance makes of a whole number."""
+    """Return the integer that llguidance uses for an integer."""
     try:
         return max(_MIN_INT, min(_MAX_INT, int(float(number))))
     except OverflowError:
@@ -123,7 +122,7 @@ def _as_kept(number: int) -> int:
 
 
 def _inner_bound(bound: int, lower: bool) -> int:
-    """Return the nearest bound that llguidance keeps, on the inner side."""
+    """Return the nearest bound, on the inner side, that llguidance represents."""
     kept = _as_kept(bound)
     if (kept >= bound) if lower else (kept <= bound):
         return kept
@@ -131,7 +130,7 @@ def _inner_bound(bound: int, lower: bool) -> int:
 
 
 def _changed_number(value: Any) -> int | None:
-    """Return a whole number in a constant that llguidance would change."""
+    """Return an integer within a constant that llguidance would change, if any."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for part in inner:
         if (changed := _changed_number(part)) is not None:

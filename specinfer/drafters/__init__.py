@@ -1,4 +1,4 @@
-"""Drafters turn contexts into token trees. Each has one file."""
+"""Drafters turn contexts into token trees, one method per file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ class Features:
     """Hidden states of the target at consecutive context tokens."""
 
     start: int
-    """Context position of the first."""
+    """Context position of the first state."""
     states: NDArray[np.int16]
     """[positions, layers, hidden] bfloat16, by their bits."""
 
     @property
     def stop(self) -> int:
-        """Context position after the last."""
+        """Context position after the last state."""
         return self.start + len(self.states)
 
 
@@ -57,16 +57,16 @@ class TargetTopK:
     token_ids: NDArray[np.int64]
     """[nodes] tokens of the nodes, the root first."""
     parents: NDArray[np.int32]
-    """[nodes] index of each node's parent, a smaller one; -1 for root."""
+    """[nodes] index of each node's parent, a smaller index; -1: the root."""
     top_k: NDArray[np.int64]
-    """[nodes, k] the most probable tokens after each, in descending order."""
+    """[nodes, k] the most probable next tokens of each node, best first."""
 
     @classmethod
     def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
-        """Build the predictions from numbers in a row.
+        """Build the predictions from flat lists.
 
         Raises:
-            InvalidInputError: if there are not as many for each node, or if it is no tree.
+            InvalidInputError: if nodes have different numbers of tokens, or the parents make no tree.
         """
         nodes, ids = len(token_ids), len(top_k)
         if not nodes or not ids or ids % nodes:
@@ -94,12 +94,12 @@ class DraftJob:
     sampling: Sampling
     """Sampling of the request, with the seed of the target's choices.
 
-    No draw may depend on that seed.
+    Sampled (drawn) drafts must not depend on this seed.
     """
     draw_seed: int = 0
     """Seed of the drafter's own draws."""
     sees_noise: bool = True
-    """True if `sampling` has the target's seed; else its seed is meaningless."""
+    """True if `sampling` has the target's seed; else a meaningless seed."""
     features: Features | None = None
     """New hidden states of the target for this drafter, if any."""
     target_top_k: TargetTopK | None = None
@@ -107,7 +107,7 @@ class DraftJob:
     references: References | None = None
     """Texts that this request may copy from, if it has any."""
     cache_scope: str = ""
-    """Only requests of the same scope share cached prompts."""
+    """Requests share cached prompts only within a scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +117,22 @@ class DrafterDescription:
     model: str = ""
     vocab_size: int = 0
     tokenizer_fingerprint: str = ""
-    """Fingerprint of the tokenizer; empty if the drafter works with any."""
+    """Fingerprint of the tokenizer; empty: the drafter works with any tokenizer."""
     max_context_len: int = 0
     """Maximum context tokens; 0 is no limit."""
     draws: bool = False
-    """True if it may draw children for sampled requests.
+    """True if the drafter may draw (sample) children for sampled requests.
 
-    Then no speculator of the pool sees the noise of such requests.
+    Then no speculator of the pool gets the target's seed for such requests.
     """
     feature_layers: tuple[int, ...] = ()
-    """Target layers of its hidden states, ascending; empty if not used."""
+    """Target layers whose hidden states the drafter reads, ascending; empty: none."""
     feature_size: int = 0
-    """Numbers in a hidden state."""
+    """Size of a hidden state."""
     target_top_k: int = 0
     """Number of target predictions per verified node; 0: none."""
     reads_references: bool = False
-    """True if it uses requests' references."""
+    """True if the drafter uses requests' references."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +162,26 @@ class DrafterOptions:
         """Build options from texts by name, with dashes or underscores.
 
         Raises:
-            SettingError: naming the option that is not known, or whose value cannot be read.
+            SettingError: naming an unknown option, or one with an invalid value.
         """
         values: dict[str, str | int | float | bool] = {}
         for flag, text in flags.items():
             name = flag.replace("-", "_")
             if name not in cls.__dataclass_fields__:
-                raise SettingError(flag, text, f"drafters know {', '.join(cls.__dataclass_fields__)}")
+                raise SettingError(flag, text, f"unknown; known are {', '.join(cls.__dataclass_fields__)}")
             default = cls.__dataclass_fields__[name].default
             kind: Any = type(default)
             try:
                 values[name] = _BOOLEANS[text] if isinstance(default, bool) else kind(text)
             except (KeyError, ValueError) as error:
                 raise SettingError(flag, text, f"must be {kind.__name__}") from error
-        return cls(**values)  # type: ignore[arg-type]  # each has the type of its default
+        return cls(**values)  # type: ignore[arg-type]  # values have the types of the defaults
 
 
 class Drafter(Protocol):
     """A method of drafting: context -> tree, for a batch.
 
-    May cache per request; must survive any request's disappearance.
+    A drafter may cache state per request. A request may end without `release`.
     """
 
     @classmethod
@@ -199,14 +199,14 @@ class Drafter(Protocol):
         """
 
     def release(self, request_id: str) -> None:
-        """Forget a request; unknown ids are ignored."""
+        """Drop a request's state; unknown ids are ignored."""
 
 
 def make_drafter(name: str, options: DrafterOptions) -> Drafter:
     """Return the drafter of this name.
 
     Raises:
-        SettingError: if there is none.
+        SettingError: if the name is unknown.
     """
     if name not in DRAFTERS:
         raise SettingError("drafter", name, f"must be one of {', '.join(DRAFTERS)}")

@@ -1,4 +1,4 @@
-"""Trained checkpoints of drafters: kind, target and description."""
+"""Load trained checkpoints of drafters, of any kind, with their targets."""
 
 import json
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ _LOADERS = {
     "peagle": "specinfer.drafters.published.peagle:load_peagle",
     "mtp": "specinfer.drafters.published.mtp:load_mtp",
 }
-"""Readers by `speculators_model_type`; arguments are the checkpoint and its target."""
+"""Loaders, called with (checkpoint, target), by `speculators_model_type`."""
 
 _OWN = "mtp"
-"""The kind that may be in a model's own checkpoint."""
+"""Kind of a draft that a model's own checkpoint may contain."""
 
 
 class Draft(Protocol):
     """A trained speculator."""
 
     algorithm: ClassVar[str]
-    """Its `speculators_model_type`."""
+    """Value of `speculators_model_type` in `config.json`."""
 
 
 D = TypeVar("D", bound=Draft)
@@ -50,7 +50,7 @@ D = TypeVar("D", bound=Draft)
 
 @dataclass(frozen=True, slots=True)
 class Trained(Generic[D]):
-    """A checkpoint and its target."""
+    """A loaded checkpoint with its target."""
 
     draft: D
     target: Path
@@ -58,15 +58,15 @@ class Trained(Generic[D]):
     config: ModelConfig
     """Configuration of the target."""
     description: DrafterDescription
-    """Description of a drafter that reads tokens only."""
+    """Description of a drafter of the checkpoint that reads only tokens."""
 
 
 def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
     """Load the checkpoint that `options.model` names.
 
     Raises:
-        SettingError: if it is no checkpoint of this kind.
-        IncompatibleError: if its kind is unknown, or if its target has changed.
+        SettingError: if the directory has no checkpoint of this kind.
+        IncompatibleError: if the checkpoint's kind is unknown, or its target has changed.
     """
     directory = resolve_model(options.model)
     target, draft = directory, _own_draft(directory, options) if kind.algorithm == _OWN else None
@@ -88,19 +88,17 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
 
 
 def _own_draft(directory: Path, options: DrafterOptions) -> Draft | None:
-    """Return the draft in a whole model's checkpoint; None for a draft's.
+    """Return the draft in a whole model's checkpoint, else None.
 
     Raises:
-        SettingError: if the model has none, or is not the target.
+        SettingError: if the model contains no draft, or is not the target.
     """
     if is_draft_checkpoint(directory):
         return None
     if not has_own_mtp(directory):
         raise SettingError("model", options.model, NO_MTP)
     if options.target and resolve_model(options.target) != directory:
-        raise SettingError(
-            "model", options.model, f"predicts further tokens of itself, not of {options.target}"
-        )
+        raise SettingError("model", options.model, f"contains a draft for itself, not for {options.target}")
     from specinfer.drafters.published.own_mtp import load_own_mtp
 
     return load_own_mtp(directory, options.vocabulary)
@@ -110,7 +108,7 @@ def load_draft(directory: Path, target_directory: Path) -> Draft:
     """Read a checkpoint of any kind.
 
     Raises:
-        IncompatibleError: if nothing here reads its kind, or if it was trained for another target.
+        IncompatibleError: if the kind is unknown, or the checkpoint was trained for another target.
     """
     algorithm = algorithm_of(directory)
     if not isinstance(algorithm, str) or algorithm not in _LOADERS:
@@ -124,11 +122,13 @@ def load_draft(directory: Path, target_directory: Path) -> Draft:
 def _target_of(directory: Path, given: str) -> Path:
     """Return the directory of a checkpoint's target.
 
-    It is the model that the checkpoint names; one in a flat layout names none and is for the given one.
+    A checkpoint names its target, except in the flat layout: then `given` is the target.
     """
     if is_flat_draft(json.loads((directory / "config.json").read_bytes())):
         if not given:
-            raise SettingError("target", given, f"must be the model of {directory}, which names none")
+            raise SettingError(
+                "target", given, f"must be the target of {directory}, whose config.json names none"
+            )
         return resolve_model(given)
     name = verifier_of(directory)
     try:

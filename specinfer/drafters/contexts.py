@@ -1,4 +1,4 @@
-"""Cached contexts of a drafters' service: tokens and hidden states. Pure.
+"""Cache requests' contexts for a service's drafters: tokens and hidden states.
 
 Invariant: a context only grows; a request that starts over is released first.
 """
@@ -20,15 +20,15 @@ A drafter that does not read its states in time loses the oldest.
 
 
 class FeatureBuffer:
-    """A stretch of context positions, with each drafter's progress through it."""
+    """Hidden states of consecutive positions, and each drafter's progress."""
 
     def __init__(self) -> None:
         self._kept: States | None = None
         self._given: dict[int, int] = {}
-        """By drafter, the context position up to which it has received states."""
+        """Per drafter, the context position up to which it has received states."""
 
     def add(self, start: int, data: bytes, shape: tuple[int, int]) -> None:
-        """Append states from a context position. A gap drops earlier ones.
+        """Append states from a context position. After a gap, drop earlier states.
 
         `data` is bfloat16 [positions, layers, hidden], `shape` is (layers, hidden).
         """
@@ -41,7 +41,7 @@ class FeatureBuffer:
         kept.drop(kept.stop - max_rows)
 
     def take(self, drafter: int, places: Sequence[int]) -> Features | None:
-        """Return a drafter's new states of these layers."""
+        """Return the states of these layers not yet given to a drafter."""
         kept = self._kept
         if kept is None:
             return None
@@ -50,7 +50,7 @@ class FeatureBuffer:
         return Features(start, kept.read(start)[:, places])
 
     def drop(self, drafters: Sequence[int]) -> None:
-        """Forget the progress of all of these drafters."""
+        """Drop states that only these drafters have not received."""
         kept = self._kept
         if kept is None:
             return
@@ -83,7 +83,7 @@ class Contexts:
         return len(context.tokens) if context else 0
 
     def append(self, request_id: str, delta: Sequence[int], cache_scope: str = "") -> list[int]:
-        """Append committed tokens; return the context. The first call sets its scope."""
+        """Append committed tokens; return the context. The first call sets the scope."""
         context = self._contexts.setdefault(request_id, _Context(cache_scope=cache_scope))
         context.tokens.extend(delta)
         context.last_used = self._clock()
@@ -106,10 +106,10 @@ class Contexts:
         return self._contexts[request_id].cache_scope
 
     def release(self, request_id: str) -> bool:
-        """Forget a request; return whether it was known."""
+        """Drop a request's context; return whether it existed."""
         return self._contexts.pop(request_id, None) is not None
 
     def idle(self) -> list[str]:
-        """Drop requests that were idle for the time-to-live."""
+        """Drop contexts idle for the time-to-live; return their request ids."""
         limit = self._clock() - self._idle_seconds
         return [request_id for request_id, context in self._contexts.items() if context.last_used < limit]

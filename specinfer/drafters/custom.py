@@ -1,8 +1,8 @@
-"""Drafts by a user's own function: the paper's "user-defined function".
+"""Draft with a user's own function: the paper's "user-defined function".
 
-It is named by import path and called as `function(context, limits)` with the committed tokens and what the
-tree may be at most. It returns a `TokenTree`, or None for no draft; docs/drafters.md has an example of ten
-lines. Whatever it raises or returns concerns the one request it was called for.
+The function is named by its import path and called as `function(context, limits)`, with the committed tokens and the
+tree's limits. It returns a `TokenTree`, or None for no draft; docs/drafters.md has an example of ten lines. An
+exception or an invalid tree costs only the draft of this request.
 """
 
 import sys
@@ -15,16 +15,16 @@ from specinfer.errors import FaultError, MalformedTreeError, SettingError, SpecI
 from specinfer.tree import TokenTree, TreeLimits, check_tree, truncate
 
 DraftFunction = Callable[[Sequence[int], TreeLimits], object]
-"""Context -> tree or None; the result is checked."""
+"""(context, limits) -> tree or None; the result is checked."""
 _ANY_TOKEN = 2**31 - 1
-"""Maximum token id: the function's vocabulary is unknown. The gateway checks again."""
+"""Maximum token id, as the vocabulary is unknown; gateways check again."""
 
 
 class CustomDrafter:
     """Drafter that calls a function for every request."""
 
     def __init__(self, function: DraftFunction, name: str, draws: bool = False) -> None:
-        """Wrap the function; `draws` if its trees may have drawn children."""
+        """Wrap the function; `draws`: its trees may have drawn children."""
         self._function, self._name, self._draws = function, name, draws
 
     @classmethod
@@ -32,7 +32,7 @@ class CustomDrafter:
         """Import the function, also from the working directory.
 
         Raises:
-            SettingError: if there is no such function.
+            SettingError: if the function cannot be imported or called.
         """
         module, _, name = options.function.partition(":")
         if not module or not name:
@@ -76,7 +76,11 @@ class CustomDrafter:
             if len(tree) > job.limits.nodes + 1:
                 tree = truncate(tree, job.limits.nodes + 1)
             if tree.has_draws and not self._draws and not job.sampling.greedy:
-                raise MalformedTreeError("tree.proposals", "drawn", "a function that draws needs --proposal")
+                raise MalformedTreeError(
+                    "tree.proposals",
+                    "drawn",
+                    "a function that draws needs another --proposal than point",
+                )
         except MalformedTreeError as error:
             return error
         return tree

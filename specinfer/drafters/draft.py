@@ -1,4 +1,4 @@
-"""Resolves a model's `--draft`, before anything is loaded."""
+"""Resolve `--draft` to drafters, before a model is loaded."""
 
 import logging
 from pathlib import Path
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 AUTO_DRAFT, NO_DRAFT = "auto", "none"
 DRAFT_HELP = (
-    "A smaller model of the same tokenizer, which drafts with n-grams: registry name, hub id, directory or GGUF file. "
-    "auto: a fitting one on this machine; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
+    "A smaller model with the same tokenizer, used with n-grams: registry name, hub id, directory or GGUF file. "
+    "auto: a matching model in the cache; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
 )
-"""Help of `--draft`, wherever there is one."""
+"""Help text of `--draft` in all commands."""
 _SMALLER = 2.0
-"""Minimum ratio of a model's bytes to its draft's."""
+"""Minimum ratio of a model's bytes to the bytes of its draft."""
 _METHODS = {"eagle3": "eagle"}
-"""Drafters by the kind of a checkpoint, where the names differ."""
+"""Drafters by kind of checkpoint, if the names differ."""
 
 
 def draft_group(
@@ -39,15 +39,15 @@ def draft_group(
     Args:
         model: the target, as its user names it.
         draft: "auto", "none", a model, or drafters in the form of `read_speculators`.
-        offload: whether the target's layers are offloaded. Then passes are slow and nodes are free, so a model
-            drafts large trees.
-        executor: of the target. "auto" leaves out drafts that read hidden states if it returns none.
+        offload: whether the target's layers are offloaded. Then a pass is slow for any number of nodes, so a
+            draft model drafts large trees.
+        executor: executor of the target. If it returns no hidden states, "auto" omits drafts that read them.
         dtype: numeric type of the target.
         device: device of the target.
 
     Raises:
-        SettingError: if the draft is not there, or has another tokenizer than the model.
-        InvalidInputError: naming the drafters that cannot be read.
+        SettingError: if the draft is missing, or has another tokenizer than the model.
+        InvalidInputError: naming the text that is not a list of drafters.
     """
     if draft == NO_DRAFT:
         return None
@@ -72,7 +72,7 @@ def draft_group(
 
 
 def check_named_draft(model: str, draft: str, offload: bool = False) -> None:
-    """Check a named draft before anything is loaded. "auto" is resolved later.
+    """Check a named draft before loading. "auto" is resolved later.
 
     Raises:
         SettingError, InvalidInputError: as `draft_group` and `check_speculator`.
@@ -88,19 +88,19 @@ def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
 
 
 def automatic_draft(model: str, executor: str = "auto", dtype: str = "bfloat16", device: str = "cpu") -> str:
-    """Return the available draft of a model, empty if none. Logged."""
+    """Return and log the available draft of a model; empty if none."""
     if trained := trained_for(model).get("ssm"):
         return trained
     if has_own_mtp(resolve_model(model)):
-        own = "draft of %s: its own layer that predicts further tokens"
+        own = "draft of %s: the model's own MTP layer"
         if _returns_states(model, executor, dtype, device):
-            log.info(f"{own} (--draft none: without)", model)
+            log.info(f"{own} (--draft none switches it off)", model)
             return model
-        log.info(f"{own} is left out: transformers' code, which runs it, returns no hidden states", model)
+        log.info(f"{own} is not used: the generic executor returns no hidden states", model)
     fitting = fitting_drafts(model)
     here = next((known.name for known in fitting if is_pulled(known.name)), "")
     if here:
-        log.info("draft of %s: %s (--draft none: without)", model, here)
+        log.info("draft of %s: %s (--draft none switches it off)", model, here)
     elif fitting:
         log.info(
             "%s is decoded faster with a draft: `specinfer models pull %s` (%s MB), then start again",
@@ -126,45 +126,45 @@ def check_draft(model: str, draft: str) -> None:
     """Check that a model may draft for another.
 
     Raises:
-        SettingError: if it is not there or has another tokenizer, with a draft that fits if one is known.
+        SettingError: if the draft is missing or has another tokenizer; the error names matching drafts.
     """
     try:
         directory = resolve_model(draft)
     except SettingError as error:
         names = f"nor one of the drafters {', '.join(DRAFTERS)}"
         raise SettingError("draft", draft, f"{error.why}, {names}") from error
-    if is_draft_checkpoint(directory):  # its target is checked when it is read
+    if is_draft_checkpoint(directory):  # its target is checked when it is loaded
         return
     if _is_same(model, draft) and not has_own_mtp(directory):
         raise SettingError("draft", draft, f"is the model itself, which {NO_MTP}")
     ours, theirs = (tokenizer_facts(path).fingerprint for path in (resolve_model(model), directory))
     if ours != theirs:
         fits = [*trained_for(model).values(), *(known.name for known in fitting_drafts(model))]
-        known = f"known to fit: {', '.join(fits)}" if fits else "no model that is known fits"
+        known = f"matching models: {', '.join(fits)}" if fits else "no known model matches"
         raise SettingError("draft", draft, f"has another tokenizer than {model}; {known}")
 
 
 def method_of(directory: Path) -> str:
-    """Return the drafter of a model or trained speculator.
+    """Return the drafter for a checkpoint.
 
-    It is "ssm" for a whole model, else the speculator's kind.
+    It is "ssm" for a whole model, else the kind of the trained speculator.
 
     Raises:
-        IncompatibleError: if no drafter runs its kind.
+        IncompatibleError: if no drafter runs this kind.
     """
     if not is_draft_checkpoint(directory):
         return "ssm"
     kind = algorithm_of(directory)
     method = _METHODS.get(kind, kind)
     if method not in DRAFTERS:
-        raise IncompatibleError(f"{directory}: speculators_model_type = {kind!r} is no drafter here")
+        raise IncompatibleError(f"{directory}: speculators_model_type = {kind!r} is not a known drafter")
     return str(method)
 
 
 def _returns_states(model: str, executor: str, dtype: str, device: str) -> bool:
-    """Return whether our executors run a model here.
+    """Return whether one of our executors runs a model here.
 
-    Others do not return the hidden states that its own layer reads.
+    The generic executor returns no hidden states, which an MTP layer reads.
     """
     from specinfer.model.options import RunnerOptions, check_options
     from specinfer.model.probe.load import planned_executor
@@ -179,11 +179,11 @@ def _is_same(model: str, draft: str) -> bool:
 
 
 def weights_bytes(directory: Path) -> int:
-    """Return the bytes of a model's files of weights."""
+    """Return the total bytes of a model's weight files."""
     files = [path for path in directory.iterdir() if path.suffix in (".gguf", ".safetensors", ".bin")]
     return sum([path.stat().st_size for path in files])
 
 
 def names_drafters(text: str) -> bool:
-    """Return whether a text names drafters, not a path or model."""
+    """Return whether a text lists drafters and is not a model."""
     return all(part.strip() in DRAFTERS for part in text.split(",")[0].split("+"))

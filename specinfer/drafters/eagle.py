@@ -1,4 +1,4 @@
-"""EAGLE-3 drafts: a decoder layer reads the target's hidden states."""
+"""Draft with EAGLE-3: a decoder layer over the target's hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,20 +26,20 @@ from specinfer.tree import TokenTree, TreeLimits
 
 
 class RowModel(KVStorage, Protocol):
-    """A layer over pairs of a hidden state and the next token."""
+    """Draft layer; its rows are a hidden state and the next token."""
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Return rows' hidden states [T, hidden] from the target's [T, layers, hidden]."""
+        """Map the target's states [T, layers, hidden] to rows' [T, hidden]."""
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return rows' outputs [T, hidden], the hidden states of later rows."""
+        """Return rows' outputs [T, hidden]: the hidden states of child rows."""
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, draft vocabulary] in float32."""
 
 
 class EagleRunner:
-    """Grows trees for a batch. Not thread-safe."""
+    """Grow trees for a batch. Not thread-safe."""
 
     def __init__(self, model: RowModel | NativeEagle, num_blocks: int) -> None:
         self._model, self.cache = model, PagedKVCache(num_blocks, model)
@@ -49,11 +49,13 @@ class EagleRunner:
         """Combine layer and cache.
 
         Raises:
-            SettingError: if an option is bad, or if the chosen executor cannot run the layer.
+            SettingError: if an option is invalid, or the executor cannot run the layer.
         """
         check_options(options)
         if options.executor not in ("auto", "native", "torch"):
-            raise SettingError("executor", options.executor, "an EAGLE layer runs in native or torch")
+            raise SettingError(
+                "executor", options.executor, "must be native, torch or auto for an EAGLE layer"
+            )
         dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
         whole = {**weights.tensors, EMBEDDING: weights.embedding}
         backend, in_format = backend_and_weights(weights.config, whole, options)
@@ -62,7 +64,7 @@ class EagleRunner:
         return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return a growing tree's temporary rows in the cache."""
+        """Return the number of cache rows that a growing tree needs."""
         return shape.scored_nodes(limits)
 
     @torch.inference_mode()
@@ -71,7 +73,7 @@ class EagleRunner:
     ) -> list[TokenTree]:
         """Read every task's new rows and grow its tree, in order.
 
-        No node of the trees stays in the cache. Space for `rows_ahead` must be reserved.
+        Rows of nodes are dropped afterwards. Callers must have reserved `rows_ahead` rows.
         """
         if isinstance(self._model, NativeEagle):
             trees = self._model.grow(tasks, shape, token_ids)
@@ -88,16 +90,16 @@ class EagleRunner:
 
 
 class _Passes:
-    """Passes over the layer in torch: first context, then levels of nodes."""
+    """Passes of the layer in torch: first context, then levels of nodes."""
 
     def __init__(self, model: RowModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
         self._model, self._cache = model, cache
         self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
         self._outs: dict[int, list[torch.Tensor]] = {}
-        """Outputs by sequence: the last context row's, then its tentative nodes'."""
+        """By sequence, outputs of the last context row, then of its nodes."""
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Return logits of segments' last context rows, if wanted, or nodes."""
+        """Return a segment's logits: of its last context row or its nodes."""
         batch = flatten(segments)
         outputs = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
         for segment, part in zip(segments, batch.rows, strict=True):
@@ -114,7 +116,7 @@ class _Passes:
     def _hidden(self, segment: Segment) -> torch.Tensor:
         """Return a segment's hidden states [rows, hidden].
 
-        They are from the target for context, of their parents for nodes.
+        A context row reads the target's hidden state, a node's row its parent's output.
         """
         if segment.delta:
             return self._states[id(segment.sequence)]
@@ -123,14 +125,14 @@ class _Passes:
 
 
 class EagleDrafter(FeatureRowsDrafter):
-    """Drafts with a trained EAGLE-3 layer."""
+    """Draft with a trained EAGLE-3 layer."""
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "EagleDrafter":
         """Load a checkpoint in the `speculators` format.
 
         Raises:
-            SettingError: naming the bad option.
+            SettingError: naming the invalid option.
         """
         shape = shape_of(options)
         trained = load_trained(options, EagleSource)

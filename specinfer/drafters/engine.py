@@ -1,6 +1,6 @@
-"""Domain of the speculators: context deltas in, trees out. No gRPC here.
+"""Run the drafters of one service: context deltas in, trees out.
 
-Several speculators of one service share contexts and messages; each drafts for itself.
+The speculators of a service share contexts and messages, and draft one after another.
 """
 
 import logging
@@ -22,11 +22,11 @@ _NAME = "warm-up"
 _SIZES = (2, 4, 8, 16)
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _READ, _COMES = 8, 2
-"""Context tokens of the first step, and of each later one."""
+"""Context tokens of the warm-up's first step, and of later steps."""
 
 
 class SpeculatorEngine:
-    """Manages contexts and calls drafters. Used by one thread at a time."""
+    """Store contexts and call drafters. Not thread-safe."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class SpeculatorEngine:
         """Seconds of each drafter in the last step."""
 
     def check_tokenizer(self, fingerprint: str) -> None:
-        """Check that the drafters' tokenizer is the target's, or any.
+        """Check that the drafters work with the target's tokenizer.
 
         Raises:
-            IncompatibleError: if they have another one.
+            IncompatibleError: if a drafter has another tokenizer.
         """
         theirs = self.description.tokenizer_fingerprint
         if theirs and theirs != fingerprint:
@@ -61,8 +61,8 @@ class SpeculatorEngine:
         for index, entry in enumerate(entries):
             try:
                 decoded = self._take(entry)
-            except Exception as error:  # whatever it is, the others are served
-                log.exception("an entry failed")
+            except Exception as error:  # the other entries are still served
+                log.exception("an entry failed; it gets no draft")
                 self.release([entry.request_id])
                 reason = FaultError("internal error", error).for_logs
                 decoded = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, reason)
@@ -78,10 +78,10 @@ class SpeculatorEngine:
         return [outcomes[index] for index in range(len(entries))]
 
     def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
-        """Add an entry to its request's context; return job or error."""
+        """Append an entry's tokens to its context; return job or error."""
         request_id = entry.request_id
         if entry.base_len == 0 and self._contexts.cached_len(request_id):
-            self.release([request_id])  # it starts over, whatever was cached
+            self.release([request_id])  # the request starts over
         cached_len = self._contexts.cached_len(request_id)
         try:
             check_entry(entry, self.description, self.max_nodes, len(self.drafters))
@@ -96,7 +96,7 @@ class SpeculatorEngine:
             self._contexts.features(request_id).add(entry.features_start, entry.features, shape)
         if entry.references:
             self._contexts.refer(request_id, entry.references)
-        # the kernels' growth knows no min-p, and P need not be drafted exactly
+        # the growth kernels lack min-p, which only improves drafts
         sampling = replace(entry.sampling, min_p=0.0) if entry.sampling.min_p else entry.sampling
         return DraftJob(
             *(request_id, context, entry.limits, sampling, entry.draw_seed, entry.sees_noise),
@@ -105,32 +105,32 @@ class SpeculatorEngine:
         )
 
     def release(self, request_ids: Sequence[str]) -> int:
-        """Forget requests; return how many were known."""
+        """Drop requests' state; return how many requests were known."""
         for drafter in self.drafters:
             for request_id in request_ids:
                 drafter.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
     def replace(self, place: int, drafter: Drafter) -> None:
-        """Replace a drafter, with the same tokenizer. It reads contexts on demand.
+        """Replace a drafter. The new one reads contexts on demand.
 
         Raises:
-            IncompatibleError: if it has another tokenizer, or reads what the one before does not.
+            IncompatibleError: if the descriptions differ in more than the model's name.
         """
         before = self.drafters[place].description
         if replace(drafter.description, model=before.model) != before:
             raise IncompatibleError(
-                f"{drafter.description.model} does not describe itself as {before.model} does"
+                f"{drafter.description.model} has another tokenizer or reads other inputs than {before.model}"
             )
         self.drafters[place] = drafter
 
     @property
     def cached_requests(self) -> int:
-        """Requests with a context."""
+        """Number of requests with a context."""
         return len(self._contexts)
 
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
-        """Return every drafter's results, by index of the entry."""
+        """Return all drafters' results by index of the entry."""
         drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
@@ -154,13 +154,13 @@ class SpeculatorEngine:
     ) -> DraftJob | FaultError | None:
         """Return a drafter's job; None if the context is too long.
 
-        Its depth is limited by the drafter's positions. With None, it forgets the request, while others
-        continue.
+        The tree's depth is limited to the drafter's maximum context. With None, the drafter drops the request;
+        other drafters continue.
         """
         try:
             job = self._with_target(_own_draws(job, speculator), speculator, top_k)
-        except Exception as error:  # its draft only
-            log.exception("what the target said could not be read")
+        except Exception as error:  # costs only this drafter's draft
+            log.exception("reading the target's outputs failed; a speculator gets no job")
             return FaultError("internal error", error)
         max_len = self.drafters[speculator].description.max_context_len
         if not max_len:
@@ -174,7 +174,7 @@ class SpeculatorEngine:
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
         """Return the job with the target's outputs for this drafter.
 
-        These are predictions, and new hidden states.
+        The outputs are predictions and new hidden states.
         """
         description = self.drafters[speculator].description
         if description.target_top_k and top_k is not None:
@@ -199,11 +199,9 @@ class SpeculatorEngine:
             if len(trees) != len(jobs):
                 raise RuntimeError(f"{len(trees)} drafts for {len(jobs)} requests")
             return trees
-        except (
-            Exception
-        ) as error:  # drafters are extensions: whatever they raise is their requests' matter only
+        except Exception as error:  # drafters are extensions, which may raise anything
             if self._paces[speculator].due(self._clock()):
-                log.exception("drafting failed for a batch of %d", len(jobs))
+                log.exception("drafting a batch of %d failed; drafting each request alone", len(jobs))
             for job in jobs:
                 drafter.release(job.request_id)
             if len(jobs) == 1:
@@ -212,10 +210,10 @@ class SpeculatorEngine:
 
 
 def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
-    """Combine drafters' descriptions: their common vocabulary, and all inputs.
+    """Combine drafters' descriptions: the common vocabulary, all inputs.
 
     Raises:
-        IncompatibleError: if they have different tokenizers.
+        IncompatibleError: if the drafters' tokenizers or sizes of hidden states differ.
     """
     fingerprints = {d.tokenizer_fingerprint for d in descriptions} - {""}
     if len(fingerprints) > 1:
@@ -235,7 +233,7 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
 
 
 def _longest(contexts: Sequence[int]) -> int:
-    """Return the longest context that any drafter accepts; 0 is no limit."""
+    """Return the longest context of any drafter; 0: no limit."""
     return max(contexts, default=0) if all(contexts) else 0
 
 
@@ -247,9 +245,9 @@ def _own_draws(job: DraftJob, speculator: int) -> DraftJob:
 
 
 def warm_up(engine: SpeculatorEngine) -> None:
-    """Draft trees of several sizes, greedy and sampled, and forget the request.
+    """Draft trees of several sizes, greedy and sampled, for a dummy request.
 
-    A failure is only logged: requests meet the same one later, and report it.
+    A failure is only logged: later requests fail in the same way, and report it.
     """
     started = time.perf_counter()
     vocab = min([speculator.description.vocab_size or _READ for speculator in engine.drafters])
@@ -261,9 +259,9 @@ def warm_up(engine: SpeculatorEngine) -> None:
             entry = DraftEntry(_NAME, base, tokens, limits, sampling, sees_noise=False)
             (outcome,) = engine.draft([entry])
             if outcome.status is not EntryStatus.OK:
-                log.warning("cannot draft ahead: %s", outcome.message)
+                log.warning("warm-up drafts failed, and requests' drafts may fail, too: %s", outcome.message)
                 engine.release([_NAME])
                 return
             base, delta = outcome.cached_len, _COMES
     engine.release([_NAME])
-    log.info("drafts were tried in %.0f ms", 1000 * (time.perf_counter() - started))
+    log.info("warm-up drafts took %.0f ms", 1000 * (time.perf_counter() - started))

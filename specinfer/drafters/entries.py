@@ -1,4 +1,4 @@
-"""Entries of a draft step, their outcomes and checks. Pure."""
+"""Entries of a draft step, their outcomes and checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits
 
 Draft: TypeAlias = tuple[int, TokenTree | SpecInferError]
-"""A speculator, and its tree or its error."""
+"""Number of a speculator, and its tree or error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class DraftEntry:
     limits: TreeLimits
     sampling: Sampling
     speculators: Sequence[int] = ()
-    """Speculators that draft; empty means all."""
+    """Numbers of the speculators that draft; empty: all."""
     draw_seed: int = 0
     sees_noise: bool = True
-    """True if `sampling` has the seed by which the target chooses."""
+    """True if `sampling` has the seed of the target's choices."""
     features: bytes = b""
-    """[positions, layers, hidden] bfloat16 from a context position on."""
+    """Bytes of bfloat16 [positions, layers, hidden], from `features_start` on."""
     features_start: int = 0
     target_top_k: TargetTopK | None = None
     references: Sequence[Sequence[int]] = ()
-    """References of the request, at its start."""
+    """Token ids of the request's references, in its first entry."""
     cache_scope: str = ""
-    """Only equal scopes share cached prompts; set at the request's start."""
+    """Scope of shared prompts, in the request's first entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class DraftOutcome:
     status: EntryStatus
     message: str = ""
     drafts: tuple[Draft, ...] = ()
-    """Drafts by speculator; speculators without a draft are left out."""
+    """Drafts of the speculators that have one."""
     cached_len: int = 0
 
 
@@ -54,10 +54,10 @@ _MAX_TOKEN = 2**31 - 1
 
 
 def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: int, drafters: int) -> None:
-    """Check an entry for a service with this common description.
+    """Check an entry for a service with this combined description.
 
     Raises:
-        InvalidInputError: naming what is wrong.
+        InvalidInputError: naming the invalid field and its value.
     """
     vocab_size = description.vocab_size
     if not entry.delta:
@@ -68,14 +68,16 @@ def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: i
     _check_limits(entry.limits, max_nodes)
     token_bytes = 2 * description.feature_size * len(description.feature_layers)
     if entry.features and (not token_bytes or len(entry.features) % token_bytes):
-        raise InvalidInputError("target_features", len(entry.features), f"not of {token_bytes} bytes a token")
+        raise InvalidInputError(
+            "target_features", len(entry.features), f"must be {token_bytes} bytes per token"
+        )
     if entry.target_top_k is not None:
         _check_top_k(entry.target_top_k, description.target_top_k)
     if entry.references:
         _check_references(entry, description)
     unknown = [s for s in entry.speculators if s >= drafters]
     if unknown:
-        raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}")
+        raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}, numbered from 0")
 
 
 def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
@@ -86,7 +88,7 @@ def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
         raise InvalidInputError("min_path_probability", least, "must be between 0 and 1")
     if not 0 <= limits.tokens_per_second < inf:
         speed = limits.tokens_per_second
-        raise InvalidInputError("tokens_per_second", speed, "must be a number, not negative")
+        raise InvalidInputError("tokens_per_second", speed, "must be a finite number from 0 on")
 
 
 def _check_references(entry: DraftEntry, description: DrafterDescription) -> None:
@@ -94,7 +96,7 @@ def _check_references(entry: DraftEntry, description: DrafterDescription) -> Non
     if not description.reads_references:
         raise InvalidInputError("references", count, "no speculator of this service reads them")
     if entry.base_len:
-        raise InvalidInputError("references", count, f"come with base_len 0, not {entry.base_len}")
+        raise InvalidInputError("references", count, f"only with base_len = 0, not {entry.base_len}")
     vocab_size = description.vocab_size or _MAX_TOKEN + 1
     if largest >= vocab_size:
         raise InvalidInputError("references.token_ids", largest, f"not in the vocabulary of {vocab_size}")
@@ -107,4 +109,4 @@ def _check_top_k(top_k: TargetTopK, k: int) -> None:
         raise InvalidInputError("target_top_k", width, f"this service reads {k} per node")
     largest = int(max(top_k.token_ids.max(), top_k.top_k.max()))
     if largest > _MAX_TOKEN:
-        raise InvalidInputError("target_top_k", largest, f"no token id: at most {_MAX_TOKEN}")
+        raise InvalidInputError("target_top_k", largest, f"token ids are at most {_MAX_TOKEN}")

@@ -1,8 +1,8 @@
-"""Common parts of drafters with a row per hidden state.
+"""Common parts of drafters that cache a row per hidden state.
 
-Hidden states come a step after the tokens; a request whose newest ones are missing has no draft in that step.
-After a gap (a verifier that began to store them only later) it starts again: it then reads the context from
-there.
+Hidden states come one step after their tokens. A request without its newest states gets no draft in a step. After a
+gap in the states, for example when a verifier stores them only from some position on, the rows start again after the
+gap.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 
 class RowRunner(Protocol):
-    """Reads rows and grows trees after them."""
+    """Read rows and grow trees after them."""
 
     cache: PagedKVCache
 
@@ -38,13 +38,13 @@ class RowRunner(Protocol):
 
 @dataclass(slots=True)
 class _CachedContext:
-    """State of one request."""
+    """Cached rows of one request."""
 
     sequence: KVSequence
     start: int
     """Context position of the first row's hidden state."""
     waiting: Features | None = None
-    """Hidden states whose rows were not read yet."""
+    """Hidden states received but not read into rows yet."""
 
     @property
     def rows(self) -> int:
@@ -52,7 +52,7 @@ class _CachedContext:
 
 
 class FeatureRowsDrafter:
-    """Drafts with a checkpoint of one kind."""
+    """Draft with a checkpoint of one kind."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class FeatureRowsDrafter:
         return EagleTask(task, states.view(torch.bfloat16))
 
     def _arrived(self, job: DraftJob) -> _CachedContext | None:
-        """Return a request's state, including the job's hidden states."""
+        """Store a job's hidden states; return the request's state."""
         cached, came = self._cached.get(job.request_id), job.features
         if came is None or not len(came.states):
             return cached
@@ -126,7 +126,7 @@ class FeatureRowsDrafter:
             cached.waiting = Features(cached.waiting.start, states)
         elif cached is not None and cached.waiting is None and cached.rows == came.start:
             cached.waiting = came
-        else:  # the first ones, or some after a gap
+        else:  # the first states, or the first ones after a gap
             self.release(job.request_id)
             cached = self._cached[job.request_id] = _CachedContext(
                 self._runner.cache.open(), came.start, came

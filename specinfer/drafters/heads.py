@@ -1,12 +1,11 @@
-"""Drafters with heads: Medusa and blockwise parallel decoding.
+"""Draft with heads: Medusa and blockwise parallel decoding.
 
-The heads read the target's newest hidden state, each of a token further ahead. A request whose newest hidden state
-has not come has no draft in that step. No state of a request is kept: a service that has forgotten one drafts again
-as soon as the newest hidden state comes.
+All heads read the target's newest hidden state; head i predicts the token i places after the root. A request without
+its newest hidden state gets no draft in a step. The drafter stores no state of requests.
 
-Blockwise: k heads propose one chain; the pass that verifies it predicts the next one. The first token of a block is
-the target's own choice, the root; with k heads a block has k + 1 tokens, and in the ideal case m tokens take one pass
-for the prompt and m / (k + 1) more. With a Markov head the heads know the token before, and grow trees.
+Blockwise: k heads propose one chain, and the pass that verifies the chain returns the hidden state of the next draft.
+The first token of a block is the root, which the target chose. In the ideal case m tokens take one pass for the prompt
+and m / (k + 1) further passes. With a Markov head, logits depend on the token before, and the heads grow trees.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 
 class HeadsRunner:
-    """Grows trees for a batch. Not thread-safe."""
+    """Grow trees for a batch. Not thread-safe."""
 
     def __init__(self, heads: Heads, dtype: torch.dtype, device: str) -> None:
         self._heads, self._dtype, self._device = heads, dtype, device
@@ -52,15 +51,15 @@ class HeadsRunner:
         target: Mapping[str, torch.Tensor],
         options: RunnerOptions,
     ) -> "HeadsRunner":
-        """Combine the heads with the parts of their target.
+        """Combine the heads with tensors of their target.
 
         Raises:
-            SettingError: if an option is bad, or if the chosen executor cannot run heads.
+            SettingError: if an option is invalid, or the executor cannot run heads.
         """
         check_options(options)
         if options.executor not in ("auto", "torch"):
-            raise SettingError("executor", options.executor, "heads run in torch")
-        check_numbers(options, "heads are held")
+            raise SettingError("executor", options.executor, "must be torch or auto for heads")
+        check_numbers(options, "heads are stored")
         dtype = DTYPES[options.dtype]
         kind, markov = type(source), source.markov
         tensors = {**source.tensors, **tensors_of_target(kind, config, target, source.token_ids, markov)}
@@ -69,7 +68,7 @@ class HeadsRunner:
 
     @property
     def knows_paths(self) -> bool:
-        """True if logits depend on the path, by a Markov head."""
+        """True if a Markov head makes logits depend on the path."""
         return self._heads.markov is not None
 
     @torch.inference_mode()
@@ -80,7 +79,7 @@ class HeadsRunner:
         shape: GrowthShape,
         token_ids: torch.Tensor,
     ) -> list[TokenTree]:
-        """Grow one tree per task; `states` [tasks, hidden] are the newest."""
+        """Grow one tree per task, from `states` [tasks, hidden], the newest."""
         outs = self._heads.outs(states.to(self._device, self._dtype))
         levels = [rows.float() for rows in self._heads.logits(outs.unbind(1))]
         markov = self._heads.markov
@@ -94,7 +93,7 @@ class HeadsRunner:
 
 
 class HeadsDrafter:
-    """Drafts with heads of one kind."""
+    """Draft with heads of one kind."""
 
     kind: ClassVar[type[HeadsSource]]
 
@@ -110,10 +109,10 @@ class HeadsDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> Self:
-        """Load a checkpoint of its kind.
+        """Load a checkpoint of this kind.
 
         Raises:
-            SettingError: naming the bad option.
+            SettingError: naming the invalid option.
         """
         shape, trained = shape_of(options), load_trained(options, cls.kind)
         config, heads = trained.config, trained.draft
@@ -130,7 +129,7 @@ class HeadsDrafter:
         return self._description
 
     def release(self, request_id: str) -> None:
-        """Do nothing: no state is kept."""
+        """Do nothing: the drafter stores no state of requests."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Draft one tree per job, in order."""
@@ -145,7 +144,7 @@ class HeadsDrafter:
         return trees
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Return the requested limits, restricted to trees that these heads can draft."""
+        """Return the limits, restricted to trees that these heads can draft."""
         return self._shape.limits(asked)
 
     def _task(self, job: DraftJob) -> GrowthTask:
@@ -154,13 +153,13 @@ class HeadsDrafter:
 
 
 class MedusaDrafter(HeadsDrafter):
-    """Drafts a tree whose levels are the top tokens of Medusa's heads."""
+    """Draft a tree: level i has top tokens of head i."""
 
     kind = MedusaSource
 
 
 def newest_state(job: DraftJob) -> NDArray[np.int16] | None:
-    """Return the state [hidden] before the root as bfloat16 bits, if known."""
+    """Return the state [hidden] before the root (bfloat16 bits), if received."""
     came, place = job.features, len(job.context) - 2
     if job.limits.empty or came is None or not came.start <= place < came.stop:
         return None
@@ -169,10 +168,10 @@ def newest_state(job: DraftJob) -> NDArray[np.int16] | None:
 
 
 class BlockwiseDrafter(HeadsDrafter):
-    """Drafts a chain of each head's first token, or a tree."""
+    """Draft a chain of the heads' best tokens, or a tree."""
 
     kind = BlockwiseSource
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Return a branch's limits, or a tree's with a Markov head."""
+        """Return a chain's limits, or a tree's with a Markov head."""
         return super().limits(asked) if self._runner.knows_paths else replace(asked, width=1)

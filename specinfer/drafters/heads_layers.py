@@ -1,33 +1,32 @@
-"""Heads over the target's last hidden state: Medusa, blockwise parallel decoding.
+"""Layers and checkpoints of heads: Medusa and blockwise parallel decoding.
 
-    context      t_0 ... t_{n-1} t_n          h = norm(f_{n-1}): the newest hidden state that there is
+    context      t_0 ... t_{n-1} t_n          h = norm(f_{n-1}): the newest hidden state
     target       head(h) chose t_n            the tree's root
     medusa       out_i = h + SiLU(A_i h + a_i)                        logits_i = B_i out_i
     blockwise    out_i = h + (D ReLU(C h + c) + d)_i                  logits_i = head(out_i)
 
-logits_i are of the token i places after the root, i = 1 ... k, independent of tokens in between. One row,
-read once, gives the whole tree; there is no cache. Heads with a Markov head know the token before each node,
-x, the root at first, so each level of nodes is a product of its own, [nodes, rank] by [rank, draft
-vocabulary]:
+logits_i predict the token i places after the root, i = 1 ... k, independent of the tokens in between. One row gives
+the whole tree, without a cache. With a Markov head, logits also depend on x, the token before (at first the root): each
+level of nodes takes a product of [nodes, rank] by [rank, draft vocabulary]:
 
     edge logits of a node's children      logits_i + W2 W1 e(x) / rms(e(x))       e: the target's embeddings
 
-Tensors of Medusa, under the names that its authors publish, i = 0 ... k - 1:
+Tensors of Medusa, under its authors' names, i = 0 ... k - 1:
 
     i.0.linear.weight, i.0.linear.bias    [hidden, hidden]             of the residual block
     i.1.weight                            [draft vocabulary, hidden]   its output head
 
-Blockwise parallel decoding, whose heads share the target's output head, which is not stored:
+Tensors of blockwise parallel decoding, without the output head, which is the target's:
 
     in_proj.weight, in_proj.bias          [k * hidden, hidden]         one feed-forward layer for all heads
     out_proj.weight, out_proj.bias        [k * hidden, k * hidden]     rows of head after head
 
-The Markov head of either:
+Tensors of a Markov head:
 
-    markov.in.weight                      [rank, hidden]               reads the target's embedding of that token
+    markov.in.weight                      [rank, hidden]               reads the target's embedding of x
     markov.out.weight                     [draft vocabulary, rank]
 
-Both have `d2t` and `t2d` as EAGLE has them; without these a draft token is its target token. `config.json`
+Both kinds have `d2t` and `t2d` like EAGLE-3 (`published/eagle3.py`); if absent, draft ids are target ids. `config.json`
 has `speculators_model_type: medusa` or `blockwise`, and `num_heads`.
 """
 
@@ -66,7 +65,6 @@ class HeadsSource:
 
     @property
     def markov(self) -> bool:
-        """Return whether they have a Markov head."""
         return f"{MARKOV_OUT}.weight" in self.tensors
 
 
@@ -90,7 +88,7 @@ H = TypeVar("H", bound=HeadsSource)
 def save_heads(
     directory: Path, heads: HeadsSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint. `trained` records data, command, seed, time and figures."""
+    """Write a checkpoint; `trained`: record of command, data and results."""
     fields = {"architectures": [heads.architecture], _COUNT: heads.count, "trained": dict(trained)}
     save_checkpoint(
         directory,
@@ -108,7 +106,7 @@ def load_heads(kind: type[H], directory: Path, target_directory: Path) -> H:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: if it is of another kind, was trained for another target or has no heads.
+        IncompatibleError: if kind or target differ, or the checkpoint has no heads.
     """
     config = checked_config(directory, target_directory, kind.algorithm)
     tensors, token_ids = own_tensors(directory)
@@ -128,7 +126,7 @@ load_blockwise = partial(load_heads, BlockwiseSource)
 
 
 class MarkovBias:
-    """Low-rank bias of logits by the token before."""
+    """Markov head: low-rank bias of logits by the token before."""
 
     def __init__(self, parts: Parts) -> None:
         self._embeddings = parts.tensor(EMBEDDING)
@@ -146,7 +144,7 @@ class Heads:
     def __init__(
         self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts, markov: bool = False
     ) -> None:
-        """Create them; `parts` are the checkpoint's tensors and `tensors_of_target`."""
+        """Create the heads; `parts`: the checkpoint's tensors and `tensors_of_target`."""
         self.markov = MarkovBias(parts) if markov else None
         self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
         self._second: Linear | None = None
@@ -160,7 +158,7 @@ class Heads:
     def outs(self, states: torch.Tensor) -> torch.Tensor:
         """Map hidden states [R, hidden] to outs [R, k, hidden].
 
-        The input is the target's, before its final norm.
+        The input is the target's hidden state before the final norm.
         """
         h = self._norm(states)
         inner = self._first(h)
@@ -171,7 +169,7 @@ class Heads:
         """Return each head's logits [R_i, draft vocabulary] from its outs [R_i, hidden]."""
         if self._second is None:
             return [head(rows) for head, rows in zip(self._heads, outs, strict=True)]
-        # shared: its weights, the most of what is read, are read once
+        # one product, so that the shared head's weights are read once
         together = self._heads[0](torch.cat(list(outs)))
         return list(torch.split(together, [len(rows) for rows in outs]))
 
@@ -183,9 +181,9 @@ def tensors_of_target(
     token_ids: torch.Tensor,
     markov: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return the target's frozen tensors for heads.
+    """Return the target's tensors that the heads use.
 
-    They are its final norm, its output head if shared, and its embeddings for a Markov head.
+    They are the final norm, the output head if shared, and the embeddings for a Markov head.
     """
     norm = ("weight", "bias") if config.layer_norm else ("weight",)
     tensors = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}

@@ -1,19 +1,19 @@
 """Lookahead decoding (arXiv 2402.02057): n-grams from Jacobi iterations in the verifier.
 
-A window has guesses of the next W tokens, from the last N - 1 iterations (N = 3: two rows). They ride in
-the verifier's pass as nodes of the tree, row 0 as a trunk and the younger rows below it, column by column:
+A window has guesses of the next W tokens, from the last N - 1 iterations (N = 3: two rows). The verifier's pass scores
+them as nodes of the tree: row 0 as a trunk, and the younger rows below it, column by column:
 
     root - a0 - a1 - a2      row 0, the oldest      the target's predictions at b0, b1, b2 are the next row;
            |    |    |                              (a0 b0 c0), (a1 b1 c1), .. are n-grams that it would
            b0   b1   b2      row 1                  write if the guesses before them were right
 
-N-grams go into a pool by their first token, with those of prompts and answers; those that begin with the root
-are proposed next to the window. Predictions come back at all nodes (`target_top_k`): where the target's own
-choices are nodes of the tree, of this speculator or of others, its text there is an n-gram, too. If a budget
-or the planner cuts the window, less is learnt.
+A pool stores these n-grams by first token, with the n-grams of prompt and answer. N-grams that begin with the root are
+proposed in addition to the window. The target's predictions come back for all nodes (`target_top_k`), also of other
+speculators: a path of the target's own choices is an n-gram, too. If a limit or the planner cuts the window, fewer
+n-grams are found.
 
-Every request has a pool of its own: another request's timing could reveal its text. Every proposal is a
-point, so the text is the target's, greedy or sampled.
+Every request has its own pool, since a shared pool would reveal texts by timing. Every proposal is a point (not
+drawn), so verification is exact for greedy and sampled requests.
 """
 
 from collections import OrderedDict
@@ -27,18 +27,18 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _CANDIDATE_SCORE = 0.4
-"""Prior probability of a known n-gram's token, until measured."""
+"""Score of a token from the pool, until calibrated."""
 _WINDOW_SCORE = 0.05
-"""Prior probability of a guess in the window, until measured."""
+"""Score of a guess in the window, until calibrated."""
 _MAX_FIRST_TOKENS = 1 << 15
-"""Maximum first tokens of n-grams in the pool. The oldest are dropped."""
+"""Maximum first tokens in a pool; the oldest are dropped."""
 
 Ngram = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadShape:
-    """Sizes of the method."""
+    """Parameters of lookahead decoding."""
 
     window: int
     """Columns of the window (W of the paper)."""
@@ -49,7 +49,7 @@ class LookaheadShape:
 
 
 class NgramPool:
-    """The latest G n-grams by first token."""
+    """Pool of the latest G n-grams of each first token."""
 
     def __init__(self, candidates: int) -> None:
         self._candidates = candidates
@@ -72,10 +72,10 @@ class NgramPool:
 
 
 class Window:
-    """Guesses of the next tokens: N - 1 iterations, oldest first."""
+    """Guesses [N - 1 iterations, W], oldest first."""
 
     def __init__(self, shape: LookaheadShape, context: Sequence[int]) -> None:
-        """Fill the window with tokens of the context."""
+        """Start with arbitrary tokens of the context."""
         self._filler, self.context_len = list(context), len(context)
         self.rows = [self._fill(row, shape.window) for row in range(shape.ngram - 1)]
 
@@ -83,36 +83,36 @@ class Window:
         """Advance the window: add the predictions, remove committed columns.
 
         Args:
-            predicted: the target's prediction by path below the root.
-            context_len: committed tokens of the request.
+            predicted: the target's next token, by path below the root.
+            context_len: number of committed tokens of the request.
         """
         youngest = [predicted.get(path) for path in self.paths()]
         fill = self._fill(len(self.rows), len(youngest))
         fresh = [fill[i] if token is None else token for i, token in enumerate(youngest)]
-        # each row's guesses are one place further than those of the row before: one token needs no move
+        # a row is one place further than the previous one, so one committed token needs no move
         moved = max(context_len - self.context_len - 1, 0)
         self.context_len = context_len
         rows = [*self.rows[1:], fresh]
         self.rows = [[*row[moved:], *self._fill(moved, min(moved, len(row)))] for row in rows]
 
     def ngrams(self, predicted: dict[Ngram, int]) -> Iterator[Ngram]:
-        """Yield per verified column its guesses and the target's prediction."""
+        """Yield each verified column's guesses with the target's prediction."""
         for column, path in enumerate(self.paths()):
             if path in predicted:
                 yield (*(row[column] for row in self.rows), predicted[path])
 
     def paths(self) -> Iterator[Ngram]:
-        """Yield the paths from the root to the youngest row."""
+        """Yield the window's paths from the root to the youngest row."""
         for column in range(len(self.rows[0])):
             yield (*self.rows[0][: column + 1], *(row[column] for row in self.rows[1:]))
 
     def _fill(self, start: int, count: int) -> list[int]:
-        """Return some tokens of the context, others for every start."""
+        """Return `count` tokens of the context, which depend on `start`."""
         return [self._filler[(start * 31 + i * 7) % len(self._filler)] for i in range(count)]
 
 
 class LookaheadDrafter:
-    """Keeps a window and a pool for every request."""
+    """Draft with a window and a pool per request."""
 
     def __init__(self, description: DrafterDescription, shape: LookaheadShape) -> None:
         self.description, self._shape = description, shape
@@ -130,7 +130,7 @@ class LookaheadDrafter:
         )
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, after recording all jobs' predictions."""
+        """Record all jobs' predictions, then draft one tree per job."""
         for job in jobs:
             self._learn(job)
         return [self._tree(job) for job in jobs]
@@ -168,7 +168,7 @@ class LookaheadDrafter:
 
 
 def predictions(top_k: TargetTopK) -> dict[Ngram, int]:
-    """Return the target's first choice after each path below the root."""
+    """Return the target's best next token by path below the root."""
     paths: list[Ngram] = []
     for token, parent in zip(top_k.token_ids.tolist(), top_k.parents.tolist(), strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else ())
@@ -176,7 +176,7 @@ def predictions(top_k: TargetTopK) -> dict[Ngram, int]:
 
 
 def written(top_k: TargetTopK, ngram: int) -> Iterator[Ngram]:
-    """Yield the target's text after each node, along nodes of the tree."""
+    """Yield n-grams of the target's choices along nodes of the tree."""
     tokens, choices = top_k.token_ids.tolist(), top_k.top_k[:, 0].tolist()
     edges = zip(top_k.parents.tolist(), tokens, strict=True)
     children = {edge: node for node, edge in enumerate(edges)}

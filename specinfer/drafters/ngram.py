@@ -5,8 +5,8 @@
     tree      cat-+-ran-.-the
     +-sat-on-the
 
-The request's references are searched, too; the longest match comes first, from any text. Needs no model.
-Every proposal is a point: losslessness is the verifier's business.
+The request's references are searched, too. The longest match comes first, from any text. No model is needed. Every
+proposal is a point (not drawn).
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.4, 3: 0.6}
 _BEST_SCORE = 0.75
-"""Prior acceptance by length of the match, for ranking."""
+"""Score of a match of maximum length; shorter matches have less."""
 
 
 class NgramIndex:
-    """Ends of every n-gram in a growing context, up to a length."""
+    """Index of a growing context: n-gram -> positions after its occurrences."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
         self._ends: dict[tuple[int, ...], list[int]] = {}
         self.indexed = 0
-        """Tokens of the context that are indexed."""
+        """Number of indexed tokens."""
 
     def extend(self, context: Sequence[int]) -> None:
         """Index the tokens added since the last call."""
@@ -39,7 +39,7 @@ class NgramIndex:
         self.indexed = len(context)
 
     def matches(self, context: Sequence[int], max_count: int) -> list[tuple[int, int]]:
-        """Return (end, length) of matches: longest first, then latest."""
+        """Return matches of the context's end as (end, length), longest first."""
         lengths: dict[int, int] = {}
         for length in self._lengths:
             if length > len(context):
@@ -53,7 +53,7 @@ class NgramIndex:
 
 
 class NgramDrafter:
-    """Turns several matches into several branches."""
+    """Draft a tree whose branches continue the matches."""
 
     def __init__(self, shortest: int = 2, longest: int = 4, branches: int = 3) -> None:
         if not 1 <= shortest <= longest:
@@ -87,7 +87,7 @@ class NgramDrafter:
         matches = [Match(job.context, *place) for place in index.matches(job.context, branches)]
         if job.references is not None:
             matches += job.references.matches(job.context, self._shortest)
-            matches.sort(key=lambda match: -match.length)  # the request's own first among equals
+            matches.sort(key=lambda match: -match.length)  # among equal lengths, the request's own text first
         return _tree(job.context[-1], matches[:branches], job.limits)
 
 

@@ -1,4 +1,4 @@
-"""Speculator services of a local system: by default or by name."""
+"""Read and check the drafters and services that options name."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,15 +8,15 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 
 NONE = "none"
 LEARNT = "ssm"
-"""Method whose weights a service with --learn learns."""
+"""Drafter whose weights a service with --learn trains."""
 Flags = Mapping[str, str]
-"""Flags of a service by name, without dashes."""
+"""Values of a service's flags, by name without dashes."""
 
 MODEL_DRAFTERS = frozenset(
     {"ssm", "eagle", "dflash", "dspark", "peagle", "mtp", "medusa", "blockwise"}
     | {"recycling", "lookahead", "retrieval"}
 )
-"""Drafters that use the target's model, type and device by default."""
+"""Drafters that get the target's model, type and device by default."""
 
 TRAINED: dict[str, Mapping[str, str]] = {
     DEFAULT_MODEL: {
@@ -25,32 +25,32 @@ TRAINED: dict[str, Mapping[str, str]] = {
         "medusa": "medusa-smollm2-135m",
     }
 }
-"""Trained speculators that ship with the project (models/), by target and drafter."""
+"""Speculators shipped in models/, by target and drafter."""
 
 
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
-"""Flags of an SSM for slow targets.
+"""Flags of an SSM for slow (offloaded) targets.
 
-Their pass takes many times the SSM's own, and no longer for 128 nodes than for one.
+A pass of such a target takes many times the SSM's pass, and as long for 128 nodes as for one.
 """
 
 
 INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
-"""Services next to the verifier's own speculators, used when they pay off."""
+"""Default services in addition to the verifier's own speculators."""
 
 
 def trained_for(model: str) -> Mapping[str, str]:
-    """Return a model's trained speculators by drafter."""
+    """Return a model's shipped speculators by drafter."""
     return TRAINED.get(model, {})
 
 
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
     """Parse services as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
 
-    `none` by itself stands for no service.
+    A single `none` means no service.
 
     Raises:
-        InvalidInputError: naming what cannot be read.
+        InvalidInputError: naming a text of another form.
     """
     if not texts:
         return None
@@ -68,15 +68,15 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
 
 
 def check_speculator(setting: str, flags: Flags, known_names: Collection[str] = ()) -> None:
-    """Check the flags of drafters before anything is loaded.
+    """Check the flags of drafters before a model is loaded.
 
     Args:
         setting: name of the option that the flags are from.
-        flags: of the drafters, with their methods under `drafter`.
-        known_names: flags that are no drafter's and are checked elsewhere.
+        flags: flags of the drafters, with their names under `drafter`.
+        known_names: further flags, which are checked elsewhere.
 
     Raises:
-        SettingError: naming the drafter that there is not, or the flag that cannot be read.
+        SettingError: naming an unknown drafter or an invalid flag.
     """
     options = {flag.replace("-", "_"): text for flag, text in flags.items()}
     for name in options.pop("drafter").split("+"):
@@ -92,24 +92,24 @@ SERVICE_FLAGS = frozenset(
     | {"metrics_host", "metrics_port", "otlp_endpoint"}
     | {"log_format", "log_level", "log_requests", "tls_certificate", "tls_client_ca", "tls_key"}
 )
-"""Flags of a speculator service that are no drafter's."""
+"""Flags of a speculator service that do not belong to a drafter."""
 
 
 def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafter]:
-    """Return the drafters that flags name, by method; they share contexts.
+    """Load the drafters that flags name; return them by name.
 
     Args:
         setting: name of the option that the flags are from.
-        flags: of the drafters, with their methods under `drafter`.
-        target: model, numeric type and device of the target, for drafters that read it.
+        flags: flags of the drafters, with their names under `drafter`.
+        target: model, numeric type and device of the target, defaults of `MODEL_DRAFTERS`.
 
     Raises:
-        SettingError: naming the flag that cannot be read, or the drafter that is named twice.
+        SettingError: naming an invalid flag or a repeated drafter.
     """
     own_flags = dict(flags)
     methods = own_flags.pop("drafter").split("+")
     if len(set(methods)) < len(methods):
-        raise SettingError(setting, "+".join(methods), "each drafter may be named once")
+        raise SettingError(setting, "+".join(methods), "names a drafter twice")
     common = {**target, "target": target["model"]} if MODEL_DRAFTERS & set(methods) else {}
     options = DrafterOptions.read({**common, **own_flags})
     return {method: make_drafter(method, options) for method in methods}

@@ -5,12 +5,9 @@
     "the"               |     +-ran
                         +-dog
 
-A matrix has the target's most probable tokens after every token seen so far: at all nodes of every verified
-tree, including rejected ones. No training; it works for every target, from the first step of the first
-request on. The matrix is shared by all requests, so one user's answer can become another's *draft*; the
-output never changes, but its timing can reveal it. Every proposal is a point.
-
-One thread at a time may call it, as all drafters: the service's engine has one.
+A matrix stores the target's most probable next tokens after every token seen so far, at all nodes of every verified
+tree, also rejected ones. It needs no training. All requests share the matrix, so one user's answer can become another
+user's *draft*: outputs never change, but timing can reveal the answer. Every proposal is a point (not drawn).
 """
 
 import heapq
@@ -30,15 +27,15 @@ _K = 8
 """Number of successors stored per token, as in the paper."""
 _UNSEEN = -1
 _PRIOR = np.array([0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02])
-"""Prior acceptance of the target's former predictions, by rank."""
+"""Prior acceptance rate of a stored prediction, by rank."""
 _TRUST = 50.0
-"""Weight of the prior, in predictions."""
+"""Weight of the prior, as a number of predictions."""
 _MEMORY = 5000.0
-"""Predictions after which an observation's weight falls to 1/e."""
+"""Number of predictions after which an observation weighs 1/e."""
 
 
 class AdjacencyMatrix:
-    """The target's latest predictions after every token, four bytes each."""
+    """The target's latest predictions after every token, as int32."""
 
     def __init__(self, vocab_size: int, k: int) -> None:
         self._rows = np.full((vocab_size, k), _UNSEEN, np.int32)
@@ -48,9 +45,9 @@ class AdjacencyMatrix:
     def update(self, token_ids: NDArray[np.int64], top_k: NDArray[np.int64]) -> None:
         """Record predictions [nodes, k] after tokens [nodes]; the last occurrence counts.
 
-        First, the rank of the target's new first choice in the token's row is counted.
+        Before this, the rank of each new first choice in the token's old row is counted for `chances`.
         """
-        known = token_ids < len(self._rows)  # a target may have more tokens than its tokenizer
+        known = token_ids < len(self._rows)  # a target may have more token ids than its tokenizer
         token_ids, top_k = token_ids[known], top_k[known]
         before = self._rows[token_ids]
         seen = before[:, 0] != _UNSEEN
@@ -66,16 +63,16 @@ class AdjacencyMatrix:
         return row if row and row[0] != _UNSEEN else []
 
     def chances(self) -> list[float]:
-        """Return the share of correct predictions by rank."""
+        """Return the share of correct predictions, by rank."""
         shares: list[float] = (self._hits / self._predictions).tolist()
         return shares
 
 
 class RecyclingDrafter:
-    """Grows the most probable tree of the matrix."""
+    """Draft the most probable tree of the matrix."""
 
     def __init__(self, description: DrafterDescription) -> None:
-        """Make an empty matrix of `target_top_k` predictions per token."""
+        """Create an empty matrix with `target_top_k` predictions per token."""
         self.description = description
         self._matrix = AdjacencyMatrix(description.vocab_size, description.target_top_k)
 
@@ -86,7 +83,7 @@ class RecyclingDrafter:
         return cls(DrafterDescription("", tokenizer.vocab_size, fingerprint, target_top_k=_K))
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, after recording all jobs' predictions."""
+        """Record all jobs' predictions, then draft one tree per job."""
         for job in jobs:
             if job.target_top_k is not None:
                 self._learn(job.target_top_k)
@@ -94,23 +91,23 @@ class RecyclingDrafter:
         return [best_first(self._matrix, chances, job.context[-1], job.limits) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Do nothing: no state of single requests is kept."""
+        """Do nothing: the drafter stores no state of requests."""
 
     def _learn(self, top_k: TargetTopK) -> None:
         self._matrix.update(top_k.token_ids, top_k.top_k)
 
 
 def best_first(matrix: AdjacencyMatrix, chances: Sequence[float], root: int, limits: TreeLimits) -> TokenTree:
-    """Return the most probable nodes up to the budget.
+    """Return the tree of the most probable nodes within the limits.
 
-    A path's probability is the product of its tokens' chances, and a token's chance is that of its rank.
+    A path's probability is the product of its tokens' `chances`, which depend on their ranks.
     """
     tokens, parents, scores, depths = [root], [-1], [1.0], [0]
     waiting: list[tuple[float, int, int, int]] = []
-    """(-path probability, parent, token, rank) of every node's best remaining child."""
+    """(-path probability, parent, token, rank) of every node's best unused child."""
 
     def offer(parent: int, rank: int, above: float) -> None:
-        """Offer a node's child of some rank; `above` is its path probability."""
+        """Queue a node's child of a rank; `above`: the node's path probability."""
         children = matrix.after(tokens[parent])
         probability = above * chances[rank] if rank < len(children) else 0.0
         narrow = limits.width is not None and rank >= limits.width

@@ -1,27 +1,27 @@
-"""Refused or deferred drafts by request: retried later, or never."""
+"""Remember refused and deferred drafts: never retried, or retried after a pause."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LONGEST_PAUSE = 63
-"""Maximum steps without a retry."""
+"""Maximum steps before a deferred draft is retried."""
 
 
 @dataclass(slots=True)
 class _Standing:
-    """Standing of one speculator with one request."""
+    """Refusals of one request by one speculator."""
 
     refused: bool = False
     vain: int = 0
-    """Consecutive deferred tries."""
+    """Number of consecutive deferred drafts."""
     pause: int = 0
-    """Steps that are left out yet."""
+    """Number of steps to skip before the next try."""
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Refusals of the speculators of one service or pool, which are numbers."""
+    """Refusals of a pool's speculators, by request and speculator number."""
 
     _by_request: defaultdict[str, dict[int, _Standing]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -33,24 +33,24 @@ class Refusals:
         return request_id in self._by_request
 
     def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
-        """Return the speculators to call, once in each step."""
+        """Return the speculators to call; call this once per step."""
         if request_id not in self._by_request:
             return list(speculators)
         known = self._by_request[request_id]
         return [s for s in speculators if s not in known or _asks(known[s])]
 
     def refuse(self, request_id: str, speculator: int) -> None:
-        """Note an answer of ERROR."""
+        """Note status ERROR: never retry."""
         self._standing(request_id, speculator).refused = True
 
     def defer(self, request_id: str, speculator: int) -> None:
-        """Note an answer of EXHAUSTED."""
+        """Note status EXHAUSTED: retry after a pause that doubles each time."""
         standing = self._standing(request_id, speculator)
         standing.pause = min((1 << standing.vain) - 1, LONGEST_PAUSE)
         standing.vain = min(standing.vain + 1, LONGEST_PAUSE.bit_length())
 
     def served(self, request_id: str, speculator: int) -> None:
-        """Note a good answer."""
+        """Note a draft: drop earlier refusals."""
         if request_id in self._by_request:
             self._by_request[request_id].pop(speculator, None)
             if not self._by_request[request_id]:
@@ -61,7 +61,7 @@ class Refusals:
             self._by_request.pop(request_id, None)
 
     def clear(self) -> None:
-        """Forget all refusals, as another process answers."""
+        """Drop all refusals, when a new process answers."""
         self._by_request.clear()
 
     def _standing(self, request_id: str, speculator: int) -> _Standing:

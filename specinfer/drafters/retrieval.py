@@ -1,12 +1,12 @@
-"""Drafts from known texts: the paper's "knowledge base" speculator (LLMA, REST).
+"""Draft from a datastore of texts: the paper's "knowledge base" (LLMA, REST).
 
     known texts   ... press the red button twice. | ... press the red lever, then ...
     context       To start it, press the red
     tree          red-+-button-twice      children ranked by how often they followed
                       +-lever-,-then
 
-The texts are files given at the start: an array over them takes little memory, so that they may be large.
-The service's own output is for `suffix`. Every proposal is a point.
+The texts are files read at start into a suffix array, which needs little memory, so they may be large. To draft from
+finished requests, use `suffix`. Every proposal is a point (not drawn).
 """
 
 import json
@@ -25,11 +25,11 @@ _MAX_MATCHES = 64
 """Maximum occurrences whose continuations are counted."""
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.35, 3: 0.5, 4: 0.6}
 _BEST_SCORE = 0.75
-"""Prior acceptance by length of the match, until measured."""
+"""Score after a match of maximum length, until calibrated."""
 
 
 class RetrievalDrafter:
-    """Looks the end of the context up in a datastore."""
+    """Draft continuations of the context's end found in a datastore."""
 
     def __init__(
         self, texts: Sequence[Sequence[int]], description: DrafterDescription, least: int = 3
@@ -42,10 +42,12 @@ class RetrievalDrafter:
         """Read the datastore.
 
         Raises:
-            SettingError: if there is none.
+            SettingError: if the option `datastore` is empty or a file is missing.
         """
         if not options.datastore:
-            raise SettingError("datastore", options.datastore, "retrieval needs files")
+            raise SettingError(
+                "datastore", options.datastore, "needed for retrieval: files, separated by colons"
+            )
         tokenizer = Tokenizer.load(resolve_model(options.model))
         texts = list(read_datastore(options.datastore, tokenizer))
         description = DrafterDescription("", tokenizer.vocab_size, tokenizer.fingerprint())
@@ -53,7 +55,7 @@ class RetrievalDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Description, bound to the tokenizer by which the texts were read."""
+        """Description with the tokenizer that encoded the texts."""
         return self._description
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
@@ -61,7 +63,7 @@ class RetrievalDrafter:
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Do nothing: no state of requests is kept."""
+        """Do nothing: the drafter stores no state of requests."""
 
     def _draft(self, job: DraftJob) -> TokenTree:
         if job.limits.empty:
@@ -79,7 +81,7 @@ class RetrievalDrafter:
 def likely_tree(
     root: int, continuations: Iterable[Sequence[int]], limits: TreeLimits, prior: float
 ) -> TokenTree:
-    """Return the most frequent paths of some continuations.
+    """Return a tree of the most frequent paths of some continuations.
 
     A node's score is the share of its parent's continuations that go through it, times the prior.
     """
@@ -93,7 +95,7 @@ def likely_tree(
     builder = TreeBuilder(root)
     kids: dict[tuple[int, ...], list[int]] = {}
     chosen = 0
-    for path in ranked:  # a path never comes before its parent: that occurs as often and is shorter
+    for path in ranked:  # a parent comes first: it is at least as frequent, and shorter
         siblings = kids.setdefault(path[:-1], [])
         narrow = limits.width is not None and len(siblings) >= limits.width
         if chosen == limits.nodes or narrow or not (len(path) == 1 or path[:-1][-1] in kids[path[:-2]]):

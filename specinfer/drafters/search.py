@@ -1,4 +1,4 @@
-"""Finds earlier occurrences of a context's end, in growing or fixed texts.
+"""Find earlier occurrences of a context's end, in growing or fixed texts.
 
 text      ... the cat sat on the mat . the cat ran . the cat
 matches   "the cat" -> sat on ...  (2 tokens match),  ". the cat" -> ran ...  (3 tokens match)
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 LONGEST_SORTED = 16
 END = -1
-"""Separator between and after sequences. Matches never cross it."""
+"""Separator after every sequence. Matches never cross it."""
 
 
 class SuffixArray:
-    """Finds token sequences in a fixed text, by its sorted suffixes.
+    """Find token sequences in a fixed text by its sorted suffixes.
 
     tokens   the cat sat the cat ran END        suffixes in order   cat ran .. | cat sat .. | ran .. | ...
     find("the cat")  ->  the positions after its two occurrences
 
-    Built by prefix doubling in numpy: four sorts order all suffixes by their first sixteen tokens, the
-    maximum length of a match.
+    Prefix doubling in numpy builds the array: four sorts order all suffixes by their first sixteen tokens, which is
+    the maximum length of a match.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -35,14 +35,14 @@ class SuffixArray:
         return len(self.tokens)
 
     def longest_match(self, context: Sequence[int], least: int) -> tuple[int, NDArray[np.int64]]:
-        """Return the length of the longest end found, and the next positions.
+        """Return the longest matching end's length, and positions after matches.
 
         Returns:
-            (0, nothing) if not even the last `least` tokens occur.
+            (0, empty array) if the last `least` tokens do not occur.
         """
         best: tuple[int, NDArray[np.int64]] = (0, np.zeros(0, np.int64))
         low, high = least, min(LONGEST_SORTED, len(context))
-        while low <= high:  # if an end occurs, every shorter one does
+        while low <= high:  # bisection: if an end occurs, all shorter ends occur
             length = (low + high) // 2
             ranks = self._range(context[len(context) - length :])
             if len(ranks):
@@ -87,11 +87,11 @@ def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 LONGEST = 32
-"""Maximum counted tokens of a match."""
+"""Maximum length of a match; longer ones count as this."""
 _MAX_OCCURRENCES = 64
 """Maximum examined occurrences.
 
-They are the latest ones; in references they are spread evenly.
+These are the latest occurrences; in references, evenly spaced ones.
 """
 
 
@@ -107,12 +107,11 @@ class Match(NamedTuple):
 
 
 class Occurrences:
-    """Growing texts, indexed by their n-grams; nothing is ever rebuilt.
+    """Index of growing texts by n-grams, updated incrementally.
 
-    Every position is filed under its last `shortest` tokens, as in LZ77's hash chains; how much more matches
-    before them is examined on request. A suffix automaton would find the longest match without looking, but takes
-    several times the memory in Python, and does not give the continuations of shorter matches, which become
-    branches.
+    Every position is stored under its last `shortest` tokens, as in LZ77's hash chains; a query compares the tokens
+    before them. A suffix automaton would find the longest match directly, but needs several times the memory in
+    Python, and omits the continuations of shorter matches, which become branches.
     """
 
     def __init__(self, shortest: int) -> None:
@@ -125,7 +124,7 @@ class Occurrences:
             self._ends.setdefault(tuple(text[end - self._shortest : end]), []).append((text, end))
 
     def drop(self, text: Sequence[int]) -> None:
-        """Forget the text that was added first."""
+        """Remove a text, which must be the oldest."""
         for end in range(self._shortest, len(text) + 1):
             key = tuple(text[end - self._shortest : end])
             filed = self._ends[key]
@@ -134,7 +133,7 @@ class Occurrences:
                 del self._ends[key]
 
     def matches(self, context: Sequence[int]) -> Iterator[Match]:
-        """Yield the latest occurrences of the context's end, except itself."""
+        """Yield earlier occurrences of the context's end, the latest first."""
         filed = self._ends.get(tuple(context[-self._shortest :]), ())
         matches = (
             Match(text, end, _length(text, end, context)) for text, end in reversed(filed) if end < len(text)
@@ -154,8 +153,8 @@ def _length(text: Sequence[int], end: int, context: Sequence[int]) -> int:
 class References:
     """Texts that a request may copy from (LLMA, arXiv 2304.04487).
 
-    They do not grow, so a suffix array over all of them is built once: it takes twelve bytes for each token
-    and finds the longest match anywhere in a text. They are never learnt, nor used for another request.
+    A suffix array over all of them is built once. It takes twelve bytes per token, and finds the longest match
+    anywhere in a text. References are never used for learning or other requests.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
@@ -163,7 +162,7 @@ class References:
         self._tokens = self._array.tokens.tolist()
 
     def matches(self, context: Sequence[int], least: int) -> list[Match]:
-        """Return occurrences of the longest matching end of at least `least` tokens.
+        """Return occurrences of the context's longest end, of `least` tokens or more.
 
         The text of a match ends at `END`.
         """

@@ -1,6 +1,6 @@
-"""Drafts of a small model (SSM): a cache per request, and trees.
+"""Draft with a small model (SSM), which caches every request's context.
 
-The growth of trees is `specinfer.model.drafting.expansion`.
+`specinfer.model.drafting.expansion` grows the trees.
 """
 
 import logging
@@ -30,17 +30,17 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 log = logging.getLogger(__name__)
 
 _PROMPT, _SWAPPED_AT_ONCE = 32, 16
-"""New context tokens, or missing tokens, above which the head is replaced."""
+"""New tokens above which a delta is a prompt; tokens per swap."""
 _CATCH_UP = 1024
-"""Maximum context tokens read at once. A request may have many unread."""
+"""Maximum context tokens of a request read in one step."""
 _DRAFT_FORMAT = "q8_0"
-"""Format of `auto` for a draft without blocks of its own."""
+"""Weight format of `auto` for a checkpoint without block formats."""
 PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
-"""Kinds of children for stochastic requests."""
+"""Values of the option `proposal`: kinds of children for sampled requests."""
 
 
 class SsmDrafter:
-    """Drafts with a small model of the same tokenizer."""
+    """Draft with a small model that has the target's tokenizer."""
 
     def __init__(
         self,
@@ -50,14 +50,11 @@ class SsmDrafter:
         token_ids: torch.Tensor | None = None,
         pinned: Iterable[int] = (),
     ) -> None:
-        """Create it; `token_ids` of a trimmed head follow the traffic.
-
-        The `pinned` ones stay.
-        """
+        """Create the drafter. `token_ids` of a trimmed head follow traffic, except `pinned`."""
         self._runner, self._shape = runner, shape
         self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
-        self._token_ids = ids.to(torch.int32, copy=True)  # as the kernels read them
+        self._token_ids = ids.to(torch.int32, copy=True)  # type that the kernels read
         self._vocabulary = TrafficVocabulary(ids.tolist(), pinned) if runner.head else None
         self._sequences: dict[str, KVSequence] = {}
 
@@ -66,14 +63,14 @@ class SsmDrafter:
         """Load the model.
 
         Raises:
-            SettingError: naming the bad option.
+            SettingError: naming the invalid option.
         """
         shape = shape_of(options)
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
             return cls._trained(options, shape)
         settings = runner_options(options)
-        # transformers' models have whole heads
+        # the generic executor cannot trim heads
         token_ids = (
             drafted_tokens(directory, options.vocabulary) if planned_executor(directory, settings) else ()
         )
@@ -89,7 +86,7 @@ class SsmDrafter:
 
     @classmethod
     def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
-        """Load a trained SSM: a reduced head, the target's embeddings and tokenizer."""
+        """Load a trained SSM, with the target's embeddings and tokenizer."""
         trained = load_trained(options, DraftModel)
         draft = trained.draft
         runner = ModelRunner.build(draft.config, draft.weights, runner_options(options))
@@ -125,7 +122,7 @@ class SsmDrafter:
     def _follow_traffic(self, tasks: Iterable[GrowthTask]) -> None:
         """Add tokens of new contexts to a trimmed head.
 
-        Those of prompts are added at once, others in groups.
+        Missing tokens of prompts are added at once, others in groups of `_SWAPPED_AT_ONCE`.
         """
         if self._vocabulary is None or self._runner.head is None:
             return
@@ -143,7 +140,7 @@ class SsmDrafter:
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
             sequence = self._sequences[job.request_id] = self._runner.open(job.cache_scope)
-            # prompts that begin alike are read once; the last token is always read
+            # common prefixes are read once; the last token is always read
             self._runner.cache.share(sequence, job.context[:-1])
         delta = job.context[sequence.length : sequence.length + _CATCH_UP]
         complete = sequence.length + len(delta) == len(job.context)
@@ -153,7 +150,7 @@ class SsmDrafter:
 
 
 _SMALL = 1.5
-"""Factor of the draft vocabulary up to which heads are not trimmed."""
+"""Minimum ratio of vocabulary to draft vocabulary for trimming a head."""
 
 
 def drafted_tokens(directory: Path, max_count: int) -> tuple[int, ...]:
@@ -163,8 +160,8 @@ def drafted_tokens(directory: Path, max_count: int) -> tuple[int, ...]:
     Added tokens, which end answers and mark calls, are drafted as well.
 
     Args:
-        directory: of the model.
-        max_count: tokens to draft; 0: all.
+        directory: directory of the model.
+        max_count: maximum number of tokens to draft; 0: all.
     """
     size = load_config(directory).vocab_size
     if not max_count or size <= _SMALL * max_count:
@@ -175,7 +172,7 @@ def drafted_tokens(directory: Path, max_count: int) -> tuple[int, ...]:
 
 
 def load_trimmed(directory: Path, options: RunnerOptions, token_ids: tuple[int, ...]) -> ModelRunner:
-    """Load a model with these tokens' head rows, after a check."""
+    """Load a model whose head has only the rows of these tokens."""
     if token_ids and not is_checked(directory, options):
         load_checked(directory, options)
     return load_checked(directory, replace(options, token_ids=token_ids))
@@ -189,7 +186,7 @@ def growth_task(
     limits: TreeLimits,
     offset: int = 0,
 ) -> GrowthTask:
-    """Return a job's task, with the drafter's seed or permitted noise."""
+    """Return a job's growth task, with the drafter's or the target's seed."""
     if shape.draws(job.sampling):
         sampling = replace(job.sampling, seed=job.draw_seed)
         return GrowthTask(sequence, delta, limits, sampling, offset=offset)
@@ -212,10 +209,10 @@ def runner_options(options: DrafterOptions) -> RunnerOptions:
 
 
 def shape_of(options: DrafterOptions) -> GrowthShape:
-    """Read the growth options.
+    """Read the options of tree growth.
 
     Raises:
-        SettingError: naming the bad one.
+        SettingError: naming the invalid option.
     """
     if options.proposal not in PROPOSALS:
         raise SettingError("proposal", options.proposal, f"must be one of {', '.join(PROPOSALS)}")

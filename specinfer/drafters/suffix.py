@@ -1,17 +1,17 @@
 """Suffix decoding (arXiv 2411.04975): repeat the longest earlier occurrences.
 
-It searches the end of the context in the request itself, in its references and in finished requests.
+The context's end is searched in the request itself, in its references and in finished requests.
 
     context  ... press the red button twice . ... press the red lever , then ... . To start it, press the red
-    tree     red-+-button-twice-.       an occurrence weighs by the tokens that match before it
+    tree     red-+-button-twice-.       an occurrence's weight grows with the length of its match
                  +-lever-,-then
 
-A child's score is the share of its parent's weight that goes through it, times how far a match of that length
-is to be trusted. Along a branch the match gets longer, so trust grows: long repeats are drafted deep, chance
-repeats hardly at all. Nothing is rebuilt; a text can be drafted from as soon as it is there.
+A child's score is its share of its parent's weight, times a trust factor for the length of the match. The match gets
+longer along a branch, so trust grows: long repeats are drafted deeply, accidental ones hardly. The index is updated
+incrementally.
 
-Finished requests are learnt only if that is allowed (`suffix_learn`): one user's text then comes back as
-another's *draft*; the output never changes, but its timing can reveal it. Every proposal is a point.
+Finished requests are indexed only with `suffix_learn`: one user's text may become another user's *draft*; outputs
+never change, but timing can reveal the text. Every proposal is a point (not drawn).
 """
 
 import heapq
@@ -28,16 +28,16 @@ from specinfer.tree.builder import point_tree
 
 _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
-"""Prior acceptance of the heaviest continuation, by matching tokens; then `_MAX_TRUST`."""
+"""Trust factor by length of the match; beyond, `_MAX_TRUST`."""
 _MAX_TRUST = 0.92
 _WEIGHT = 4.0
-"""Factor of a match's weight for each further matching token."""
+"""Factor of a match's weight per further matching token."""
 _MAX_LEARNT = 1 << 18
 """Maximum tokens of finished requests."""
 
 
 class FinishedTexts:
-    """Texts of finished requests; the oldest are dropped."""
+    """Indexed texts of finished requests; the oldest are dropped."""
 
     def __init__(self, max_tokens: int = _MAX_LEARNT) -> None:
         self._max_tokens, self._tokens = max_tokens, 0
@@ -56,7 +56,7 @@ class FinishedTexts:
 
 @dataclass(slots=True)
 class _RequestText:
-    """A request's own text."""
+    """Indexed text of an unfinished request."""
 
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(_SHORTEST))
     text: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _RequestText:
 
 
 class SuffixDrafter:
-    """Drafts from a request's text and references, and perhaps finished requests."""
+    """Draft from a request's text, its references and finished requests."""
 
     def __init__(self, learn: bool = False) -> None:
         self._finished = FinishedTexts() if learn else None
@@ -89,7 +89,7 @@ class SuffixDrafter:
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Forget a request; its text is learnt now if that is allowed."""
+        """Drop a request; with `suffix_learn`, index its text for others."""
         request_text = self._requests.pop(request_id, None)
         if request_text is not None and self._finished is not None:
             self._finished.add(request_text.text)
@@ -120,10 +120,10 @@ class _Branch:
 
 
 def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> TokenTree:
-    """Return the most probable continuations of the matches, up to the budget."""
+    """Return a tree of the most probable continuations, within the limits."""
     tokens, parents, scores = [root], [-1], [1.0]
     waiting: list[tuple[float, int, _Branch]] = []
-    """Candidates by minus path probability, then in order of insertion."""
+    """Heap of candidates: (minus path probability, order of insertion, branch)."""
     number = count()
 
     def offer(parent: int, depth: int, among: Iterable[Match], above: float) -> None:
@@ -145,7 +145,7 @@ def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> To
 
 
 def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | None) -> list[_Branch]:
-    """Return continuations `depth` tokens after matches, heaviest first."""
+    """Return branches by their token `depth` after the matches, heaviest first."""
     branches: dict[int, _Branch] = {}
     total = 0.0
     for match in matches:

@@ -1,23 +1,23 @@
-"""The draft vocabulary: recent tokens replace those unused for longest."""
+"""Draft vocabulary of a trimmed head, with least-recently-used replacement."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
 class TrafficVocabulary:
-    """Row of each token in a trimmed head, least recently used first."""
+    """Row of each token in a trimmed head, with an LRU order."""
 
     def __init__(self, token_ids: Sequence[int], pinned: Iterable[int] = ()) -> None:
-        """Start with the tokens of these rows; `pinned` ones keep theirs."""
+        """Start with a token per row; `pinned` tokens are never replaced."""
         self._pinned = frozenset(pinned)
         rows = {token: row for row, token in enumerate(token_ids) if token not in self._pinned}
         self._rows = OrderedDict((token, rows[token]) for token in sorted(rows, reverse=True))
         """Token -> row, the least recently used first."""
         self.missing: dict[int, None] = {}
-        """Noted tokens without a row, the oldest first."""
+        """Used tokens without a row, the oldest first."""
 
     def note(self, tokens: Iterable[int]) -> None:
-        """Count tokens of a text as used."""
+        """Mark tokens of a text as recently used."""
         for token in tokens:
             if token in self._rows:
                 self._rows.move_to_end(token)
@@ -25,7 +25,7 @@ class TrafficVocabulary:
                 self.missing[token] = None
 
     def swap(self) -> dict[int, int]:
-        """Replace the least recently used tokens; return new tokens by row."""
+        """Give missing tokens the least recently used rows; return them by row."""
         changed = {}
         for token in list(self.missing)[-len(self._rows) :]:
             _, row = self._rows.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Resolves models: names, directories, GGUF files and hub ids."""
+"""Find and fetch models: registry names, hub ids, directories, GGUF files."""
 
 from specinfer.hub.resolve import DEFAULT_MODEL, model_name, resolve_model
 

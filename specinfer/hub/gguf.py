@@ -1,6 +1,6 @@
-"""Model directories made from GGUF files, cached.
+"""Make model directories from GGUF files, and cache them.
 
-They are made again after a change of our code.
+A directory is made again after a change of our code.
 """
 
 import json
@@ -28,12 +28,12 @@ from specinfer.system.cache_directory import cache_directory
 from specinfer.system.progress import progress
 
 _DERIVE = "specinfer.model.weights.convert"
-"""Module with torch, not installed with a gateway."""
+"""Module of the conversion, which needs torch."""
 _NEEDED = ("torch", "transformers", "gguf")
 
 
 def derived_directories() -> Path:
-    """Return the folder of all derived directories, which may not exist."""
+    """Return the parent of all derived directories, which may not exist."""
     return cache_directory() / "gguf"
 
 
@@ -41,9 +41,9 @@ def gguf_directory(path: Path) -> Path:
     """Return a GGUF file's model directory, made if missing.
 
     Raises:
-        SettingError: if this is no GGUF file.
-        IncompatibleError: if a part of it is not supported.
-        UnavailableError: if the directory cannot be made.
+        SettingError: if the file is not a GGUF file.
+        IncompatibleError: if a part of the file is not supported.
+        UnavailableError: if the directory cannot be written.
     """
     check_gguf(path)
     path = path.absolute()
@@ -65,10 +65,10 @@ def gguf_directory(path: Path) -> Path:
 def derive(work: Path, path: Path, fingerprint: str) -> None:
     """Convert a GGUF file into a directory.
 
-    A large file is converted in a separate process, for its memory.
+    A large file is converted in a separate process, which frees the memory at its end.
 
     Raises:
-        IncompatibleError: if a part of it is not supported.
+        IncompatibleError: if a part of the file is not supported.
         UnavailableError: if a library is missing.
     """
     check_libraries()
@@ -93,9 +93,9 @@ def check_libraries() -> None:
 
 
 def refresh(directory: Path) -> None:
-    """Make a directory's files again if other code or versions made them.
+    """Convert again if another version of the code wrote a directory.
 
-    The directory itself stays, as other processes may read it. Without the libraries it is not changed.
+    The directory itself stays, since other processes may read it. Without the libraries nothing changes.
     """
     path = directory / KEPT_GGUF
     if not path.is_file() or read_record(directory).get("made_by") == _maker() or _missing():
@@ -105,30 +105,30 @@ def refresh(directory: Path) -> None:
             derive(work, path.readlink() if path.is_symlink() else path, file_fingerprint(path))
             for made in sorted(
                 work.rglob("*"), key=lambda file: file.name == RECORD
-            ):  # the record comes last
+            ):  # the record of the version is moved last
                 if made.is_file() and made.name != LOCK:
                     place = directory / made.relative_to(work)
                     place.parent.mkdir(exist_ok=True)
                     os.replace(made, place)
     except OSError as error:
         raise UnavailableError(f"cannot store {directory}: {error.strerror or error}") from error
-    for old in directory.glob("*.safetensors"):  # earlier versions converted the weights
+    for old in directory.glob("*.safetensors"):  # written by earlier versions
         old.unlink()
 
 
 def _missing() -> str:
-    """Return the first library that cannot be imported, or nothing."""
+    """Return the name of the first missing library; empty if none."""
     for name in _NEEDED:
         try:
             if find_spec(name) is None:
                 return name
-        except ModuleNotFoundError:  # raised by finders of others
+        except ModuleNotFoundError:  # raised for a missing parent package
             return name
     return ""
 
 
 def _point(directory: Path, path: Path) -> None:
-    """Let the link lead to a file with the same content."""
+    """Let the directory's link lead to a file of equal content."""
     link = directory / KEPT_GGUF
     if link.is_symlink() and link.readlink() == path:
         return

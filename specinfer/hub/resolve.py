@@ -1,6 +1,6 @@
-"""Resolves a model's name to a directory with its files.
+"""Resolve a model's name to a directory with its files.
 
-Fast and without torch, except for a new GGUF file. Nothing is downloaded (`specinfer.hub.pull` does that).
+Needs no torch, except for the conversion of a new GGUF file. Downloads nothing; `specinfer.hub.pull` does.
 """
 
 import json
@@ -36,12 +36,12 @@ def shipped_directory(name: str) -> Path:
 def resolve_model(model: str) -> Path:
     """Return the directory of a model: path, registry name or hub id.
 
-    A GGUF file has a derived directory.
+    For a GGUF file this is a directory derived from it.
 
     Raises:
-        SettingError: if it is missing, with a hint.
+        SettingError: if the model is missing, with a hint.
         IncompatibleError: if a part of a GGUF file is not supported.
-        UnavailableError: if a GGUF file cannot be read here.
+        UnavailableError: if a library for GGUF files is missing.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -58,7 +58,7 @@ def resolve_model(model: str) -> Path:
 
 
 def model_name(model: str) -> str:
-    """Return the served name: a path without folders, GGUF without suffix."""
+    """Return a model's served name: the path's last part, without .gguf."""
     path = Path(model).expanduser()
     if names_file(model):
         return split_stem(path.name)
@@ -66,10 +66,10 @@ def model_name(model: str) -> str:
 
 
 def check_model_folder(model: str) -> Path:
-    """Return the directory of a model after a check of its files.
+    """Return a model's directory after a check of its files.
 
     Raises:
-        SettingError: if it is not there, or has no configuration, tokenizer or weights.
+        SettingError: if the directory, configuration, tokenizer or weights are missing.
     """
     directory = resolve_model(model)
     tokenizer = directory / "tokenizer.json"
@@ -82,7 +82,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
     """Return a model's directory if it has configuration and weights.
 
     Raises:
-        SettingError: if it has not, or if they are in a GGUF file that is gone.
+        SettingError: if configuration or weights are missing, or the GGUF file was moved.
     """
     try:
         read = json.loads((directory / "config.json").read_bytes())
@@ -92,7 +92,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
         raise SettingError("model", model, f"{directory / 'config.json'}: {error}") from error
     if not isinstance(read, dict):
         raise SettingError("model", model, f"{directory / 'config.json'}: must be a JSON object")
-    kept_gguf(directory)  # a link may lead to nothing
+    kept_gguf(directory)  # raises if the linked file was moved
     if not any(path.suffix in _WEIGHTS for path in directory.iterdir()):
         raise SettingError("model", model, f"no weights (*.safetensors) in {directory}")
     return directory
@@ -103,11 +103,11 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
 def is_hub_id(model: str) -> bool:
-    """Return whether this may be a hub id like `owner/name`."""
+    """Return whether a text has the form of a hub id, `owner/name`."""
     return bool(_HUB_ID.fullmatch(model)) and not names_file(model)
 
 
 def names_file(model: str) -> bool:
-    """Return whether a model is a GGUF file's path, in any case."""
+    """Return whether a model is a GGUF file's path, by its ending."""
     path = Path(model).expanduser()
     return path.suffix.lower() == ".gguf" or path.is_file()

@@ -1,7 +1,7 @@
-"""Atomic directories: complete or absent.
+"""Create directories atomically: complete or absent.
 
-They are filled in a hidden directory next to their place, by one process at a time: the process with its lock
-finds the files of a killed one. Their modes follow the umask.
+A process fills a hidden directory next to the target under a lock, and moves it to the target. It finds the files of a
+killed process there. Modes follow the umask.
 """
 
 import fcntl
@@ -19,27 +19,27 @@ LOCK = "lock"
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory, moved to its place without an error.
+    """Yield an empty directory; move it to `target` if no error occurs.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the directory cannot be written.
     """
     with empty_directory(target) as work:
         yield work
-        if not (target / "config.json").is_file():  # otherwise another process had it whole first
+        if not (target / "config.json").is_file():  # else another process was faster
             put_in_place(work, target)
 
 
 @contextmanager
 def empty_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory next to a target, removed at the end.
+    """Yield an empty directory next to `target`; remove it at the end.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the directory cannot be written.
     """
     with partial_directory(target) as work:
         try:
-            for left in work.iterdir():  # by a process that was killed
+            for left in work.iterdir():  # left by a killed process
                 if left.name != LOCK:
                     _remove(left)
             yield work
@@ -49,23 +49,23 @@ def empty_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def partial_directory(target: Path) -> Iterator[Path]:
-    """Yield an unfinished pull's directory, for one process at once.
+    """Yield an unfinished pull's directory, to one process at a time.
 
-    The next process finds its files.
+    The next process finds the files written so far.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the directory cannot be written.
     """
     work = target.with_name(f".{target.name}.partial")
     with _lock(work, target.name):
         yield work
-        if work.is_dir() and {path.name for path in work.iterdir()} <= {LOCK}:  # nothing to continue with
+        if work.is_dir() and {path.name for path in work.iterdir()} <= {LOCK}:  # nothing was fetched
             shutil.rmtree(work, ignore_errors=True)
 
 
 def put_in_place(work: Path, target: Path) -> None:
-    """Move a complete directory to the target, replacing a tokenizer's."""
-    mode = work.stat().st_mode & 0o777  # by the umask
+    """Move a complete directory to `target`; replace one with only a tokenizer."""
+    mode = work.stat().st_mode & 0o777  # follows the umask
     for path in work.rglob("*"):
         if not path.is_symlink():
             path.chmod(mode if path.is_dir() else mode & 0o666)
@@ -76,12 +76,12 @@ def put_in_place(work: Path, target: Path) -> None:
 
 @contextmanager
 def _lock(work: Path, name: str) -> Iterator[None]:
-    """Make a directory and lock it; wait for other processes."""
+    """Create a directory and lock it; wait for other processes."""
     while True:
         work.mkdir(parents=True, exist_ok=True)
         try:
             file = (work / LOCK).open("w")
-        except FileNotFoundError:  # the other process finished between these lines
+        except FileNotFoundError:  # another process has just finished
             continue
         with file:
             try:

@@ -1,1 +1,1 @@
-"""Our speculators in other engines: one package per engine."""
+"""Use our speculators in other engines: one package per engine."""

@@ -1,4 +1,4 @@
-"""Token-tree speculation in one process: `LLM` and `AsyncLLM`. No gRPC, no Redis."""
+"""Token-tree speculation in one process, without gRPC and Redis: `LLM`, `AsyncLLM`."""
 
 from specinfer.llm.background import AsyncLLM
 from specinfer.llm.driver import TextDelta

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: `LLM` for asyncio. A thread decodes; cancelled calls end requests."""
+"""`AsyncLLM`: `LLM` for asyncio, decoding in a thread."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class _Reader:
 
     loop: asyncio.AbstractEventLoop
     deltas: "asyncio.Queue[list[TextDelta] | None]"
-    """None if the request has ended."""
+    """New text; None marks the request's end."""
 
 
 class AsyncLLM:
@@ -49,7 +49,7 @@ class AsyncLLM:
 
     @classmethod
     def of(cls, engine: LocalEngine, tokenizer: Tokenizer) -> Self:
-        """Decode on an engine that was put together elsewhere (`specinfer.llm.build.assemble`)."""
+        """Decode on an engine that `specinfer.llm.build.assemble` returned."""
         made = cls.__new__(cls)
         made._begin_thread(Driver(engine, tokenizer))
         return made
@@ -74,8 +74,8 @@ class AsyncLLM:
         """Answer a prompt. Concurrent calls are batched; cancellation ends the request.
 
         Args:
-            request_id: its name in logs; with speculators that draw, part of its random stream.
-            on_delta: gets new text as it comes.
+            request_id: id of the request in logs; seeds the random stream of speculators that draw.
+            on_delta: called with each new piece of text.
 
         Raises:
             InvalidInputError: for an invalid field.
@@ -137,7 +137,7 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
     ) -> tuple[Request, "asyncio.Queue[list[TextDelta] | None]"]:
         constraint = params.constraint if params is not None else None
-        if constraint is not None:  # others decode meanwhile
+        if constraint is not None:  # compiled while other requests decode
             compiling = await asyncio.wrap_future(self._call(lambda: self._driver.engine.compile(constraint)))
             if compiling is not None:
                 await asyncio.wait([asyncio.wrap_future(compiling)])
@@ -146,7 +146,7 @@ class AsyncLLM:
     async def _begin(
         self, submit: Callable[[], Request]
     ) -> tuple[Request, "asyncio.Queue[list[TextDelta] | None]"]:
-        """Submit on the decoding thread, and clean up if cancelled."""
+        """Submit a request on the decoding thread; end the request if cancelled."""
         deltas: asyncio.Queue[list[TextDelta] | None] = asyncio.Queue()
         reader = _Reader(asyncio.get_running_loop(), deltas)
 
@@ -176,7 +176,7 @@ class AsyncLLM:
             raise request.error
 
     def _call(self, work: Callable[[], T]) -> "Future[T]":
-        """Run on the decoding thread, between two steps."""
+        """Run `work` on the decoding thread, between two steps."""
         if self._closed:
             raise UnavailableError("this AsyncLLM is closed")
         self._driver.check_process()
@@ -189,22 +189,22 @@ class AsyncLLM:
                 return
             try:
                 future.set_result(work())
-            except Exception as error:  # noqa: BLE001  # it is the caller's
+            except Exception as error:  # noqa: BLE001  # the caller gets it from the future
                 future.set_exception(error)
 
         self._work.put(run)
         return future
 
     def _run(self) -> None:
-        """Decode until closed, on the decoding thread: callers' work, then steps."""
+        """Run callers' work and decoding steps on this thread until closed."""
         try:
             while not self._closed:
                 self._take_work(wait=not self._driver.busy)
                 if self._driver.busy:
                     for request in self._driver.step():
                         self._show(request)
-        except Exception as error:  # whatever it is, callers must not wait for ever
-            log.exception("decoding failed")
+        except Exception as error:  # any fault: callers must not wait for ever
+            log.exception("decoding failed; all requests end with this error")
             self._fault = error
         finally:
             self._end_all()
@@ -217,7 +217,7 @@ class AsyncLLM:
             self._work.get()()
 
     def _show(self, request: Request) -> None:
-        """Hand new text to the coroutine that waits for it."""
+        """Pass a request's new text to the coroutine that waits for it."""
         reader = self._readers.get(request)
         if reader is None:
             return
@@ -238,7 +238,7 @@ class AsyncLLM:
             self._cancel(future.result())
 
     def _end_all(self) -> None:
-        """End every request, also if its submission still waits."""
+        """End every request with an error, also before its submission."""
         while not self._work.empty():
             self._work.get()()
         error = self._fault or UnavailableError("this AsyncLLM is closed")

@@ -1,4 +1,4 @@
-"""Builds an `LLM`'s engine from options: model, speculators, budgets, planner."""
+"""Build an `LLM`'s engine from options: model, speculators, limits, planner."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., object]
 Speculators: TypeAlias = str | Sequence[str | Function]
 _UNLIMITED = 2**31
-"""Maximum waiting requests: a list of prompts queues here."""
+"""Maximum waiting requests: practically unlimited, for long lists of prompts."""
 
 
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -71,29 +71,29 @@ class LLMOptions:
     acceptance: str = DEFAULT_RULE
     """Rule for sampled requests: traversal, multi_step or naive."""
     max_num_seqs: int = 16
-    """Requests decoded at once; more wait."""
+    """Maximum requests in a batch; further requests wait."""
     max_model_len: int = 0
-    """Longest context in tokens; 0: the model's."""
+    """Maximum context length in tokens; 0: the model's."""
     kv_tokens: int | str = CACHE_TOKENS
     """Context tokens in the KV cache; "auto": what fits into free memory."""
     kv_type: str = AUTO_KV
     """Storage of keys and values: auto (the numeric type), bf16 or q8_0."""
     prefix_cache_directory: str = ""
-    """Directory of prefixes that outlive memory and process; empty: none."""
+    """Directory of the KV cache's prefixes on disk; empty: none."""
     prefix_cache_megabytes: int = PREFIX_MEGABYTES
-    """Maximum size of that directory."""
+    """Maximum size of `prefix_cache_directory` in MB."""
     offload: str = "none"
     """Place of the decoder layers: none, host or disk."""
     tensor_parallel_size: int = 1
-    """Number of local processes with parts of every layer, including this."""
+    """Number of local processes, including this one, that split every layer."""
     pipeline_parallel_size: int = 1
-    """Stages of successive layers, each of `tensor_parallel_size` processes."""
+    """Number of pipeline stages, each of `tensor_parallel_size` processes."""
     tree_nodes: int = 0
-    """Maximum nodes of a tree; 0: a pass's limit."""
+    """Maximum nodes of a tree; 0: the maximum tokens of a pass."""
     parse_special_tokens: bool = False
     """Parse names of special tokens in conversations as special tokens."""
     adaptive: bool = True
-    """Choose speculators and nodes adaptively; False: all, with `tree_nodes` nodes."""
+    """Choose speculators and nodes adaptively; False: all speculators, `tree_nodes` nodes."""
 
     def __post_init__(self) -> None:
         if isinstance(self.kv_tokens, str) and self.kv_tokens != "auto":
@@ -115,7 +115,7 @@ class LLMOptions:
         """Read keyword arguments.
 
         Raises:
-            TypeError: for an unknown one, with the closest known one.
+            TypeError: for an unknown option, with the most similar known one.
         """
         known = [field.name for field in fields(cls)]
         for name in options:
@@ -170,11 +170,11 @@ def assemble(
     options: LLMOptions,
     curve: PassCurve | None = None,
 ) -> LocalEngine:
-    """Put the engine of a loaded model together.
+    """Build the engine of a loaded model.
 
     Args:
-        groups: drafters by name; those of one group share contexts and draft one after another.
-        curve: seconds of passes by tokens; None measures them, for about a second.
+        groups: drafters by name; the drafters of a group share contexts and draft one after another.
+        curve: seconds of a pass by tokens; None: measured, for about a second.
 
     Raises:
         IncompatibleError: if a drafter has another tokenizer than the model.
@@ -213,7 +213,7 @@ def _specs(
 
     Raises:
         SettingError: if `speculators` is a text other than "auto" and "off", or the draft does not fit.
-        InvalidInputError: naming a text that cannot be read.
+        InvalidInputError: naming a text that is not DRAFTER[+DRAFTER...][,FLAG=VALUE...].
     """
     if isinstance(speculators, str):
         if speculators not in ("auto", "off"):
@@ -230,7 +230,7 @@ def _specs(
 
 
 def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
-    """Load the model, perhaps with several processes; return it with `close`."""
+    """Load the model, in one process or several; return it with `close`."""
     layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
     runner_options = RunnerOptions(
         dtype=options.dtype,
@@ -246,17 +246,17 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
         return load_checked(directory, runner_options), lambda: None
     if layout.stages > 1:
         log.info(
-            "pipeline stages: a pass may round differently with its size: speculation may change close choices"
+            "pipeline stages: a pass may round differently by its size, so speculation may change near ties"
         )
     ranks = LocalRanks(directory, runner_options, layout)
     return ranks.runner, ranks.close
 
 
 def _keep_prefixes(runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions) -> None:
-    """Open the directory of prefixes if set.
+    """Open the prefix cache's directory, if set.
 
     Raises:
-        SettingError: if the executor cannot do it.
+        SettingError: if the executor cannot store prefixes.
     """
     if not options.prefix_cache_directory:
         return

@@ -1,4 +1,4 @@
-"""Measures a draft end to end: against plain decoding and `auto`."""
+"""Measure a draft's speed against plain decoding and the automatic draft."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,19 +12,19 @@ from specinfer.llm.sync import LLM
 PROMPTS, NEW_TOKENS = 8, 48
 """Number of held-out prompts, and tokens of each answer."""
 MIN_GAIN = 1.02
-"""Minimum gain of a useful speculator, above a run's noise."""
+"""Minimum speed-up of a useful draft, above a run's noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Speeds with a draft, relative to plain decoding in the same turns."""
+    """Speed-ups of a draft over plain decoding, measured in alternation."""
 
     draft: str
-    """Name as `--draft` takes it."""
+    """Value for `--draft`."""
     plain: float
     """Tokens per second of plain decoding."""
     ratios: tuple[float, ...]
-    """Gains by prompt. The planner still learns in the first ones."""
+    """Speed-up by prompt; the planner still learns during the first prompts."""
 
     @property
     def gain(self) -> float:
@@ -32,7 +32,6 @@ class Gains:
         return median(self.ratios)
 
     def line(self) -> str:
-        """Return it as a line of a report."""
         return (
             f"{self.draft}: {self.gain:.2f}x of plain decoding ({min(self.ratios):.2f} to {max(self.ratios):.2f}), "
             f"{self.plain:.1f} -> {self.gain * self.plain:.1f} tokens/s"
@@ -40,7 +39,7 @@ class Gains:
 
 
 def compare(model: str, out: str, prompts: Sequence[Sequence[int]], device: str) -> list[Gains]:
-    """Measure a checkpoint, and the model's automatic draft if there is one.
+    """Measure a checkpoint, and the model's automatic draft, if any.
 
     Args:
         model: the target.
@@ -69,15 +68,15 @@ def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: st
 
 
 def advice(model: str, gains: Sequence[Gains]) -> Iterator[str]:
-    """Yield the report's lines: every draft, and the recommendation."""
+    """Yield the report's lines: speeds of all drafts, then a recommendation."""
     current, *alternatives = gains
     prompts = f"{len(current.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each"
-    yield f"end to end: {prompts}, one at a time, in turns"
+    yield f"end to end: {prompts}, one at a time, alternating the drafts"
     yield from (draft.line() for draft in gains)
     better = max(alternatives, key=lambda draft: draft.gain, default=current)
     if current.gain < MIN_GAIN and better.gain < MIN_GAIN:
-        yield f"do not serve it: it brings nothing over plain decoding; specinfer serve --model {model} --draft none"
+        yield f"do not serve it: it is not faster than plain decoding; specinfer serve --model {model} --draft none"
     elif better.gain > current.gain:
-        yield f"do not serve it: {better.draft} brings more; specinfer serve --model {model} --draft {better.draft}"
+        yield f"do not serve it: {better.draft} is faster; specinfer serve --model {model} --draft {better.draft}"
     else:
         yield f"serve it: specinfer serve --model {model} --draft {current.draft}"

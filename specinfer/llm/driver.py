@@ -1,6 +1,6 @@
-"""Requests of `LLM` and `AsyncLLM` on one engine, by one thread.
+"""Drive requests of `LLM` and `AsyncLLM` on one engine, in one thread.
 
-`submit` returns a request, and `step` advances all of them; `Request.take` returns their news.
+`submit` returns a request, `step` advances all requests, `Request.take` returns a request's new text.
 """
 
 import logging
@@ -18,9 +18,9 @@ from specinfer.llm.params import SamplingParams
 from specinfer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or objects like those of vLLM and OpenAI.
+"""Text, token ids, or an object as in vLLM and OpenAI's API.
 
-They are {"prompt": text}, {"prompt_token_ids": ids} or a conversation: {"messages": [...]}, perhaps with
+Objects are {"prompt": text}, {"prompt_token_ids": ids} or a conversation, {"messages": [...]}, with optional
 "tools".
 """
 DEFAULT_PARAMS = SamplingParams()
@@ -34,7 +34,7 @@ class TextDelta:
     text: str
     token_ids: list[int]
     index: int
-    """Number of the answer, of `n`."""
+    """Number of the answer, from 0 to `n` - 1."""
     finish_reason: str | None
     """None while the answer grows."""
 
@@ -46,15 +46,15 @@ class Request:
     output: RequestOutput
     answers: list[CompletionBuilder]
     error: Exception | None = None
-    """A fault that ended it."""
+    """Fault that ended the request."""
     _delivered: list[tuple[int, int]] = field(default_factory=list)
-    """Characters and tokens of each answer that were taken."""
+    """Number of characters and tokens of each answer that `take` has returned."""
     _ended: set[int] = field(default_factory=set)
-    """Answers whose end was taken."""
+    """Numbers of answers whose end `take` has returned."""
 
     @property
     def finished(self) -> bool:
-        """True if no more text will come."""
+        """True if the request will have no more text."""
         return self.error is not None or self.output.finished
 
     def take(self) -> list[TextDelta]:
@@ -74,25 +74,25 @@ class Request:
 
 
 class Driver:
-    """Submits prompts to an engine, and turns its progress into answers."""
+    """Submit prompts to an engine, and convert the engine's progress to answers."""
 
     def __init__(self, engine: LocalEngine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self._requests: dict[str, tuple[Request, CompletionBuilder]] = {}
-        """Request and number of each answer, by its id."""
+        """Request and builder of each answer, by its scheduler id."""
         self._process = os.getpid()
 
     @property
     def own_process(self) -> bool:
-        """True in the creating process, with the model's threads."""
+        """True in the process that created this, False in forked ones."""
         return os.getpid() == self._process
 
     def check_process(self) -> None:
         """Raise UnavailableError in a forked process."""
         if not self.own_process:
             raise UnavailableError(
-                f"this LLM belongs to process {self._process}, and a forked process does not have its threads: create "
-                "an LLM in the new process, and start that by multiprocessing's method 'spawn'"
+                f"this LLM belongs to process {self._process}, whose threads a forked process does not have: create "
+                "an LLM in the new process, and start the process with multiprocessing's method 'spawn'"
             )
 
     @property
@@ -140,8 +140,8 @@ class Driver:
             changed[id(request)] = request
             try:
                 answer.add(progress)
-            except Exception as error:  # a fault of ours in one request's text concerns that request
-                log.exception("the text of request %s cannot be read", progress.request_id)
+            except Exception as error:  # a fault in a request's text ends only this request
+                log.exception("decoding the text of request %s failed; the request ends", progress.request_id)
                 self._fail(request, FaultError("internal error", error))
                 continue
             if progress.final:
@@ -154,7 +154,7 @@ class Driver:
         self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request with the tokens it has."""
+        """End a request with the tokens generated so far."""
         for answer in request.answers:
             request_id = answer.state.request.request_id
             if self._requests.pop(request_id, None) is not None:

@@ -2,8 +2,8 @@
 
     submit(request) -> step() -> progress of requests, until none is left
 
-Each step is that of `specinfer.engine.step`, answered by a host in this process. Invariant: a step that fails ends
-the request that causes it, and no other.
+A step is one iteration of `specinfer.engine.step`, carried out by a host in this process. Invariant: a fault in a
+step ends only the request that caused it.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """Decodes requests; used by one thread at a time."""
+    """Decode requests. Not thread-safe."""
 
     def __init__(self, machine: StepMachine, host: Host) -> None:
         self.machine, self.host = machine, host
@@ -68,7 +68,7 @@ class LocalEngine:
         if request.constraint is not None:
             if self._compiler is None:
                 raise request.constraint.error("the model's tokenizer allows no constraints")
-            self._compiler.begin(request.constraint).result()  # at once where `compile` has begun it
+            self._compiler.begin(request.constraint).result()  # no wait if `compile` was called before
         return self.machine.scheduler.submit(request, time.monotonic(), self.pool.draws)
 
     def compile(self, constraint: Constraint) -> "Future[Matcher] | None":
@@ -90,7 +90,7 @@ class LocalEngine:
         ]
 
     def close(self) -> None:
-        """End the threads, and the other processes that share the model."""
+        """Stop the threads, and the other processes that share the model."""
         if self._compiler is not None:
             self._compiler.close()
         self.on_close()
@@ -109,7 +109,7 @@ class LocalEngine:
         return progress
 
     def _decode(self, plan: StepPlan) -> list[Committed]:
-        """Run a step: the host drafts and merges together with its pass."""
+        """Run a step: the host drafts, merges and verifies."""
         decoding = self.machine.decode(plan)
         question, steps = next(decoding), list[HostStep]()
         try:
@@ -130,12 +130,12 @@ class LocalEngine:
             return committed
 
     def _learn(self, step: FinishedStep) -> None:
-        """Learn from a step. A fault only makes later steps slower."""
+        """Let the planner learn from a step. A fault is only logged."""
         try:
             self.machine.learn(step)
             self.totals.add(step)
         except Exception:
-            log.exception("nothing is learnt from a step")
+            log.exception("learning from a step failed; the planner ignores this step")
             self.totals.failed_steps += 1
         self.totals.failed_drafts = self.host.failed_drafts
 

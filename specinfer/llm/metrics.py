@@ -1,4 +1,4 @@
-"""Counters of an `LLM`, returned by `get_metrics`."""
+"""Counters of an `LLM`, for `get_metrics`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Totals:
     draft_seconds: float = 0.0
     step_seconds: float = 0.0
     failed_steps: int = 0
-    """Steps from which nothing was learnt."""
+    """Steps that the planner ignored because learning from them failed."""
     failed_drafts: int = 0
     """Steps that decoded plainly because drafting failed."""
 
@@ -39,7 +39,7 @@ class Totals:
         self.counts += step.counts
 
     def metrics(self, running: int, waiting: int) -> list[Metric]:
-        """Return all counters, under vLLM's names where they mean the same."""
+        """Return all counters, with vLLM's names if the meaning is the same."""
         return [
             Metric("num_requests_running", running),
             Metric("num_requests_waiting", waiting),

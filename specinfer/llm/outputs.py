@@ -24,7 +24,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log-probability under the model, before temperature, top-k and top-p."""
+    """A token's log-probability, before temperature, top-k and top-p."""
 
     logprob: float
     decoded_token: str
@@ -38,9 +38,9 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
-    """Log-probabilities of generated tokens with alternatives; None unless requested."""
+    """Log-probabilities per generated token by token id; None unless requested."""
     finish_reason: str | None = None
-    """"stop", "length" or "abort"; None while it grows."""
+    """"stop", "length" or "abort"; None while the answer grows."""
 
     @property
     def finished(self) -> bool:
@@ -50,7 +50,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times and counts of one request, all of its answers together."""
+    """Times and counts of a request, summed over its answers."""
 
     queue_seconds: float
     first_token_seconds: float
@@ -59,7 +59,7 @@ class RequestMetrics:
     seed: int
     """Seed of the first answer."""
     speculative_decoding: SpeculationCounts
-    """Steps, drafted and accepted nodes, accepted nodes by step and by speculator."""
+    """Steps, drafted and accepted nodes, accepted nodes per step and per speculator."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """Text of the prompt; None if it was given as token ids."""
+    """Text of the prompt; None if token ids were given."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics | None = None
@@ -83,7 +83,7 @@ class RequestOutput:
 
 
 class CompletionBuilder:
-    """One answer as it grows: tokens become text."""
+    """Build one answer from new tokens: text, log-probabilities, finish reason."""
 
     def __init__(self, state: RequestState, tokenizer: Tokenizer, index: int) -> None:
         self.state, self._tokenizer = state, tokenizer
@@ -92,7 +92,7 @@ class CompletionBuilder:
         self.output = CompletionOutput(index, logprobs=[] if state.request.logprobs else None)
 
     def add(self, progress: Progress) -> None:
-        """Append new tokens, none of them after a stop string."""
+        """Append new tokens up to a stop string."""
         piece = self._text.push(progress.tokens, progress.final)
         self.output.text += piece.text
         tokens = progress.tokens[: piece.used]

@@ -1,4 +1,4 @@
-"""`SamplingParams` of `LLM`: vLLM's parameters, and those of speculation."""
+"""`SamplingParams` of `LLM`: vLLM's parameters, and parameters of speculation."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from specinfer.sampling import MAX_SEED, Sampling
 from specinfer.scheduling.request import GenerationRequest, Speculation
 
 _ALL = -1
-"""vLLM's other way to switch top_k off."""
+"""vLLM's value of top_k for no limit, like 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class SamplingParams:
     temperature: float = 1.0
     """Temperature; 0 takes the most probable token."""
     top_p: float = 1.0
-    """Keep the most probable tokens up to this mass."""
+    """Keep the most probable tokens up to this total probability."""
     top_k: int = 0
     """Keep the k most probable tokens; 0 or -1 keeps all."""
     seed: int | None = None
@@ -40,27 +40,27 @@ class SamplingParams:
     ignore_eos: bool = False
     """Continue after the model's own end-of-sequence token."""
     logprobs: int | None = None
-    """Number of reported alternatives; 0: only the generated token; None: no log-probabilities."""
+    """Number of alternatives per token; 0: only the generated token; None: nothing."""
     min_p: float = 0.0
     """Minimum probability relative to the most probable token; 0 keeps all."""
     presence_penalty: float = 0.0
-    """Penalty of tokens that were generated already, -2 to 2."""
+    """Subtracted from the logits of tokens generated before, -2 to 2."""
     frequency_penalty: float = 0.0
-    """Penalty for each earlier occurrence of a token, -2 to 2."""
+    """Subtracted from a logit for each earlier occurrence, -2 to 2."""
     repetition_penalty: float = 1.0
-    """Penalty of the tokens of prompt and answer; 1 changes nothing."""
+    """Divides positive logits of tokens in prompt and answer; 1 changes nothing."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Additions to the logits of tokens."""
+    """Numbers added to the logits, by token id."""
     constraint: Constraint | None = None
-    """Constraint: the text must match this schema, expression, grammar or choice."""
+    """JSON schema, regular expression, grammar or choice that the text must match."""
     references: Sequence[str] = ()
-    """Texts with likely quotes: they accelerate the answer without changing it."""
+    """Texts with passages for drafters to copy; the answer stays the same."""
     speculation: str = "tree"
     """Speculation: "tree", "sequence" (one branch) or "off"."""
     typical_epsilon: float = 0.0
-    """Threshold of typical acceptance, which changes the distribution; 0: lossless."""
+    """Threshold of typical acceptance (Medusa), which is not lossless; 0: off."""
     typical_delta: float = 0.0
-    """Factor of the threshold by entropy; 0: the hard one's square root."""
+    """Factor of typical acceptance's entropy term; 0: the square root of `typical_epsilon`."""
     priority: int = 0
     """Priority; higher runs first."""
     deadline_seconds: float | None = None
@@ -74,7 +74,7 @@ class SamplingParams:
         if self.speculation not in ("tree", "sequence", "off"):
             raise InvalidInputError("speculation", self.speculation, "must be tree, sequence or off")
         if self.seed is not None and not -(2**63) <= self.seed <= MAX_SEED:
-            raise InvalidInputError("seed", self.seed, "must be in [-2^63, 2^64)")
+            raise InvalidInputError("seed", self.seed, "must be from -2**63 to 2**64 - 1")
         self.sampling(0)
 
     def sampling(self, choice: int) -> Sampling:
@@ -110,8 +110,8 @@ class SamplingParams:
         """Return the scheduler's form of a request with these parameters.
 
         Args:
-            references: token ids of `references`.
-            choice: number of the answer, of `n`.
+            references: token ids of each text in `self.references`.
+            choice: number of the answer, from 0 to `n` - 1.
         """
         eos = () if self.ignore_eos else eos_token_ids
         return GenerationRequest(

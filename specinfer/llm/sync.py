@@ -43,10 +43,10 @@ class LLM:
 
         Args:
             model: registry name, hub id, directory or GGUF file.
-            draft: a smaller model of the same tokenizer, which drafts in addition to n-grams; "auto", the
-                default: a fitting one in the cache; "none".
-            speculators: the long form: a list of drafters as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]` and of
-                functions `(context, limits) -> TokenTree | None`, in place of a draft unless one is named; "off": none.
+            draft: a smaller model with the same tokenizer, which drafts in addition to n-grams; "auto" (the
+                default): a matching model in the cache; "none".
+            speculators: list of drafters as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]` and of functions
+                `(context, limits) -> TokenTree | None`; replaces the default draft. "off": no speculators.
             options: fields of `LLMOptions`.
 
         Raises:
@@ -57,7 +57,7 @@ class LLM:
 
     @classmethod
     def of(cls, engine: LocalEngine, tokenizer: Tokenizer) -> Self:
-        """Decode on an engine that was put together elsewhere (`specinfer.llm.build.assemble`)."""
+        """Decode on an engine that `specinfer.llm.build.assemble` returned."""
         made = cls.__new__(cls)
         made._begin(Driver(engine, tokenizer))
         return made
@@ -82,7 +82,7 @@ class LLM:
             use_tqdm: show a progress bar if there are several prompts.
 
         Raises:
-            InvalidInputError: naming the field and value of a prompt that cannot be served; nothing runs then.
+            InvalidInputError: naming the field and value of a prompt that is refused; no prompt runs then.
             SpecInferError: if a fault ended a request.
         """
         prompt_list = cast("Sequence[Prompt]", [prompts] if is_one(prompts) else prompts)
@@ -107,7 +107,7 @@ class LLM:
         """Answer a conversation, or several, as `generate` does; messages are OpenAI's.
 
         Args:
-            messages: of a conversation, or of each.
+            messages: messages of one conversation, or of each of several.
             sampling_params: for all conversations, or one for each.
             tools: functions that the model may call.
             chat_template_kwargs: more variables of the chat template, such as `enable_thinking`.
@@ -125,7 +125,7 @@ class LLM:
         """Stream an answer's text; closing or dropping the stream ends it.
 
         Args:
-            request_id: its name in logs; with speculators that draw, part of its random stream.
+            request_id: id of the request in logs; seeds the random stream of speculators that draw.
 
         Raises:
             InvalidInputError: for an invalid field, immediately.
@@ -149,7 +149,7 @@ class LLM:
         return self._driver.engine.metrics()
 
     def close(self) -> None:
-        """Free the model; calls from now on raise."""
+        """Free the model; later calls raise UnavailableError."""
         if not self._closed and self._driver.own_process:
             self._closed = True
             self._driver.engine.close()
@@ -163,7 +163,7 @@ class LLM:
     def _submit(self, submits: Sequence[Callable[[], Request]]) -> list[Request]:
         """Queue all prompts, or none if one is refused."""
         requests: list[Request] = []
-        self._driver.check_process()  # the lock may have been taken when the process was forked
+        self._driver.check_process()  # checked before the lock, which a fork may have copied locked
         with self._lock:
             self._check_open()
             try:
@@ -174,7 +174,7 @@ class LLM:
         return requests
 
     def _finish(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
-        """Step until requests are done, and clean up if interrupted."""
+        """Step until the requests have ended; cancel them if interrupted."""
         try:
             with _bar(len(requests), use_tqdm and len(requests) > 1) as advance:
                 left = set(requests)
@@ -192,12 +192,12 @@ class LLM:
         return [request.output for request in requests]
 
     def _advance(self, request: Request) -> list[TextDelta]:
-        """Step until a request has new text or has ended.
+        """Step until a request has new text or has ended; return it.
 
-        Another caller's step may have produced it.
+        Another caller's step may have produced the text already.
 
         Raises:
-            SpecInferError: if a fault ended it.
+            SpecInferError: if a fault ended the request.
         """
         while not (deltas := request.take()) and not request.finished:
             self._step()
@@ -225,7 +225,7 @@ class LLM:
 
 
 class TextStreamOf:
-    """The text of one request as it comes."""
+    """Iterator over the text of one request."""
 
     def __init__(self, advance: Callable[[], list[TextDelta]], leave: Callable[[], None]) -> None:
         """Iterate over `advance` until it returns nothing; `leave` ends the request."""
@@ -257,7 +257,7 @@ class TextStreamOf:
 
 
 def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Return whether this is one prompt, not a list of them."""
+    """Return whether the argument is one prompt, not a list of prompts."""
     return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
 
 
@@ -268,7 +268,9 @@ def _for_each(
     if params is None or isinstance(params, SamplingParams):
         return [params or DEFAULT_PARAMS] * count
     if len(params) != count:
-        raise InvalidInputError("sampling_params", len(params), f"not one for each of {count} prompts")
+        raise InvalidInputError(
+            "sampling_params", len(params), f"must be one, or one for each of {count} prompts"
+        )
     return params
 
 

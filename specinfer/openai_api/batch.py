@@ -1,8 +1,8 @@
-"""Answers files in OpenAI's batch format by any OpenAI-compatible server.
+"""Answer files in OpenAI's batch format by any OpenAI-compatible server.
 
-Input, a JSON object a line: `custom_id`, `method` (POST), `url` (a path under `/v1`) and `body`. Output, a
-line for each in order of their ends: `id`, `custom_id` and `response` (`status_code`, `request_id`, `body`),
-or `error` if the server did not answer. A refusal is that line's answer; a request without room is sent again.
+An input line is a JSON object with `custom_id`, `method` (POST), `url` (a path under `/v1`) and `body`. An output line,
+in the order in which answers come, has `id`, `custom_id` and `response` (`status_code`, `request_id`, `body`), or
+`error` if the server did not answer. A refusal is an answer. Requests are retried while the server is full.
 """
 
 import fcntl
@@ -25,17 +25,17 @@ from specinfer.system.append_file import AppendFile
 
 log = logging.getLogger(__name__)
 _BUSY = (429, 503)
-"""Statuses of a full server."""
+"""HTTP statuses of a full server; the request is retried."""
 _DONE = range(200, 300)
 _REFUSALS = (400, 404, 413, 422)
-"""Statuses of invalid requests. Other errors leave the line unanswered."""
+"""HTTP statuses that are answers; other errors leave a request unanswered."""
 _LONGEST_PAUSE_S = 60.0
 _WRITE_AGAIN_S = 1.0
-"""Pause before an answer that could not be written is written again."""
+"""Pause in seconds before writing to a full disk is retried."""
 _BEGINNING = b'{"id": "batch_req_'
-"""Beginning of every line of the output."""
+"""Prefix of every output line."""
 Answered: TypeAlias = tuple[dict[str, Any], int | None]
-"""A line of the output, and the status in it."""
+"""An output line, and its HTTP status; None without an answer."""
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ class BatchTotals:
 
 @contextmanager
 def sole_run(output: Path) -> Iterator[None]:
-    """Keep other runs away from an output: OUTPUT.lock is locked meanwhile.
+    """Lock OUTPUT.lock, so that no other run writes the same output.
 
     Raises:
-        InvalidInputError: if another run writes it, it is no file, or the lock cannot be made.
+        InvalidInputError: if another run writes the output, it is not a file, or the lock fails.
     """
     path = output.resolve()
-    if path.exists() and not path.is_file():  # a file would be put in the place of a device
-        raise InvalidInputError("output", str(output), "is no file")
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        raise InvalidInputError("output", str(output), "must be a file")
     lock = path.with_name(f"{path.name}.lock")
     with ExitStack() as closing:
         try:
@@ -75,17 +75,17 @@ def sole_run(output: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise InvalidInputError("output", str(output), "another run writes it") from error
         except OSError as error:
-            reason = f"{lock.name} beside it: {error.strerror or 'cannot be locked'}"
+            reason = f"{lock.name} next to it: {error.strerror or 'cannot be locked'}"
             raise InvalidInputError("output", str(output), reason) from error
         closing.callback(lock.unlink, missing_ok=True)
         yield
 
 
 def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
-    """Return the answered ids of an earlier run; drop other lines.
+    """Return the ids that an earlier run answered; remove lines without answers.
 
     Raises:
-        InvalidInputError: if the file is no output of these requests, or cannot be written.
+        InvalidInputError: if the file has answers of other requests, or cannot be written.
     """
     if not path.exists():
         return set()
@@ -109,10 +109,10 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Return complete lines of an output, without a torn last one.
+    """Return the complete lines of an output, without a partial last line.
 
     Raises:
-        InvalidInputError: if it cannot be read or is not UTF-8.
+        InvalidInputError: if the file cannot be read or is not UTF-8.
     """
     data = read_bytes("output", path)
     *_, last = data.split(b"\n")
@@ -122,7 +122,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return whether a line is a part of one of ours."""
+    """Return whether a line is the beginning of an output line."""
     if not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
     try:
@@ -144,19 +144,19 @@ def answer_all(
     patience_s: float,
     done: Callable[[BatchTotals], None] = lambda _: None,
 ) -> BatchTotals:
-    """Append the answers to the output as they come.
+    """Send all requests; append the answers to the output as they come.
 
     Args:
-        server: answers.
+        server: the server that answers.
         jobs: requests, sent in this order.
-        output: file that gets a line for each.
-        concurrency: requests that run at once.
-        patience_s: seconds for which a request that finds no room is sent again, and an answer that finds
-            none on the disk is written again.
+        output: file that gets a line per request.
+        concurrency: maximum requests that run at once.
+        patience_s: seconds for which requests are retried while the server is full, and writes while the
+            disk is full.
         done: called after each line.
 
     Raises:
-        UnavailableError: if an answer cannot be written; those before it are whole.
+        UnavailableError: if an answer cannot be written; earlier answers are complete.
     """
     totals = BatchTotals()
     workers = ThreadPoolExecutor(concurrency)
@@ -178,7 +178,7 @@ def answer_all(
                 running.discard(future)
                 unwritten.append(future.result())
                 write()
-        finally:  # interrupted: what runs is waited for, but for no room; the rest is not begun
+        finally:  # after an interruption running requests end, without retries, and no further one starts
             ending.set()
             workers.shutdown(wait=True, cancel_futures=True)
             unwritten += [future.result() for future in running if not future.cancelled()]
@@ -190,7 +190,7 @@ def _append(file: AppendFile, output: Path, line: bytes, patience_s: float, endi
     """Append a line, with retries unless the batch is ending.
 
     Raises:
-        UnavailableError: if it cannot be written.
+        UnavailableError: if the line cannot be written.
     """
     until = time.monotonic() + patience_s
     first = True
@@ -216,7 +216,7 @@ def _to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Answered:
-    """Return a line of the output, and its status, if any."""
+    """Return a request's output line, and its HTTP status, if any."""
     row: dict[str, Any] = {
         "id": f"batch_req_{job.line}",
         "custom_id": job.custom_id,
@@ -228,7 +228,7 @@ def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threadi
     except UnavailableError as error:
         return {**row, "error": {"code": "unavailable", "message": str(error)}}, None
     if reply.status in _DONE and not isinstance(reply.content, dict):
-        words = f"{server.base_url}/{job.path}: no JSON object: {str(reply.content)[:200]}"
+        words = f"{server.base_url}/{job.path}: not a JSON object: {str(reply.content)[:200]}"
         return {**row, "error": {"code": "no_answer", "message": words}}, None
     response = {
         "status_code": reply.status,
@@ -239,10 +239,10 @@ def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threadi
 
 
 def _reply(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Reply:
-    """Return the server's answer, after waiting for room if possible.
+    """Return the server's answer; retry while the server is full.
 
     Raises:
-        UnavailableError: if there is none.
+        UnavailableError: if the server does not answer.
     """
     until = time.monotonic() + patience_s
     while True:

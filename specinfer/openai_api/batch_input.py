@@ -27,7 +27,7 @@ def read_jobs(path: Path) -> list[BatchJob]:
     """Return the requests of a file.
 
     Raises:
-        InvalidInputError: naming the line that is no request, or an id that comes twice.
+        InvalidInputError: naming the line that is not a request or repeats an id.
     """
     jobs, lines = list[BatchJob](), dict[str, int]()
     for number, text in enumerate(read_text("input", path).split("\n"), 1):
@@ -36,12 +36,12 @@ def read_jobs(path: Path) -> list[BatchJob]:
         job = _read_job(f"{path}:{number}", number, text)
         if job.custom_id in lines:
             raise InvalidInputError(
-                f"{path}:{number}", job.custom_id, f"custom_id of line {lines[job.custom_id]}, too"
+                f"{path}:{number}", job.custom_id, f"repeats the custom_id of line {lines[job.custom_id]}"
             )
         lines[job.custom_id] = number
         jobs.append(job)
     if not jobs:
-        raise InvalidInputError("input", str(path), "no requests in it")
+        raise InvalidInputError("input", str(path), "has no requests")
     return jobs
 
 
@@ -52,7 +52,7 @@ def _read_job(place: str, number: int, text: str) -> BatchJob:
             raise InvalidInputError(f"{place}: {name}", row[name], "unknown field")
     identity, url, body = row.get("custom_id"), row.get("url"), row.get("body")
     if not isinstance(identity, str) or not identity:
-        raise InvalidInputError(f"{place}: custom_id", identity, "must be a text that is not empty")
+        raise InvalidInputError(f"{place}: custom_id", identity, "must be a non-empty text")
     if row.get("method", "POST") != "POST":
         raise InvalidInputError(f"{place}: method", row["method"], "must be POST")
     if url not in URLS:
@@ -60,7 +60,7 @@ def _read_job(place: str, number: int, text: str) -> BatchJob:
     if not isinstance(body, dict):
         raise InvalidInputError(f"{place}: body", body, "must be an object")
     if body.get("stream"):
-        raise InvalidInputError(f"{place}: body.stream", body["stream"], "a batch has no streams")
+        raise InvalidInputError(f"{place}: body.stream", body["stream"], "must be false or absent in a batch")
     return BatchJob(number, identity, url.removeprefix("/v1/"), body)
 
 
@@ -68,12 +68,12 @@ def read_object(place: str, text: str) -> dict[str, Any]:
     """Return the JSON object of a line.
 
     Raises:
-        InvalidInputError: naming the place, if it is none.
+        InvalidInputError: naming the place of a line that is not a JSON object.
     """
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(place, text[:60], f"no JSON: {error}") from error
+        raise InvalidInputError(place, text[:60], f"invalid JSON: {error}") from error
     if not isinstance(row, dict):
         raise InvalidInputError(place, text[:60], "must be an object")
     return row

@@ -1,4 +1,4 @@
-"""Compares answers with plain decoding: the first difference and its size. Pure."""
+"""Compare answers with plain decoding: the first difference, and its size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from specinfer.openai_api.completion import Completion
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place at which an answer leaves plain decoding's."""
+    """First difference of an answer from plain decoding's answer."""
 
     position: int
-    """Number of equal tokens, or of characters if tokens do not differ."""
+    """Number of equal tokens before it; of characters if tokens are equal."""
     plain: str
-    """Text of plain decoding's token there; empty if it has ended."""
+    """Text of plain decoding's token; empty at its end."""
     other: str
-    """Text of the other token."""
+    """Text of the other answer's token; empty at its end."""
     gap: float | None = None
     """Plain decoding's log-probability difference between the tokens, in nats.
 
-    None without log-probabilities; below 0 if it sampled the less probable one.
+    None without log-probabilities; negative if plain decoding sampled the less probable token.
     """
     unit: Literal["token", "character"] = "token"
     """Unit of the position."""
@@ -53,28 +53,28 @@ def _gap(plain: Completion, position: int, plain_token: str, other: str) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Answers to one question, compared."""
+    """Comparison of the answers to one question."""
 
     kind: str
     prompt: int
-    """Place of the question's prompt, from 0."""
+    """Index of the prompt, from 0."""
     tokens: int
-    """Tokens of plain decoding's answer; 0 if the server sends none."""
+    """Number of tokens of plain decoding's answer; 0 if unknown."""
     difference: Divergence | None
-    """First place at which the answer with speculation differs; None: the same."""
+    """First difference of the answer with speculation; None: equal."""
     unrepeated: Divergence | None
-    """First difference between plain decoding's two answers, without meaning for speculation."""
+    """First difference between plain decoding's two answers; None: equal."""
 
     def is_wrong(self, tie: float) -> bool:
-        """Return whether speculation changed this answer, beyond ties of this many nats."""
+        """Return whether speculation changed the answer beyond a `tie` in nats."""
         difference = self.difference
         if difference is None or self.is_excused:
             return False
-        return difference.gap is None or not abs(difference.gap) <= tie  # also if it is no number
+        return difference.gap is None or not abs(difference.gap) <= tie  # true for NaN, too
 
     @property
     def is_excused(self) -> bool:
-        """True if plain decoding itself differs there or before."""
+        """True if plain decoding's two answers differ no later than `difference`."""
         difference, drifts = self.difference, self.unrepeated
         if difference is None or drifts is None:
             return False
@@ -82,7 +82,7 @@ class Compared:
 
 
 def exit_code(compared: Sequence[Compared], tie: float) -> int:
-    """Return 1 for changed answers, 3 if plain decoding never repeats."""
+    """Return 1 for changed answers, 3 if no plain answer repeats."""
     if any(one.is_wrong(tie) for one in compared):
         return 1
     return 3 if all(one.is_excused for one in compared) else 0

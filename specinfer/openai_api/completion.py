@@ -1,7 +1,7 @@
-"""Requests to OpenAI's completions API for the check of exactness.
+"""Call OpenAI's completions API for `specinfer exact`.
 
-It reads the log-probabilities of OpenAI (`tokens`, `top_logprobs`), sent by vLLM, SGLang and SpecInfer, and
-those of llama.cpp (`content`). Without any, texts are compared.
+Log-probabilities are read in OpenAI's format (`tokens`, `top_logprobs`; vLLM, SGLang, SpecInfer) and in llama.cpp's
+(`content`). Without log-probabilities, texts are compared.
 """
 
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "specinfer": {"speculation": "off"},
     "llamacpp": {"speculative.n_max": 0},
 }
-"""Fields that disable speculation, by `owned_by` of the server's models."""
+"""Body fields that disable speculation, by `owned_by` of the server's models."""
 _TOP = 5
-"""Number of requested alternatives, OpenAI's limit."""
+"""Requested alternatives per token; OpenAI's maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer."""
+    """Text and tokens of an answer."""
 
     text: str
     tokens: tuple[str, ...] = ()
-    """Its tokens, as text; empty if the server does not send them."""
+    """Tokens as text; empty if the server sends none."""
     top: tuple[Mapping[str, float], ...] = ()
-    """Log-probabilities of each position's most likely tokens, the chosen one among them."""
+    """Per position, log-probabilities of likely tokens and the chosen one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that is sent to both sides."""
+    """A request sent with and without speculation."""
 
     prompt: str
     max_tokens: int
@@ -42,18 +42,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A server, and the fields that decide whether it speculates."""
+    """A server, and the body fields that switch its speculation."""
 
     server: ApiServer
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that are added to every body."""
+    """Fields added to every body."""
 
     def complete(self, model: str, question: Question) -> Completion:
         """Return the answer to a question.
 
         Raises:
             UnavailableError: if the server does not answer.
-            ServerRefusedError: if it refuses, with its words.
+            ServerRefusedError: if the server refuses, with its message.
         """
         body: dict[str, Any] = {
             "model": model,
@@ -71,7 +71,7 @@ def read_completion(answer: Any, place: str) -> Completion:
     """Return the completion in the JSON of an answer.
 
     Raises:
-        ServerRefusedError: if there is none.
+        ServerRefusedError: if the answer has no completion.
     """
     try:
         choice = answer["choices"][0]
@@ -91,7 +91,7 @@ def read_completion(answer: Any, place: str) -> Completion:
         both = zip(tokens, chosen, tops, strict=True)
         return Completion(text, tokens, tuple(_row(*position) for position in both))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ServerRefusedError(f"{place}: no completion: {str(answer)[:200]}") from error
+        raise ServerRefusedError(f"{place}: not a completion: {str(answer)[:200]}") from error
 
 
 def _row(token: str, logprob: float | None, top: Mapping[str, float] | None) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""Requests of a check: plain decoding twice, then speculation."""
+"""Run the check of `specinfer exact`: plain decoding twice, then speculation."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,21 +22,21 @@ PROMPTS = (
     "Ingredients:\n- 2 eggs\n- 100 g flour\n-",
     "北京是中国的首都。",
 )
-"""Default beginnings of texts, predictable and not, without chat template."""
+"""Default prompts: beginnings of texts, of different predictability."""
 
 
 def sides(
     speculating: ApiServer, against: ApiServer | None, off: dict[str, object] | None
 ) -> tuple[Side, Side]:
-    """Return the side with plain decoding, and that with speculation.
+    """Return the plain side and the speculating side of the comparison.
 
     Args:
         speculating: the server to check.
-        against: another server that decodes plainly; None: the same one, speculation switched off by each request.
-        off: fields that switch it off; None: those of servers that are known.
+        against: another server, which decodes plainly; None: the same server, with `off` in each request.
+        off: body fields that switch speculation off; None: from `SWITCHES`.
 
     Raises:
-        InvalidInputError: if it is not known how to switch speculation off.
+        InvalidInputError: if `off` is needed, and the server is not in `SWITCHES`.
         UnavailableError: if the server does not answer.
     """
     if against is not None:
@@ -44,7 +44,7 @@ def sides(
     if off is None:
         _, owner = speculating.model()
         if owner not in SWITCHES:
-            reason = f"no field is known that switches off speculation at a server of {owner or 'an unknown maker'}"
+            reason = f"needed: how to switch speculation off is unknown for a server of {owner or 'an unknown maker'}"
             raise InvalidInputError("--off", None, f"{reason}: give it as JSON, or --against another server")
         off = dict(SWITCHES[owner])
     return Side(speculating, off), Side(speculating)
@@ -61,16 +61,16 @@ def check(
     """Return the comparison of all answers, in the order of the questions.
 
     Args:
-        plain: decodes plainly.
-        speculating: is checked.
-        questions: are sent to both, three times in all.
-        concurrency: requests that run at once; batches show other faults than single requests.
-        model: its id at both servers; None: the first that each lists.
+        plain: server without speculation.
+        speculating: server to check.
+        questions: requests, each sent twice to `plain` and once to `speculating`.
+        concurrency: maximum requests that run at once; faults may depend on the batch.
+        model: model id at both servers; None: the first in each server's list.
         done: called after each answer.
 
     Raises:
         ServerRefusedError: if all answers are empty.
-        SpecInferError: as of `Side.complete`.
+        SpecInferError: as `Side.complete`.
     """
     rounds: list[list[Completion]] = []
     for side in (plain, plain, speculating):

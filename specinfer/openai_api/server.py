@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: calls, statuses and JSON."""
+"""Call OpenAI-compatible servers."""
 
 import http.client
 import json
@@ -14,11 +14,11 @@ from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 _PATIENCE_S = 600.0
 _MAX_WORDS = 2000
 _MAX_BYTES = 1 << 28
-"""Maximum bytes of an answer, against endless ones."""
+"""Maximum bytes of an answer; longer ones are errors."""
 
 
 class ServerRefusedError(SpecInferError):
-    """A server refused a request, or its answer cannot be read."""
+    """A server refused a request, or its answer is unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
-    """Headers by their names in lower case."""
+    """Headers by lower-case names."""
     content: Any
-    """The JSON of the body; its text where it is none."""
+    """Parsed JSON of the body; the text if it is not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ApiServer:
         """Return the server at a URL, with or without `/v1`.
 
         Raises:
-            InvalidInputError: if it is no URL of HTTP.
+            InvalidInputError: if the text is not an HTTP URL.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -59,7 +59,7 @@ class ApiServer:
 
         Raises:
             UnavailableError: if the server does not answer.
-            ServerRefusedError: if it lists none.
+            ServerRefusedError: if the server lists no model.
         """
         listed = self.get_json("models", None)
         try:
@@ -73,7 +73,7 @@ class ApiServer:
 
         Raises:
             UnavailableError: if the server does not answer.
-            ServerRefusedError: if it refuses, with its words.
+            ServerRefusedError: if the server refuses, with its message.
         """
         reply = self.call(path, body)
         if reply.status != http.HTTPStatus.OK or isinstance(reply.content, str):
@@ -83,10 +83,10 @@ class ApiServer:
         return reply.content
 
     def call(self, path: str, body: Mapping[str, Any] | None) -> Reply:
-        """Return any answer to a call; a body makes it a POST.
+        """Return an answer of any status; a body makes a POST.
 
         Raises:
-            UnavailableError: if there is none.
+            UnavailableError: if the server does not answer.
         """
         headers = {"Content-Type": "application/json"}
         if self.api_key:
@@ -117,13 +117,13 @@ def _read(answer: Any, url: str) -> bytes:
     content: bytes = answer.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise UnavailableError(f"{url}: more than {_MAX_BYTES} bytes")
-    if answer.length:  # of bytes that were announced and did not come
+    if answer.length:  # missing bytes of the announced length
         raise http.client.IncompleteRead(content, answer.length)
     return content
 
 
 def read_reply(status: int, headers: Any, body: bytes) -> Reply:
-    """Return an answer. Invalid or deep JSON stays text."""
+    """Parse an answer. Invalid or too deeply nested JSON stays text."""
     text = body.decode(errors="replace")
     try:
         content = json.loads(text)

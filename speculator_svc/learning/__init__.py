@@ -1,1 +1,1 @@
-"""Learning from traffic: collected requests and offered weights."""
+"""Learn from traffic: collect requests, judge offered weights."""

@@ -1,4 +1,4 @@
-"""The directory of a learning service: an offered checkpoint and served versions."""
+"""Directory of a learning service: an offered checkpoint and accepted versions."""
 
 import fcntl
 import shutil
@@ -8,17 +8,17 @@ from specinfer.errors import InvalidInputError, SettingError
 
 FILES = ("config.json", "model.safetensors")
 MAX_BYTES, MAX_PART_BYTES = 2**30, 2**20
-"""Maximum bytes of an offered checkpoint, and of a part of it."""
+"""Maximum bytes of an offered checkpoint, and of a message's part."""
 
 
 class Checkpoints:
-    """Files of offered and accepted weights."""
+    """Files of an offered checkpoint and of accepted versions."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep checkpoints in a directory, which is made if missing.
+        """Lock a directory; create it if missing.
 
         Raises:
-            SettingError: if it cannot be made or written, or another service has it.
+            SettingError: if the directory cannot be written, or another service uses it.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -29,11 +29,11 @@ class Checkpoints:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.close()
-            raise SettingError("learn", str(directory), "another service has this directory") from error
+            raise SettingError("learn", str(directory), "another service uses this directory") from error
         self._directory, self._size = directory, 0
 
     def close(self) -> None:
-        """Leave the directory to others."""
+        """Unlock the directory."""
         self._lock.close()
 
     @property
@@ -49,14 +49,14 @@ class Checkpoints:
         return int(text) if text.strip().isdecimal() else 0
 
     def mark(self, number: int) -> None:
-        """Note the version that drafts now."""
+        """Store the number of the version in use."""
         partial = self._directory / ".current"
         partial.write_text(f"{number}\n")
         partial.replace(self._directory / "current")
 
     @property
     def versions(self) -> list[int]:
-        """Numbers of the versions that are there."""
+        """Numbers of the stored versions."""
         names = [path.name.removeprefix("version-") for path in self._directory.glob("version-*")]
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -65,7 +65,7 @@ class Checkpoints:
         return self._directory / f"version-{number}"
 
     def begin(self) -> None:
-        """Make room for an offer."""
+        """Create an empty directory for an offer."""
         self.drop()
         self.offered.mkdir()
         self._size = 0
@@ -74,7 +74,7 @@ class Checkpoints:
         """Append bytes to a file of the offer.
 
         Raises:
-            InvalidInputError: for a file that none has, or for too many bytes.
+            InvalidInputError: for an unknown file name, or too many bytes.
         """
         if name not in FILES:
             raise InvalidInputError("file", name, f"must be one of {', '.join(FILES)}")
@@ -82,7 +82,7 @@ class Checkpoints:
             raise InvalidInputError("data", len(data), f"bytes, at most {MAX_PART_BYTES} in a part")
         self._size += len(data)
         if self._size > MAX_BYTES:
-            raise InvalidInputError("data", self._size, f"bytes, at most {MAX_BYTES}")
+            raise InvalidInputError("data", self._size, f"bytes, at most {MAX_BYTES} in a checkpoint")
         with (self.offered / name).open("ab") as file:
             file.write(data)
 
@@ -90,14 +90,14 @@ class Checkpoints:
         """Check that no file is missing.
 
         Raises:
-            InvalidInputError: naming one that is.
+            InvalidInputError: naming a missing file.
         """
         for name in FILES:
             if not (self.offered / name).is_file():
                 raise InvalidInputError("file", name, "is missing")
 
     def keep(self, number: int) -> Path:
-        """Make the offer the version of this number; return its directory."""
+        """Store the offer as this version; return its directory."""
         self.remove(number)
         return self.offered.rename(self.version(number))
 
@@ -111,5 +111,5 @@ class Checkpoints:
             self.remove(number)
 
     def remove(self, number: int) -> None:
-        """Remove a version, if it is there."""
+        """Remove a version, if stored."""
         shutil.rmtree(self.version(number), ignore_errors=True)

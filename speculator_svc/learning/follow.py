@@ -1,10 +1,10 @@
-"""`specinfer train follow`: trains a running speculator service's SSM on its requests.
+"""`specinfer train follow`: train a running speculator service's SSM on its requests.
 
     fetch new texts -> train for a round -> offer the weights -> again
 
-The service judges offered weights by texts that it keeps to itself, and drafts with better ones. Training is
-plain distillation with the target's own choices as labels, at the lowest priority. The draft vocabulary grows
-by tokens of the texts that the SSM could not guess.
+The service judges offered weights by held-out texts, which it never sends, and uses better weights. Training is
+distillation at the lowest priority; labels are the target's own choices. Frequent tokens of the texts are added to the
+draft vocabulary.
 """
 
 import asyncio
@@ -48,71 +48,71 @@ from speculator_svc.training.student import Student
 
 TOKENS_PER_BATCH = 1024
 MIN_TEXTS = 16
-"""Texts without which no round is trained."""
+"""Minimum number of texts to train a round."""
 MAX_NEW_TOKENS = 2048
 """Maximum tokens added to the draft vocabulary."""
 MIN_OCCURRENCES = 4
 """Minimum occurrences of an added token."""
 REPLAY_TOKENS = 1_000_000
-"""Maximum tokens of the newest texts kept here."""
+"""Maximum tokens of texts in this process; the newest are kept."""
 CALLS_S = 900.0
-"""Timeout of the service's answer in seconds.
+"""Timeout of calls in seconds.
 
-For each offer it decodes a hundred texts at the lowest priority.
+For each offer, the service decodes a hundred texts at the lowest priority.
 """
 MOMENTARY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
-"""Statuses of calls that are made again."""
+"""gRPC statuses of calls that are retried."""
 PART_BYTES = 2**20
 REFUSALS = 5
-"""Consecutive refusals after which training restarts at the last accepted weights."""
+"""Number of consecutive refusals before training restarts at the accepted weights."""
 
 
 def train_follow(
     address: Annotated[str, typer.Argument(help="Address of the speculator service, started with --learn.")],
-    out: Annotated[Path, typer.Option(help="Directory of the checkpoint that was offered last.")],
-    minutes: Annotated[float, typer.Option(min=0, help="Time to go on; 0: until Ctrl-C.")] = 0.0,
-    round_seconds: Annotated[float, typer.Option(min=1, help="Time to train between two offers.")] = 60.0,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate; it stays the same.")] = 3e-4,
+    out: Annotated[Path, typer.Option(help="Directory of the last offered checkpoint.")],
+    minutes: Annotated[float, typer.Option(min=0, help="Time after which to end; 0: until Ctrl-C.")] = 0.0,
+    round_seconds: Annotated[float, typer.Option(min=1, help="Training time between two offers.")] = 60.0,
+    learning_rate: Annotated[float, typer.Option(help="Constant learning rate.")] = 3e-4,
     start: Annotated[
         str,
         typer.Option(
-            help="The SSM to begin at; not given: that in --out, else the one the service started with."
+            help="SSM to start from; not given: the one in --out, else the one that the service started with."
         ),
     ] = "",
-    tls_ca: Annotated[Path | None, typer.Option(help="Authorities of the service's certificate.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Own certificate, for mutual TLS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="PEM file of the service's authorities.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of a client certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its private key.")] = None,
     device: Device = "auto",
     threads: Threads = 0,
 ) -> None:
     """Train the SSM of a running speculator service on its requests.
 
-    Offers the service its results. Needs a service that was started with --learn. Runs at the lowest
-    priority; another machine will do, too.
+    The service must have been started with --learn, and may run on another machine. Training runs at the lowest
+    priority.
     """
     check_target("ADDRESS", address)
     place = place_for(device, threads)
     give_way(LAST)
     link = LearningLink(address, ClientTls(tls_ca, tls_cert, tls_key))
     name = asyncio.run(link.model(start or (str(out) if is_draft_checkpoint(out) else "")))
-    console.print(f"learns from {address}, begins at {name}")
+    console.print(f"learning from {address}, starting at {name}")
     training = OnlineTraining(name, out, learning_rate, place)
     ends = time.monotonic() + 60 * minutes if minutes else np.inf
     while time.monotonic() < ends:
         try:
             line = one_round(link, training, out, min(round_seconds, ends - time.monotonic()))
-        except UnavailableError as error:  # it may be restarted
-            line = f"{error}: tries again"
+        except UnavailableError as error:  # the service may be restarting
+            line = f"{error}: trying again"
             time.sleep(min(round_seconds, max(0.0, ends - time.monotonic())))
         console.print(line)
 
 
 def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, seconds: float) -> str:
-    """Fetch new texts, train, offer the weights; return a line about it.
+    """Fetch new texts, train, offer the weights; return a log line.
 
     Raises:
         UnavailableError: if the service does not answer.
@@ -120,13 +120,13 @@ def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, secon
     training.add(asyncio.run(link.texts(training.newest)))
     if len(training.texts) < MIN_TEXTS:
         time.sleep(max(0.0, seconds))
-        return f"{len(training.texts)} texts, {MIN_TEXTS} are needed: waits"
+        return f"{len(training.texts)} texts, {MIN_TEXTS} are needed: waiting"
     loss, seen = training.train(seconds)
     training.save()
     reply = asyncio.run(link.offer(out))
-    if reply.taken or reply.tokens_per_step:  # it was judged
+    if reply.taken or reply.tokens_per_step:  # the offer was judged
         training.note(reply.taken, reply.version)
-    verdict = f"drafts with version {reply.version}" if reply.taken else f"refused: {reply.why}"
+    verdict = f"accepted as version {reply.version}" if reply.taken else f"refused: {reply.why}"
     rates = (
         f"{reply.tokens_per_step_before:.3f} -> {reply.tokens_per_step:.3f} tokens a step on {reply.episodes}"
     )
@@ -135,17 +135,17 @@ def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, secon
 
 @dataclass(frozen=True, slots=True)
 class LearningLink:
-    """Calls to a service that learns."""
+    """Calls to a learning service."""
 
     address: str
     tls: ClientTls
 
     async def model(self, given: str) -> str:
-        """Return the given SSM, or the one of the service's start.
+        """Return the given SSM, or the one that the service started with.
 
         Raises:
-            SettingError: if it does not learn.
-            UnavailableError: if it does not answer.
+            SettingError: if the service does not learn.
+            UnavailableError: if the service does not answer.
         """
         async with open_channel(self.address, self.tls) as channel:
             stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
@@ -158,7 +158,7 @@ class LearningLink:
         )
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
-        """Return the texts with higher numbers.
+        """Return the texts with numbers above `after`.
 
         Raises:
             UnavailableError: if the service does not answer.
@@ -174,7 +174,7 @@ class LearningLink:
 
         Raises:
             UnavailableError: if the service does not answer.
-            FaultError: if it fails at it.
+            FaultError: if the service refuses the call or fails.
         """
         async with open_channel(self.address, self.tls) as channel:
             stub = learning_pb2_grpc.LearningStub(channel)  # type: ignore[no-untyped-call]
@@ -190,11 +190,13 @@ class LearningLink:
             if error.code() in MOMENTARY:
                 reason = f"the speculator service at {self.address} does not answer: {error.details()}"
                 raise UnavailableError(reason) from error
-            raise FaultError(f"the service at {self.address} refused ({error.details()})", error) from error
+            raise FaultError(
+                f"the service at {self.address} refused the call ({error.details()})", error
+            ) from error
 
 
 def parts_of(directory: Path) -> Iterator[learning_pb2.CheckpointPart]:
-    """Yield the files of a checkpoint in parts."""
+    """Yield the files of a checkpoint as messages of limited size."""
     for name in FILES:
         with (directory / name).open("rb") as file:
             while data := file.read(PART_BYTES):
@@ -202,13 +204,13 @@ def parts_of(directory: Path) -> Iterator[learning_pb2.CheckpointPart]:
 
 
 class OnlineTraining:
-    """The trained SSM and its training texts."""
+    """An SSM in training, and its texts."""
 
     def __init__(self, name: str, out: Path, learning_rate: float, place: str) -> None:
-        """Begin at a trained SSM; `place` is the device to train on.
+        """Start from a trained SSM; `place` is the torch device.
 
         Raises:
-            SettingError: if it is no trained SSM, or not here.
+            SettingError: if the model is missing or not a trained SSM.
         """
         directory = resolve_model(name)
         self._target_name = verifier_of(directory)
@@ -216,21 +218,21 @@ class OnlineTraining:
         self._name, self._out, self._rate, self._place = name, out, learning_rate, place
         self._first = load_ssm(directory, self._target)
         self._accepted: dict[int, DraftModel] = {}
-        """The last two accepted offers by version: the service may revert one."""
+        """Last two accepted drafts by version: the service may revert one."""
         self._version: int | None = None
         """Version of the served weights, once known."""
         self._draft = self._first
         self._max_tokens = len(self._first.token_ids) + MAX_NEW_TOKENS
         self.texts: list[Continuation] = []
         self._expire: list[float] = []
-        """Times of the texts' expiry, equal to the service's."""
+        """Monotonic time at which each text expires."""
         self.newest = 0
         self._rng = np.random.default_rng(0)
         self._refusals = self._seen = 0
         self._begin()
 
     def add(self, episodes: Sequence[learning_pb2.Episode]) -> None:
-        """Add texts; drop expired ones, and the oldest of too many."""
+        """Add texts; drop expired texts, and the oldest above `REPLAY_TOKENS`."""
         for episode in episodes:
             tokens = tuple(episode.token_ids)
             self.texts.append(Continuation(tokens[: episode.prompt_len], tokens[episode.prompt_len :]))
@@ -243,7 +245,7 @@ class OnlineTraining:
             size -= len(oldest.prompt) + len(oldest.output)
 
     def train(self, seconds: float) -> tuple[float, int]:
-        """Train for so many seconds; return mean loss and tokens of answers."""
+        """Train for `seconds`; return the mean loss and the number of tokens."""
         grown = with_frequent_tokens(self._current(), self.texts, self._target, self._max_tokens)
         if len(grown.token_ids) > len(self._draft.token_ids):
             self._draft = grown
@@ -259,7 +261,7 @@ class OnlineTraining:
         return float(np.mean(losses)), self._seen
 
     def save(self) -> None:
-        """Write the SSM as it is."""
+        """Write the SSM to `out`."""
         trained = {"command": f"specinfer train follow, from {self._name}", "tokens_seen": self._seen}
         config, tensors = self._student.config, self._student.tensors()
         token_ids = self._draft.token_ids
@@ -268,8 +270,8 @@ class OnlineTraining:
     def note(self, accepted: bool, version: int) -> None:
         """Note the service's answer to the last offer, and its version.
 
-        If weights were reverted, or several consecutive offers refused, training restarts at the served
-        weights.
+        Training restarts at the served weights if the service reverted weights, or refused `REFUSALS` offers in a
+        row.
         """
         if accepted:
             self._accepted = dict([*self._accepted.items(), (version, self._current())][-2:])
@@ -282,20 +284,20 @@ class OnlineTraining:
             self._begin()
 
     def _begin(self) -> None:
-        """Create student and optimizer from the draft's weights."""
+        """Create student and optimizer from `self.draft`."""
         self._student = Student.from_draft(self._draft).to(self._place)
         self._optimizer = torch.optim.AdamW(
             self._student.parameters(), self._rate, weight_decay=0.01, fused=True
         )
 
     def _current(self) -> DraftModel:
-        """Return a copy of the SSM as it is."""
+        """Return a copy of the SSM in training."""
         tensors = {name: tensor.clone().cpu() for name, tensor in self._student.tensors().items()}
         return replace(self._draft, weights={**self._draft.weights, **tensors})
 
 
 def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Examples:
-    """Label texts with the target's choices; `vocabulary` [draft vocabulary] is ascending."""
+    """Label texts with the target's choices; `vocabulary`: ascending target ids."""
     labels = [
         Labels(np.array(text.output, np.int32)[:, None], np.ones((len(text.output), 1), np.float16))
         for text in texts
@@ -308,7 +310,7 @@ def with_frequent_tokens(
 ) -> DraftModel:
     """Extend an SSM's draft vocabulary by frequent tokens, to at most `max_tokens`.
 
-    New rows of the head are the target's.
+    New rows of the head are copied from the target.
     """
     known = set(draft.token_ids.tolist())
     counts = Counter(token for text in texts for token in text.output if token not in known)

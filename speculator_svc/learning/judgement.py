@@ -1,4 +1,4 @@
-"""Comparison of offered weights with served ones, on held-out texts. Pure."""
+"""Compare offered with served weights by steps on held-out texts."""
 
 import math
 from collections import defaultdict
@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MIN_TEXTS = 16
-"""Held-out texts below which nothing is judged."""
+"""Minimum number of held-out texts of a judgement."""
 MAX_TEXTS = 96
 """Maximum held-out texts of a judgement: about 3,000 drafts."""
 MIN_GAIN = 0.01
-"""Minimum relative gain in tokens per step, over all callers.
+"""Minimum relative gain in tokens per step, averaged over callers.
 
-After a swap the new weights must read all contexts again.
+A gain must outweigh that new weights read all contexts again.
 """
 MAX_LOSS = 0.02
-"""Part of its tokens a step that a caller may lose."""
+"""Maximum relative loss of a caller in tokens per step."""
 MIN_TEXTS_OF_CALLER = 4
-"""Minimum held-out texts for a caller's own loss.
+"""Minimum held-out texts of a caller to be judged alone.
 
-Callers with fewer are judged together.
+Callers with fewer texts are judged together.
 """
 
 
 class Trial(NamedTuple):
-    """A held-out text, decoded with three weights."""
+    """Steps of a held-out text with the initial, served and offered weights."""
 
     caller: int
     tokens: int
-    """Tokens of the answer."""
+    """Number of tokens of the answer."""
     start_steps: int
-    """Steps with the weights at start, against a sum of small losses."""
+    """Steps with the initial weights, so that small losses do not accumulate."""
     served_steps: int
     offered_steps: int
 
@@ -45,14 +45,14 @@ class Judgement(NamedTuple):
 
     @property
     def better(self) -> bool:
-        """True if the offered weights are to be taken."""
+        """True if the offered weights are accepted."""
         return not self.why_not
 
 
 def judge(trials: Sequence[Trial]) -> Judgement:
     """Judge offered weights.
 
-    They must be better on average over callers, with equal weight, and worse for none of them.
+    They must be better on average over callers, which count equally, and worse for none of them.
     """
     by_caller = _by_caller(trials)
     served = _mean([_rate(of_caller, [t.served_steps for t in of_caller]) for of_caller in by_caller])
@@ -61,11 +61,11 @@ def judge(trials: Sequence[Trial]) -> Judgement:
     if len(trials) < MIN_TEXTS:
         return judgement._replace(why_not=f"{len(trials)} held-out texts, {MIN_TEXTS} are needed")
     if offered < served * (1 + MIN_GAIN):
-        reason = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {MIN_GAIN:.0%} better"
+        reason = f"{offered:.3f} tokens per step, {served:.3f} as served: less than {MIN_GAIN:.0%} better"
         return judgement._replace(why_not=reason)
     if _costs_a_caller(by_caller):
         return judgement._replace(
-            why_not=f"a caller would lose more than {MAX_LOSS:.0%} of its tokens a step"
+            why_not=f"a caller would lose more than {MAX_LOSS:.0%} of its tokens per step"
         )
     return judgement
 
@@ -86,7 +86,7 @@ def _by_caller(trials: Sequence[Trial]) -> list[list[Trial]]:
 def _costs_a_caller(by_caller: Sequence[Sequence[Trial]]) -> bool:
     """Return whether a caller loses more than allowed.
 
-    The comparison is with the weights at start and with those served.
+    Offered weights are compared with the initial and with the served weights.
     """
     small = [trial for trials in by_caller if len(trials) < MIN_TEXTS_OF_CALLER for trial in trials]
     return any(

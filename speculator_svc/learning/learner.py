@@ -1,10 +1,10 @@
-"""Serves offered weights if better on held-out texts, and reverts bad ones.
+"""Serve offered weights if better on held-out texts; revert bad ones.
 
     Offer -> DIR/offered -> trials next to the served weights -> better? -> swap between two drafts
-    every half minute: held-out texts since the swap -> trials with the previous weights -> worse? -> back
+    every half minute: held-out texts since the swap -> trials with the previous weights -> worse? -> revert
 
-Requests are not disturbed: drafts are swapped between two steps, and the new weights read a context when it
-is first drafted for. The verifier's text stays the same for any drafts.
+Requests continue: weights are swapped between two steps, and the new weights read a context at its next draft. Drafts
+never change the verifier's text.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 30.0
 RECEIVE_S = 120.0
-"""Seconds in which the parts of an offer must come."""
+"""Timeout of receiving an offer, in seconds."""
 IDLE_S = 300.0
-"""Timeout of a request without tokens, as in the engine."""
+"""Idle seconds after which a request has ended."""
 Trials = Callable[[str, DrafterOptions, Sequence[str], Sequence[Episode]], Awaitable[list[Sequence[int]]]]
 
 
@@ -50,16 +50,16 @@ class LearningCounts:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights that a service drafts with, or drafted with."""
+    """Version and model of served weights."""
 
     version: int
-    """0 for those it started with."""
+    """0: the initial weights."""
     model: str
-    """Name or directory."""
+    """Name or directory of the checkpoint."""
 
 
 class Learner:
-    """Owns the replay, the served weights and the previous ones."""
+    """Judge offers, and manage the served and the previous weights."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Learner:
         checkpoints: Checkpoints,
         run_trials: Trials,
     ) -> None:
-        """Learn for the drafter at `place` of the engine, with its options."""
+        """Create the learner of the engine's drafter number `place`."""
         self.replay, self.counts = replay, LearningCounts()
         self._engine, self._thread, self._place = engine, thread, place
         self._options, self._checkpoints, self._run_trials = options, checkpoints, run_trials
@@ -87,7 +87,7 @@ class Learner:
 
     @property
     def state(self) -> common_pb2.LearningState:
-        """State as replies carry it."""
+        """State as a protobuf message."""
         return common_pb2.LearningState(
             version=self._served.version,
             replay_tokens=self.replay.tokens,
@@ -98,17 +98,17 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Number of the weights that draft."""
+        """Version of the served weights."""
         return self._served.version
 
     async def offer(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> learning_pb2.OfferReply:
-        """Judge a checkpoint, and draft with it if it is better.
+        """Judge a checkpoint, and serve it if it is better.
 
         Raises:
-            InvalidInputError: naming what is wrong with a part.
-            IncompatibleError: if it is no SSM of the same target.
-            ExhaustedError: if another one is being judged.
-            UnavailableError: if it does not come in time, or cannot be written; nothing changes then.
+            InvalidInputError: naming the invalid field of a part.
+            IncompatibleError: if the checkpoint is not an SSM of the same target.
+            ExhaustedError: if another offer is being judged.
+            UnavailableError: if the offer is late or cannot be written; nothing changes then.
         """
         if self._busy.locked():
             raise ExhaustedError("another offer is being judged")
@@ -133,14 +133,14 @@ class Learner:
             )
 
     async def watch(self) -> None:
-        """Revert weights that newer texts show to be worse. Never returns."""
+        """Revert weights that are worse on newer texts. Never returns."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.replay.end_idle(IDLE_S)
             try:
                 await self.look_back()
-            except Exception:  # whatever the weights do, the service continues, and compares later
-                log.exception("the weights could not be compared with those before them")
+            except Exception:  # the service continues, and compares later
+                log.exception("comparing served and previous weights failed; trying again later")
 
     async def look_back(self) -> None:
         """Compare served and previous weights on enough texts since the swap."""
@@ -156,7 +156,7 @@ class Learner:
             self._swapped_at = self.replay.newest
 
     async def _take_back(self, before: Weights) -> None:
-        log.warning("takes back version %d of the weights: now version %d", self.version, before.version)
+        log.warning("reverted version %d of the weights: serving version %d", self.version, before.version)
         await self._swap(before)
         self.counts.take_backs += 1
         self._before = None
@@ -177,7 +177,7 @@ class Learner:
     def _check(self, offered: Path) -> None:
         """Check that a checkpoint is an SSM for our target.
 
-        It also replaces the target's name, which may be a path of another machine.
+        Replace the target's name in its config.json, which may be a path of another machine.
         """
         path = offered / "config.json"
         try:
@@ -224,21 +224,21 @@ class Learner:
         self._before, self._swapped_at = before, self.replay.newest
         self.counts.swaps += 1
         log.info(
-            "drafts with version %d of the weights: %.3f tokens a step on %d held-out texts, %.3f before",
+            "serving version %d of the weights: %.3f tokens per step on %d held-out texts, %.3f before",
             *(self._served.version, judgement.offered, judgement.texts, judgement.served),
         )
 
     def close(self) -> None:
-        """Leave the directory to others."""
+        """Unlock the directory."""
         self._checkpoints.close()
 
     def resume(self) -> None:
-        """Serve the last version in this directory, if any.
+        """Serve the last version in the directory, if any.
 
-        On the engine's thread, before any draft.
+        Call this on the engine's thread, before any draft.
 
         Raises:
-            SettingError: if the weights cannot be loaded, for example after the target was replaced.
+            SettingError: if the weights cannot be loaded, for example for a replaced target.
         """
         number = self._checkpoints.current
         if not number:
@@ -246,10 +246,10 @@ class Learner:
         weights = Weights(number, str(self._checkpoints.version(number)))
         try:
             self._engine.replace(self._place, self._load(weights))
-        except Exception as error:  # whatever is wrong with the files, the operator decides
-            raise SettingError("learn", weights.model, f"cannot be gone on with: {error}") from error
+        except Exception as error:  # the operator must decide about unreadable files
+            raise SettingError("learn", weights.model, f"cannot be loaded: {error}") from error
         self._served = weights
-        log.info("drafts with version %d of the weights, which an earlier service learnt", weights.version)
+        log.info("serving version %d of the weights, which an earlier service learned", weights.version)
 
     async def _swap(self, weights: Weights) -> None:
         drafter = await asyncio.to_thread(self._load, weights)
@@ -279,10 +279,10 @@ def check_learnable(drafters: Sequence[str], model: str) -> None:
     """Check that a service with these drafters can learn.
 
     Raises:
-        SettingError: if none is an SSM, or its model is no trained speculator.
+        SettingError: if no drafter is an SSM, or its model is not a trained speculator.
     """
     if LEARNT not in drafters:
-        raise SettingError("learn", "+".join(drafters), "only the weights of an ssm are learnt")
+        raise SettingError("learn", "+".join(drafters), "needs the drafter ssm")
     directory = resolve_model(model)
     if not (directory / "config.json").is_file() or algorithm_of(directory) != ALGORITHM:
         raise SettingError("learn", model, "is no trained speculator: `specinfer train speculator` makes one")

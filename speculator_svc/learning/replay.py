@@ -1,8 +1,7 @@
-"""Cache of texts for training: in memory, bounded and expiring. Pure.
+"""Cache requests' texts for training, in memory, for a limited time.
 
-One text in five is held out, at random: candidates are judged by it, and it is never given away, so weights
-are judged by texts outside their training. If the cache is full, the caller with the most tokens loses its
-oldest text, so that no caller displaces the others.
+One text in five, at random, is held out to judge weights, and never sent to training. If the cache is full, the caller
+with the most tokens loses its oldest text, so that no caller displaces the others.
 """
 
 import random
@@ -18,30 +17,30 @@ from specinfer.v1 import speculator_pb2
 from speculator_svc.clients import own_id
 
 HELD_OUT = 0.2
-"""Part of the texts that is held out."""
+"""Share of the texts that is held out."""
 MAX_LENGTH = 1024
-"""Maximum tokens of a text. Only the last are kept."""
+"""Maximum tokens of a text; only the last ones are kept."""
 EXPIRE_EVERY_S = 1.0
 MIN_OUTPUT = 8
-"""Minimum tokens of a kept answer: shorter ones are mostly an end."""
+"""Minimum tokens of a kept answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A request that has ended."""
+    """Text of a finished request."""
 
     number: int
-    """Increases from episode to episode."""
+    """Number of the episode, increasing."""
     caller: int
     tokens: tuple[int, ...]
     prompt_len: int
     ended: float
-    """By the replay's clock, in seconds."""
+    """End by the replay's clock, in seconds."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended."""
+    """Text of an unfinished request."""
 
     caller: int
     prompt_len: int
@@ -58,13 +57,13 @@ class _Shelf:
     tokens: int = 0
 
     def oldest(self) -> deque[Episode]:
-        """Return the part with the oldest episode. One must not be empty."""
+        """Return the non-empty queue whose first episode is the oldest."""
         filled = [part for part in (self.training, self.held_out) if part]
         return min(filled, key=lambda part: part[0].number)
 
 
 class Replay:
-    """Collects texts of requests during drafting. Threads may share it."""
+    """Collect texts of requests during drafting. Thread-safe."""
 
     def __init__(
         self,
@@ -74,22 +73,22 @@ class Replay:
         begins: int = 0,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Keep at most `max_tokens` tokens of ended requests, for `keep_s` seconds.
+        """Keep at most `max_tokens` tokens of finished requests, for `keep_s` seconds.
 
-        Numbers start at `begins`, above those of an earlier process, so that a running training can continue.
-        `draw` returns numbers from 0 to 1 by which texts are held out.
+        Episode numbers start at `begins`, above the numbers of an earlier process, so that a running training can
+        continue. `draw` returns random numbers in [0, 1), which decide which texts are held out.
         """
         self._max_tokens, self._keep_s, self._clock = max_tokens, keep_s, clock
         self._open: dict[str, _Open] = {}
         self._shelves: dict[int, _Shelf] = {}
         self._number, self._draw = begins, draw
         self._tokens = 0
-        """Tokens of all episodes that are kept."""
+        """Number of tokens of all kept episodes."""
         self._expired = clock()
         self._lock = Lock()
 
     def begin(self, request_id: str, caller: int, prompt_len: int, tokens: Sequence[int]) -> None:
-        """Note that a context starts, or starts over, with these tokens."""
+        """Start a request's text, again if it exists."""
         with self._lock:
             self._open[request_id] = _Open(caller, prompt_len, list(tokens), self._clock())
 
@@ -101,7 +100,7 @@ class Replay:
     def continue_request(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
         """Append tokens of a known request.
 
-        Requests with a gap are dropped.
+        A request with missing tokens is dropped.
         """
         with self._lock:
             episode = self._open.get(request_id)
@@ -114,7 +113,7 @@ class Replay:
             episode.touched = self._clock()
 
     def end(self, request_ids: Sequence[str]) -> None:
-        """Keep what these requests have become."""
+        """Store the texts of finished requests as episodes."""
         with self._lock:
             for request_id in request_ids:
                 episode = self._open.pop(request_id, None)
@@ -124,20 +123,20 @@ class Replay:
                 self._expire()
 
     def end_idle(self, seconds: float) -> None:
-        """End requests idle for so long: their gateway may be gone."""
+        """End requests idle for `seconds`: their gateway may have ended."""
         before = self._clock() - seconds
         with self._lock:
             idle = [name for name, request in self._open.items() if request.touched < before]
         self.end(idle)
 
     def training(self, after: int) -> list[Episode]:
-        """Return later episodes for training, oldest first."""
+        """Return training episodes with numbers above `after`, oldest first."""
         return self._newer(after, lambda shelf: shelf.training)
 
     def held_out(self, after: int, max_count: int) -> list[Episode]:
-        """Return up to `max_count` newest held-out episodes with higher numbers.
+        """Return the newest held-out episodes with numbers above `after`, at most `max_count`.
 
-        Callers have equal shares if they have enough. Oldest first.
+        Callers with enough episodes have equal shares. The result is ordered by number.
         """
         by_caller = defaultdict[int, list[Episode]](list)
         for episode in self._newer(after, lambda shelf: shelf.held_out):
@@ -147,7 +146,7 @@ class Replay:
         return sorted(chosen, key=lambda episode: episode.number)
 
     def expires_s(self, episode: Episode) -> float:
-        """Return the seconds after which an episode is forgotten."""
+        """Return the seconds until an episode expires."""
         return max(0.0, episode.ended + self._keep_s - self._clock())
 
     @property
@@ -157,7 +156,7 @@ class Replay:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all episodes that are kept."""
+        """Number of tokens of all kept episodes."""
         return self._tokens
 
     def _newer(self, after: int, part: Callable[[_Shelf], deque[Episode]]) -> list[Episode]:
@@ -175,7 +174,7 @@ class Replay:
         if len(ended.tokens) - ended.prompt_len < MIN_OUTPUT:
             return
         cut = max(0, len(ended.tokens) - MAX_LENGTH)
-        prompt_len = max(1, ended.prompt_len - cut)  # a first token has nothing to be guessed from
+        prompt_len = max(1, ended.prompt_len - cut)  # a text's first token cannot be predicted
         self._number += 1
         episode = Episode(self._number, ended.caller, tuple(ended.tokens[cut:]), prompt_len, self._clock())
         shelf = self._shelves.setdefault(ended.caller, _Shelf())
@@ -203,11 +202,11 @@ class Replay:
 
 
 MAX_TEMPERATURE = 1.0
-"""Maximum temperature of kept texts: above it they are noise."""
+"""Maximum temperature of kept texts, since hotter ones are mostly noise."""
 
 
 def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Sequence[DraftOutcome]) -> None:
-    """Record context tokens of served entries, if their callers allow it."""
+    """Record the tokens of served entries whose callers allow training."""
     served = {outcome.request_id for outcome in outcomes if outcome.status is EntryStatus.OK}
     for entry in request.entries:
         request_id = own_id(request.client, entry.request_id)
@@ -216,7 +215,7 @@ def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Seque
         if entry.base_len:
             replay.continue_request(request_id, entry.base_len, entry.delta_token_ids)
             continue
-        replay.forget(request_id)  # an earlier request of this id, whose release was lost
+        replay.forget(request_id)  # drop an earlier request of this id, whose release was lost
         if entry.HasField("learning") and entry.sampling.temperature <= MAX_TEMPERATURE:
             consent = entry.learning
             replay.begin(request_id, consent.caller, consent.prompt_len, entry.delta_token_ids)

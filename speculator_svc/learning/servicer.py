@@ -1,4 +1,4 @@
-"""Protobuf in and out of the learner, nothing else."""
+"""gRPC servicer of the learner: convert messages."""
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,7 +16,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class LearningServicer(learning_pb2_grpc.LearningServicer):
-    """Serves `specinfer.v1.Learning`."""
+    """Servicer of `specinfer.v1.Learning`."""
 
     def __init__(self, learner: "Learner") -> None:
         self._learner = learner
@@ -24,7 +24,7 @@ class LearningServicer(learning_pb2_grpc.LearningServicer):
     async def Replay(
         self, request: learning_pb2.ReplayRequest, context: Context
     ) -> AsyncIterator[learning_pb2.Episode]:
-        """Return the texts that may be trained on."""
+        """Stream the texts for training."""
         replay = self._learner.replay
         for episode in replay.training(request.after):
             yield learning_pb2.Episode(
@@ -38,7 +38,7 @@ class LearningServicer(learning_pb2_grpc.LearningServicer):
     async def Offer(
         self, requests: AsyncIterator[learning_pb2.CheckpointPart], context: Context
     ) -> learning_pb2.OfferReply:
-        """Judge a checkpoint."""
+        """Receive and judge a checkpoint."""
         try:
             return await self._learner.offer(requests)
         except SpecInferError as error:

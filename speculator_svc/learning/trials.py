@@ -1,7 +1,7 @@
-"""`python -m speculator_svc.learning.trials`: decodes held-out texts with checkpoints.
+"""`python -m speculator_svc.learning.trials`: decode held-out texts with checkpoints.
 
-It is a process because a thread would delay drafts whenever it keeps Python's lock while it waits for a core.
-It reads one JSON object from standard input and writes one list to standard output.
+Trials run in a process, since a low-priority thread would delay drafts while it has Python's lock. The process reads
+one JSON object from standard input and writes one list to standard output.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.learning.replay import Episode
 
 LIMITS = TreeLimits(nodes=8, depth=6)
-"""Trees by which weights are compared."""
+"""Limits of the trees in trials."""
 SPARE_TOKENS = 64
-"""Cache tokens in addition to a text: a tree and partial blocks."""
+"""Cache tokens besides the text: a tree, a partial block."""
 
 
 async def run_trials(
     drafter: str, options: DrafterOptions, models: Sequence[str], episodes: Sequence[Episode]
 ) -> list[Sequence[int]]:
-    """Return [texts, models] how many steps each text takes with each model.
+    """Return the number of steps [texts, models] to decode each text.
 
     Raises:
         FaultError: if the process fails.
@@ -55,7 +55,7 @@ async def run_trials(
 
 
 def parts_of_room(texts: Sequence[tuple[Sequence[int], int]], room: int) -> Iterator[list[int]]:
-    """Yield indices of consecutive texts that fit the cache, at least one."""
+    """Yield indices of consecutive texts that fit the cache together."""
     part, used = list[int](), 0
     for place, (tokens, _) in enumerate(texts):
         needed = len(tokens) + SPARE_TOKENS
@@ -69,16 +69,16 @@ def parts_of_room(texts: Sequence[tuple[Sequence[int], int]], room: int) -> Iter
 
 
 def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
-    """Return the greedy steps to decode each answer.
+    """Return the number of steps to decode each known answer.
 
-    Texts are tokens and prompt length. All texts take their steps together.
+    A text is (tokens, prompt length). All texts form one batch.
     """
     steps, places = [0] * len(texts), [prompt_len for _, prompt_len in texts]
     while open_texts := [i for i, (tokens, _) in enumerate(texts) if places[i] < len(tokens)]:
         jobs = [DraftJob(str(i), texts[i][0][: places[i]], LIMITS, GREEDY) for i in open_texts]
         for i, draft in zip(open_texts, drafter.draft(jobs), strict=True):
             tokens, place = texts[i][0], places[i]
-            # what it cannot draft for costs a step of one token
+            # without a draft, a step has one token
             places[i] += 1 + (matched(draft, tokens[place:]) if isinstance(draft, TokenTree) else 0)
             steps[i] += 1
     for i in range(len(texts)):
@@ -100,7 +100,6 @@ def matched(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 
 def main() -> None:
-    """Compare checkpoints."""
     give_way(LAST)
     asked: dict[str, Any] = json.load(sys.stdin)
     texts = [(tokens, prompt_len) for tokens, prompt_len in asked["texts"]]

@@ -1,1 +1,1 @@
-"""Training of SSMs: the target's continuations, its labels, a small decoder."""
+"""Train speculators: corpus, labels and hidden states of the target, students."""

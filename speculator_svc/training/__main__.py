@@ -27,7 +27,7 @@ app.command("corpus")(make_corpus)
 app.command("ssm")(train_ssm)
 app.command("follow")(train_follow)
 app.command("eagle")(train_eagle)
-ENDING = "SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there."
+ENDING = "SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command continues from there."
 MEDUSA = "Distil the target into Medusa's heads, which read its last hidden state."
 BLOCKWISE = "Distil the target into heads that share its output head (blockwise parallel decoding)."
 app.command("medusa", help=f"{MEDUSA}\n\n{ENDING}")(train_medusa)
@@ -35,8 +35,8 @@ app.command("blockwise", help=f"{BLOCKWISE}\n\n{ENDING}")(train_blockwise)
 
 
 def main() -> None:
-    """Run a command; exit with 130 after signals, 2 for bad input."""
-    for number in SIGNALS:  # also where a shell has started us in the background with SIGINT ignored
+    """Run a command; exit with 130 after signals, 2 for invalid input."""
+    for number in SIGNALS:  # shells ignore SIGINT in background jobs
         signal.signal(number, signal.default_int_handler)
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)  # typer turns Ctrl-C into the return value 130
@@ -48,7 +48,7 @@ def main() -> None:
     except SpecInferError as error:
         _exit(f"error: {error}", 2)
     if code == INTERRUPTED:
-        _exit("interrupted: what is finished is kept, and the same command goes on from it", INTERRUPTED)
+        _exit("interrupted: finished work is kept, and the same command continues from it", INTERRUPTED)
 
 
 def _exit(message: str, code: int) -> None:

@@ -1,8 +1,8 @@
-"""The training corpus: prompts with the target's own continuations, as token ids.
+"""Training corpus: prompts with the target's continuations, as token ids.
 
-One JSON object per line, `{"p": [prompt ids], "o": [output ids]}`, optionally gzipped. Lines we write carry
-the job's `id`, by which an interrupted run knows what is done, and what the target thought most probable at
-every output token, so that it need not run again. Knows no model.
+A file has one JSON object per line, `{"p": [prompt ids], "o": [output ids]}`, optionally gzipped. Our files also have
+the job's `id`, so that an interrupted run can continue, and labels: the target's most probable tokens at every output
+token.
 """
 
 import base64
@@ -24,21 +24,21 @@ from specinfer.system.append_file import AppendFile, read_records
 from specinfer.tokenizer import Tokenizer
 
 _MARK = "\u2063"
-"""Placeholder of the user's text in a template: an invisible separator."""
+"""Placeholder of the user's text in a rendered chat template."""
 
 
 def whole_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Encode one user turn, or the plain text for a base model."""
+    """Encode a user turn; for a base model, the plain text."""
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode(text))
     return tuple(tokenizer.encode_chat([{"role": "user", "content": text}]))
 
 
 def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Encode an open prompt, to be continued by the model.
+    """Encode a beginning from which the model invents a prompt.
 
-    For a conversation it ends before the user's text; for a base model it is the start of texts, or their
-    separator.
+    For a chat model it ends before the user's text. For a base model it is the beginning-of-sequence token or a
+    separator of texts.
     """
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode("") or stop_tokens[:1])
@@ -51,13 +51,13 @@ def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, 
 def usable(tokenizer: Tokenizer, tokens: Sequence[int], stop_tokens: Sequence[int]) -> bool:
     """Return whether an invented prompt is a complete user turn with text.
 
-    A document may be cut anywhere.
+    For a base model, any text is complete.
     """
     return len(tokens) > 4 and (tokens[-1] in stop_tokens or not tokenizer.has_chat_template)
 
 
 HELD_OUT = 200
-"""Maximum continuations held out of training."""
+"""Maximum continuations that are held out of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,18 @@ class Continuation:
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     labels: Labels | None = field(default=None, compare=False)
-    """Labels; None if the corpus was written without them."""
+    """Labels; None if the corpus has none."""
 
 
 def read_corpus(path: Path) -> list[Continuation]:
-    """Yield all continuations of a file.
+    """Return all continuations of a file.
 
     Raises:
         InvalidInputError: naming file and line.
     """
     continuations = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
     if not continuations:
-        raise InvalidInputError("corpus", str(path), "no continuations in it")
+        raise InvalidInputError("corpus", str(path), "has no continuations")
     return continuations
 
 
@@ -117,7 +117,7 @@ def _encoded(labels: Labels) -> str:
 
 
 def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) -> int:
-    """Append continuations by id as they come; return how many."""
+    """Append (id, continuation) rows as they come; return their number."""
     count = 0
     with closing(AppendFile(path)) as file:
         for job_id, item in rows:
@@ -129,7 +129,7 @@ def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) ->
 
 
 def finished_jobs(path: Path) -> dict[str, Continuation]:
-    """Return an earlier run's results by id, without labels or cut records."""
+    """Return an earlier run's continuations by id, without labels."""
     if not path.is_file():
         return {}
     records, _ = read_records(path)
@@ -140,7 +140,7 @@ def finished_jobs(path: Path) -> dict[str, Continuation]:
 def split_corpus(
     corpus: Sequence[Continuation], held_out: int
 ) -> tuple[list[Continuation], list[Continuation]]:
-    """Split off every n-th continuation, `held_out` in all, for a fair sample."""
+    """Split off `held_out` continuations at equal distances."""
     step = max(1, len(corpus) // max(held_out, 1))
     chosen = set(range(0, len(corpus), step)[:held_out])
     training = [item for i, item in enumerate(corpus) if i not in chosen]
@@ -148,17 +148,17 @@ def split_corpus(
 
 
 def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[Continuation]]:
-    """Return training data by file, and held-out data of the first.
+    """Return training data by file, and held-out data of the first file.
 
-    Held-out prompts are used nowhere else.
+    Continuations of held-out prompts are removed from all training data.
 
     Raises:
-        InvalidInputError: for a bad line, or a first file without enough continuations.
+        InvalidInputError: for an invalid line, or a first file with one continuation.
     """
     whole = read_corpus(paths[0])
     first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))
     if not first:
-        raise InvalidInputError("corpus", str(paths[0]), "one continuation is not enough: some are held out")
+        raise InvalidInputError("corpus", str(paths[0]), "needs two or more continuations: some are held out")
     return [first, *(without_prompts_of(held_out, read_corpus(path)) for path in paths[1:])], held_out
 
 
@@ -174,17 +174,17 @@ def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int
     counts = Counter(token for item in corpus for token in item.output)
     chosen = [token for token, _ in counts.most_common(size)]
     filler = (token for token in range(size * 2) if token not in counts)
-    while len(chosen) < size:  # a small corpus: fill up with the first ids, the most frequent of a BPE
+    while len(chosen) < size:  # fill up with the first ids, which are frequent in BPE
         chosen.append(next(filler))
     return np.sort(np.array(chosen, np.int64))
 
 
 class Teaching(Protocol):
-    """Batch of a training."""
+    """A training batch."""
 
     @property
     def next_tokens(self) -> torch.Tensor:
-        """[R] next tokens of the target for the batch's rows."""
+        """[R] the target's next token of each row."""
 
     def to(self, device: torch.device) -> Any:
         """Return the batch on a device."""
@@ -194,14 +194,14 @@ B = TypeVar("B", bound=Teaching, covariant=True)
 
 
 class Material(Protocol[B]):
-    """Source of a training's batches."""
+    """Training data that makes batches."""
 
     @property
     def corpus(self) -> Sequence[Continuation]:
-        """Continuations of the source."""
+        """Continuations of the data."""
 
     def batch(self, indices: Sequence[int]) -> B:
-        """Return some continuations, padded on the right."""
+        """Return a batch of these continuations, padded on the right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +220,15 @@ class TrainingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Training data: continuations, labels at output tokens, and counted tokens."""
+    """Training data: continuations, labels of their output tokens, a loss mask."""
 
     corpus: Sequence[Continuation]
     labels: Sequence[Labels]
     counted: Sequence[NDArray[np.bool_]] | None = None
-    """Output tokens of each continuation that count; None counts all."""
+    """Loss mask of each continuation's output tokens; None: all count."""
 
     def batch(self, indices: Sequence[int]) -> TrainingBatch:
-        """Return some continuations, padded on the right."""
+        """Return a batch of these continuations, padded on the right."""
         items = [self.corpus[i] for i in indices]
         counted = [self.counted[i] for i in indices] if self.counted is not None else None
         return _batch(items, [self.labels[i] for i in indices], counted)
@@ -237,7 +237,7 @@ class Examples:
 def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Iterator[tuple[list[int], B]]:
     """Yield an epoch's batches in random order, with their indices.
 
-    A batch has sequences of similar length.
+    A batch has sequences of similar length, about `tokens` tokens in all.
     """
     corpus = examples.corpus
     lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])

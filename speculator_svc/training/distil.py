@@ -1,8 +1,7 @@
-"""Training runs: a schedule by time, steps, and saved state.
+"""Run a training: schedule by time, steps, saved state.
 
-The schedule follows time, not steps: a run has a given number of minutes, and its learning rate ends at zero
-with them. State is saved every few minutes, on SIGINT or SIGTERM, and at the end; the same command continues
-from it.
+A run has a given number of minutes, after which the learning rate is zero. State is saved every few minutes, on SIGINT
+or SIGTERM, and at the end; the same command continues from it.
 """
 
 import itertools
@@ -34,11 +33,11 @@ from speculator_svc.training.run import (
 from speculator_svc.training.student import Student
 
 _MIN_ACCEPTED = 1e-6
-"""Acceptance below which only the cross-entropy teaches."""
+"""Lower bound of the acceptance in the loss, for a finite logarithm."""
 
 
 class Labelled(Protocol):
-    """Labels of R tokens by the target."""
+    """Labels of R tokens."""
 
     @property
     def label_ids(self) -> torch.Tensor:
@@ -46,15 +45,15 @@ class Labelled(Protocol):
 
     @property
     def label_probabilities(self) -> torch.Tensor:
-        """[R, K] renormalised over these tokens."""
+        """[R, K] the target's probabilities, renormalised over these tokens."""
 
 
 def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
     """Return cross-entropy minus log acceptance, averaged over rows.
 
-    `logits` are [R, draft vocabulary]. The cross-entropy of Q under P measures all of P. Minus log sum(min(P,
-    Q)) measures the accepted part of Q (an LK loss, arXiv 2602.23881): a model too small for all of P should
-    concentrate on that. Rows without any of P in the draft vocabulary have no loss.
+    `logits` [R, draft vocabulary] give Q, labels give P. The second term, -log sum(min(P, Q)) (an LK loss, arXiv
+    2602.23881), is small if Q is accepted often: a model too small to match all of P should concentrate on this. Rows
+    without any of P in the draft vocabulary have no loss.
     """
     p = batch.label_probabilities
     log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
@@ -75,19 +74,19 @@ def ssm_logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
 
 
 def rough(device: torch.device) -> torch.autocast:
-    """Return an autocast to bfloat16 if that is no slower."""
+    """Return an autocast to bfloat16, if bfloat16 is fast on the device."""
     return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_is_fast(device))
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """Frequencies of the true next token among a draft's top k."""
+    """Share of tokens that are among a draft's top k."""
 
     top: dict[int, float]
     """k -> share of tokens within the top k."""
 
     def to_json(self) -> dict[str, float]:
-        """Return the shares for the record of a training."""
+        """Return the shares as JSON, by k."""
         return {f"top{k}": round(share, 4) for k, share in self.top.items()}
 
     def __str__(self) -> str:
@@ -98,9 +97,9 @@ class Success:
 def ranks(
     student: Student, examples: Examples, vocabulary: torch.Tensor, max_rank: int = 5
 ) -> list[NDArray[np.int64]]:
-    """Return each output token's rank among the draft's best, at most `max_rank`.
+    """Return each output token's rank in the logits, from 0 to `max_rank`.
 
-    Tokens outside the draft vocabulary rank last.
+    `max_rank` stands for all higher ranks and for tokens outside the draft vocabulary.
     """
     ranks_by_text: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(examples.corpus)
     whole = Examples(examples.corpus, examples.labels)
@@ -118,12 +117,12 @@ def ranks(
 def success_by_depth(
     places: Sequence[NDArray[np.int64]], depths: int = 4, max_rank: int = 5
 ) -> list[Success]:
-    """Return the success at each depth, after correct first guesses.
+    """Return the success at each depth, if all guesses before were correct.
 
     Args:
         places: rank of every output token of each continuation, as `ranks` returns them.
         depths: number of tokens ahead.
-        max_rank: number of guesses.
+        max_rank: maximum k of the top k.
     """
     success = []
     for depth in range(depths):
@@ -143,7 +142,7 @@ SCORE_SHARE = 0.05
 PATIENCE = 5
 """Number of scores without improvement after which training stops."""
 LONGEST_STEP_S = 120.0
-"""Maximum seconds of a step. A suspended run thus loses no time."""
+"""Maximum seconds counted per step: a suspended run loses no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class DistilOptions:
     minutes: float
     learning_rate: float = 1e-3
     tokens_per_batch: int = 1024
-    """Small: with few tokens in all, many steps beat exact ones."""
+    """Tokens of a batch; small, since many steps beat precise steps."""
     warmup_share: float = 0.02
     weight_decay: float = 0.01
     seed: int = 0
@@ -166,11 +165,11 @@ def distil(
     loss_of: Callable[[Any, Any], torch.Tensor] = ssm_loss,
     score: Callable[[], float] | None = None,
 ) -> int:
-    """Train in place until the time is over; return the tokens seen.
+    """Train in place for `options.minutes`; return the number of tokens seen.
 
     `report(minutes, loss, tokens seen)` is called after every step; `loss_of` gets a student and a batch.
-    With a `score` of the student on held-out data, called after epochs, the best student is restored at the
-    end, and training stops early without improvement.
+    With `score`, which measures the student on held-out data, the student with the best score is restored at
+    the end, and training stops early after `PATIENCE` scores without improvement.
 
     Raises:
         InterruptionError: if a signal came; the state is saved.
@@ -208,7 +207,7 @@ def distil(
     if minutes < options.minutes and not late:
         raise InterruptionError(
             f"after {minutes:.1f} of {options.minutes:g} minutes, which are saved in {state_path}; "
-            "the same command goes on"
+            "the same command continues"
         )
     if score is not None:
         student.load_state_dict(better(best, score(), student).student)
@@ -216,7 +215,7 @@ def distil(
 
 
 def _epochs(examples: Material[B], options: DistilOptions, first: int) -> Iterator[tuple[int, B]]:
-    """Yield batches without end, with their epoch."""
+    """Yield (epoch, batch) without end."""
     for epoch in itertools.count(first):
         rng = np.random.default_rng((options.seed, epoch))
         for _, batch in batches(examples, options.tokens_per_batch, rng):
@@ -229,7 +228,7 @@ def train_step(
     batch: Teaching,
     loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> float:
-    """Change the student by one batch; return its loss before."""
+    """Do one step of the optimizer; return the loss before the step."""
     loss = loss_of(student, batch.to(next(student.parameters()).device))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -239,7 +238,7 @@ def train_step(
 
 
 def _schedule(done: float, warmup: float) -> float:
-    """Return the learning rate's factor: linear warm-up, then cosine to zero."""
+    """Return the learning rate's factor at a share `done` of the time."""
     if done < warmup:
         return done / warmup
     return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
@@ -256,9 +255,9 @@ def progress_bar() -> Progress:
 
 @contextmanager
 def finishing(state: Path, out: Path) -> Iterator[None]:
-    """Write a checkpoint within, atomically; then drop the training's state.
+    """Let the caller write a checkpoint atomically; then remove the training's state.
 
-    A later training starts again.
+    A later training then starts from the beginning.
     """
     with deferred_signals():
         yield

@@ -1,13 +1,13 @@
-"""EAGLE-3 as a trainable module: a decoder layer on hidden states.
+"""EAGLE-3 as a trainable module: a decoder layer over hidden states.
 
     hidden_0 = fc [f_low, f_middle, f_high]               of token j, from the target
     out_k    = layer([norm(embedding(t_{j+1+k})), norm(hidden_k)]), with hidden_k as the residual
     Q(t_{j+2+k} | ...) = softmax(head(norm(out_k)))       over the draft vocabulary
-    hidden_{k+1} = out_k                                  its own from then on
+    hidden_{k+1} = out_k                                  later steps read the layer's own outputs
 
-The token is one ahead of the hidden state. Training unrolls several steps on the module's own outputs
-(EAGLE-3's training-time test): in step k a row sees the keys of step 0 up to its own, and its own of the
-steps 1 to k, which is just what a drafted chain sees. Knows no files.
+The token is one ahead of the hidden state. Training unrolls several steps on the module's own outputs (EAGLE-3's
+training-time test). In step k a row attends to the rows of step 0 up to its own position, and to its own rows of steps
+1 to k, as a drafted chain does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,18 +32,18 @@ _LAYER = "model.layers.0."
 
 
 class EagleStudent(FeatureStudent):
-    """Maps hidden states and tokens to draft logits, step by step."""
+    """Student that maps hidden states and tokens to logits of several steps."""
 
     def __init__(
         self, config: ModelConfig, embedding: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Create it; `embedding` [V, hidden] is frozen, `tensors` are trained."""
+        """Create the student; `embedding` [V, hidden] is frozen, `tensors` are trained."""
         super().__init__(tensors, {EMBEDDING: embedding})
         vocabulary = len(tensors["lm_head.weight"])
         self.config = replace(config, layers=1, vocab_size=vocabulary, tied_embeddings=False)
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
-        """Compute the logits of the steps."""
+        """Return the logits [R, draft vocabulary] of each step."""
         tensors = self.all_tensors()
         batch_size, length = batch.token_ids.shape
         config = replace(self.config, max_positions=length + len(batch.steps))
@@ -55,7 +55,7 @@ class EagleStudent(FeatureStudent):
         hidden = F.linear(batch.states.float().flatten(2).flatten(0, 1), tensors["fc.weight"])
         places, logits = torch.arange(length, device=self.device), []
         for step, rows_of_step in enumerate(batch.steps):
-            # beyond the end the tokens are whatever: no row of this step looks there
+            # tokens rolled over the end are not read by any row of this step
             tokens = torch.roll(batch.token_ids, -step, 1).flatten()
             hidden, embedded = self._inputs(step, hidden, F.embedding(tokens, tensors[EMBEDDING]))
             normed = torch.cat([layer.input_norm(embedded), hidden_norm(hidden)], -1)
@@ -80,7 +80,7 @@ class UnrolledAttention:
         self._values: list[torch.Tensor] = []
 
     def __call__(self, _: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attend over the cached keys and values: [B * T, H, D]."""
+        """Cache keys and values; return the attention's output [B * T, H, D]."""
         q = self._heads(query)
         self._keys.append(self._heads(key).repeat_interleave(self._group, 1))
         self._values.append(self._heads(value).repeat_interleave(self._group, 1))
@@ -109,7 +109,7 @@ class UnrolledAttention:
 def starting_tensors(
     config: ModelConfig, target: Mapping[str, torch.Tensor], layers: int, vocabulary: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Start as the target's last layer, on the last hidden state only."""
+    """Return initial tensors: the target's last layer, on its last hidden state."""
     hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
     fc = torch.zeros(hidden, layers * hidden)
     fc[:, -hidden:] = torch.eye(hidden)
@@ -136,7 +136,7 @@ STEP_WEIGHT = 0.8
 
 @dataclass(frozen=True, slots=True)
 class UnrolledExamples:
-    """Continuations, hidden states at their tokens and labels at their output tokens."""
+    """Training data: continuations with hidden states and labels."""
 
     corpus: Sequence[Continuation]
     states: Sequence[NDArray[np.int16]]
@@ -146,7 +146,7 @@ class UnrolledExamples:
     steps: int
 
     def batch(self, indices: Sequence[int]) -> UnrolledBatch:
-        """Return some continuations, padded on the right."""
+        """Return a batch of these continuations, padded on the right."""
         items = [self.corpus[i] for i in indices]
         width = max(len(item.prompt) + len(item.output) - 2 for item in items)
         states = np.zeros((len(items), width, *self.states[indices[0]].shape[1:]), np.int16)
@@ -161,7 +161,7 @@ class UnrolledExamples:
         )
 
     def _rows(self, indices: Sequence[int], width: int, step: int) -> UnrolledRows:
-        """Return a step's rows: row j predicts output token j + 2 + step."""
+        """Return a step's labels: row j predicts token j + 2 + step."""
         rows, ids, probabilities, following = [], [], [], []
         for row, index in enumerate(indices):
             item = self.corpus[index]
@@ -181,7 +181,7 @@ class UnrolledExamples:
 
 
 def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor:
-    """Return the steps' mean loss, weighted by `STEP_WEIGHT` to the step's power."""
+    """Return the mean of the steps' losses, weighted by `STEP_WEIGHT ** step`."""
     with rough(student.device):
         logits = student(batch)
     weights = [STEP_WEIGHT**step for step in range(len(logits))]
@@ -194,11 +194,11 @@ def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class UnrolledSuccess:
-    """Success of a student that reads hidden states on the target's continuations."""
+    """Success of a student on the target's continuations, by step."""
 
     by_depth: list[Success]
     accepted_length: float
-    """Tokens per step of first-guess chains, the target's own token included."""
+    """Tokens per verified chain of best guesses, with the target's own token."""
 
 
 @torch.inference_mode()
@@ -207,7 +207,7 @@ def evaluate_unrolled(
 ) -> UnrolledSuccess:
     """Return the success of each step on the target's continuations.
 
-    Students that read the tokens before (EAGLE, heads with a Markov head) get the right ones.
+    Students that read tokens (EAGLE, heads with a Markov head) get the correct tokens of the continuation.
     """
     hits: list[list[torch.Tensor]] = [[] for _ in range(examples.steps)]
     chains: list[NDArray[np.int64]] = []
@@ -235,7 +235,7 @@ def accepted_by_chains(
     """Count the correct tokens of each complete chain of guesses.
 
     Args:
-        hits: by step, whether each row's first guess is right, in the order of `UnrolledExamples.batch`.
+        hits: by step, whether each row's best guess is correct, in the order of `UnrolledExamples.batch`.
         corpus: continuations of the batch.
     """
     lengths, ends = [], [0] * len(hits)

@@ -1,4 +1,4 @@
-"""Students on hidden states: common parts, Medusa's and blockwise heads."""
+"""Trainable modules that read hidden states: common parts and heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -50,18 +50,18 @@ class UnrolledBatch:
 
     @property
     def next_tokens(self) -> torch.Tensor:
-        """Next tokens of the first step."""
+        """[R] next tokens of the first step."""
         return self.steps[0].next_tokens
 
 
 class FeatureStudent(nn.Module):
     """A student whose parameters are the tensors of its checkpoint.
 
-    Called with a batch it returns, per step, the logits [R, draft vocabulary] of the step's rows.
+    A call with a batch returns the logits [R, draft vocabulary] of each step's rows.
     """
 
     def __init__(self, trained: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:
-        """Register tensors; `frozen` ones belong to no checkpoint."""
+        """Register tensors; `frozen` ones are neither trained nor saved."""
         super().__init__()
         for name, tensor in trained.items():
             self.register_parameter(parameter_key(name), nn.Parameter(tensor.float().clone()))
@@ -77,12 +77,12 @@ class FeatureStudent(nn.Module):
         return {tensor_name(key): value.detach() for key, value in self.named_parameters()}
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
-        """Return trained and frozen tensors by name, as gradients find them."""
+        """Return trained and frozen tensors by name, for a differentiable pass."""
         return {tensor_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())}
 
 
 class HeadsStudent(FeatureStudent):
-    """Maps last hidden states to draft logits, head by head."""
+    """Student with heads, which map last hidden states to logits."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class HeadsStudent(FeatureStudent):
         trained: Mapping[str, torch.Tensor],
         frozen: Mapping[str, torch.Tensor],
     ) -> None:
-        """Take the target's `config`; `frozen` are its `tensors_of_target`."""
+        """Create heads of the target `config`; `frozen`: `tensors_of_target`."""
         super().__init__(trained, frozen)
         self._config, self._kind, self._count = config, kind, count
         self._markov = f"{MARKOV_OUT}.weight" in trained
@@ -121,9 +121,9 @@ def starting_heads(
     seed: int,
     rank: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Return heads with the target's own prediction of the next token.
+    """Return initial heads, which predict the target's next token.
 
-    They have a Markov head if its `rank` is not 0.
+    They have a Markov head if `rank` is not 0.
     """
     hidden, generator = config.hidden_size, torch.Generator().manual_seed(seed)
     tensors = {}

@@ -1,4 +1,4 @@
-"""Common parts of training readers of hidden states."""
+"""Common parts of commands that train on the target's hidden states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ S = TypeVar("S", bound=FeatureStudent)
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Options of every such command."""
+    """Options of all these commands."""
 
     corpus: Sequence[Path]
     out: Path
@@ -58,35 +58,35 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMethod(Generic[S]):
-    """Subject of a command's training."""
+    """A kind of speculator to train."""
 
     method: str
     flags: str
-    """Its own flags, as they are recorded."""
+    """Flags of this kind, for the checkpoint's record."""
     layers: tuple[int, ...]
-    """Numbers of the target's layers after which it reads hidden states."""
+    """Number of target layers before each hidden state that is read."""
     steps: int
-    """Number of tokens ahead that it predicts."""
+    """Number of tokens that a draft predicts."""
     make: Callable[[Mapping[str, torch.Tensor], torch.Tensor], S]
-    """Makes the untrained student from the target's weights and the draft vocabulary."""
+    """Create the student from (target's weights, draft vocabulary)."""
     save: Callable[[S, torch.Tensor, Mapping[str, Any]], None]
-    """Writes a checkpoint from student, draft vocabulary and record."""
+    """Write a checkpoint from (student, draft vocabulary, record)."""
     token_ids: torch.Tensor | None = None
-    """The draft vocabulary; None: the tokens that are most frequent."""
+    """Draft vocabulary; None: the corpus' most frequent tokens."""
 
 
 class FeatureTraining:
-    """One run of such a command."""
+    """One run of a command."""
 
     def __init__(self, asked: TrainingOptions) -> None:
         """Check the options.
 
         Raises:
-            SettingError: naming the bad option.
+            SettingError: naming the invalid option.
         """
         if not asked.overwrite and is_draft_checkpoint(asked.out):
             raise SettingError(
-                "out", str(asked.out), "holds a finished speculator; --overwrite replaces it at the end"
+                "out", str(asked.out), "has a finished speculator; --overwrite replaces it at the end"
             )
         self._asked, self._device = asked, place_for(asked.device, asked.threads)
         self.directory = resolve_model(asked.model)
@@ -94,10 +94,10 @@ class FeatureTraining:
         self._vocabulary = draft_vocabulary(asked.vocabulary, self.config.vocab_size)
 
     def run(self, reader: TrainingMethod[S]) -> None:
-        """Train and save a reader.
+        """Train and save a speculator.
 
         Raises:
-            InterruptionError: if a signal came; what is done is kept.
+            InterruptionError: if a signal came; finished work is kept.
         """
         asked = self._asked
         training, held_out, token_ids = self._prepare(reader)
@@ -107,12 +107,12 @@ class FeatureTraining:
 
         def score() -> float:
             length = evaluate_unrolled(student, held_out, token_ids).accepted_length
-            console.print(f"held out: {length:.3f} tokens a step by chains")
+            console.print(f"held out: {length:.3f} tokens per step by chains")
             return length
 
         seen = distil_with_bar(student, training, asked.options, state, unrolled_loss, score)
         success = evaluate_unrolled(student, held_out, token_ids)
-        console.print(f"held out: {success.accepted_length:.3f} tokens a step by chains, the best")
+        console.print(f"held out: {success.accepted_length:.3f} tokens per step by chains, the best")
         for step, of_depth in enumerate(success.by_depth):
             console.print(f"held out, depth {step + 1}: {of_depth}")
         with finishing(state, asked.out):
@@ -121,7 +121,7 @@ class FeatureTraining:
     def _record(
         self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: UnrolledSuccess
     ) -> dict[str, Any]:
-        """Return the record of the training, without paths: they mean nothing elsewhere."""
+        """Return the checkpoint's record of the training, without local paths."""
         asked, options = self._asked, self._asked.options
         return {
             "command": f"specinfer train {reader.method} --model {asked.model} {reader.flags} "
@@ -134,7 +134,7 @@ class FeatureTraining:
         }
 
     def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
-        """Return training data, the first corpus' held-out part, and the draft vocabulary."""
+        """Return training data, held-out data and the draft vocabulary."""
         asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
         runner = load_checked(self.directory, options)
         parts, held_out = read_corpora(asked.corpus)
@@ -154,7 +154,7 @@ class FeatureTraining:
 def think_aloud(
     runner: ModelRunner, corpus: list[Continuation], layers: tuple[int, ...], work: Path
 ) -> list[Thoughts]:
-    """Return the thoughts of all continuations, with a progress bar."""
+    """Call `think` with a progress bar."""
     with progress_bar() as bar:
         task = bar.add_task("features", total=len(corpus))
         return think(

@@ -1,12 +1,12 @@
-"""The target's hidden states and labels of a corpus, cached on disk.
+"""Compute and cache a corpus' hidden states and labels ("thoughts") on disk.
 
-A corpus that is being written keeps both of what it writes (`keeper`). Otherwise one pass per group of
-continuations computes them: hidden states after some layers at all tokens but the last (input of EAGLE and
-Medusa), and the most probable tokens at every output token (their labels).
+Hidden states are the target's, after some layers, at all tokens but the last (input of EAGLE and Medusa). Labels are
+the target's most probable tokens at every output token. `keeper` stores both while a corpus is generated; otherwise
+`think` computes them with one pass per group of continuations.
 
-Chunks of the corpus are separate files, so that an interrupted run continues, and hidden states are
-memory-mapped: a corpus of a million tokens with three layers of 576 numbers is 3.5 GB. States of more layers
-serve readers of fewer, so that EAGLE's states also train Medusa's heads.
+Every chunk of the corpus has its own files, so that an interrupted run can continue. Hidden states are memory-mapped: a
+million tokens with three layers of 576 numbers take 3.5 GB. States of more layers than needed can be used, so EAGLE's
+states also train Medusa's heads.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class Thoughts:
     """Hidden states and labels of p prompt and n output tokens."""
 
     states: NDArray[np.int16]
-    """[p + n - 1, layers, hidden] bfloat16, by their bits."""
+    """[p + n - 1, layers, hidden] bits of bfloat16."""
     labels: Labels
     """Labels in the target's vocabulary."""
 
@@ -45,7 +45,7 @@ def think(
     directory: Path,
     report: Callable[[int, int], None],
 ) -> list[Thoughts]:
-    """Compute or load all thoughts; `layers` as in `ModelRunner.forward_with_features`."""
+    """Load or compute all thoughts; `layers` as in `forward_with_features`."""
     thoughts: list[Thoughts] = []
     for start in range(0, len(corpus), CHUNK):
         chunk = corpus[start : start + CHUNK]
@@ -61,18 +61,18 @@ def think(
 
 
 class Kept(NamedTuple):
-    """Files with the thoughts of a chunk, and their layers."""
+    """Cached files of a chunk's thoughts, and their layers."""
 
     place: Path
     layers: tuple[int, ...]
 
     @property
     def whole(self) -> bool:
-        """True if they were written to the end."""
+        """True if the files are complete."""
         return (self.place / _LABELS).is_file()
 
     def states(self, layers: Sequence[int]) -> NDArray[np.int16]:
-        """Return states [tokens, layers, hidden], mapped if layers are neighbours, else copied."""
+        """Return states [tokens, layers, hidden], memory-mapped if layers are adjacent."""
         states: NDArray[np.int16] = np.load(self.place / "states.npy", mmap_mode="r")
         places = [self.layers.index(layer) for layer in layers]
         if places == list(range(places[0], places[-1] + 1)):
@@ -101,7 +101,7 @@ def _kept(directory: Path, digest: str, layers: Sequence[int]) -> Kept | None:
 
 
 def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
-    """Yield neighbours that fit into one pass together."""
+    """Yield groups of consecutive continuations for one pass each."""
     group: list[Continuation] = []
     for item in chunk:
         tokens = sum(len(other.prompt) + len(other.output) for other in [*group, item])
@@ -127,14 +127,14 @@ def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, ND
 
 
 def _single(directory: Path, item: Continuation, layers: Sequence[int]) -> Path:
-    """Return the place of what was kept of one continuation."""
+    """Return the directory of one continuation's thoughts."""
     return directory / f"thought-{_digest([item])}-{'-'.join(map(str, layers))}.npz"
 
 
 def _think(
     runner: ModelRunner, chunk: Sequence[Continuation], layers: Sequence[int], directory: Path
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield (states, ids, probabilities) of each continuation, cached or computed."""
+    """Yield each continuation's (states, ids, probabilities), cached or computed."""
     places = [_single(directory, item, layers) for item in chunk]
     missing = [item for item, place in zip(chunk, places, strict=True) if not place.is_file()]
     computed = _compute(runner, missing, layers) if missing else iter(())
@@ -155,7 +155,7 @@ def _compute(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Compute (states, ids, probabilities) of each continuation.
 
-    Its output but the last token is scored as a chain after the prompt.
+    The output without its last token is scored as a chain after the prompt.
     """
     for group in _groups(chunk):
         segments = []
@@ -175,7 +175,7 @@ def _write(place: Path, rows: Iterator[tuple[torch.Tensor, torch.Tensor, torch.T
     np.save(place / "states.npy", torch.cat(states).view(torch.int16).numpy())
     partial = place / "labels.part.npz"
     np.savez(partial, ids=torch.cat(ids).numpy(), probabilities=torch.cat(probabilities).numpy())
-    partial.replace(place / _LABELS)  # last: its presence marks a whole chunk
+    partial.replace(place / _LABELS)  # written last: marks a complete chunk
 
 
 def _read(kept: Kept, chunk: Sequence[Continuation], layers: Sequence[int]) -> Iterator[Thoughts]:

@@ -1,8 +1,7 @@
-"""Continuations of many prompts by the target, for a corpus.
+"""Continue many prompts with the target, for a corpus.
 
-Simple continuous batching: as soon as one continuation ends the next prompt takes its place. A continuation
-depends on its own job alone, never on its batch, so an interrupted run continues with the same result. Knows
-no files.
+Simple continuous batching: when a continuation ends, the next prompt starts. A continuation depends only on its own
+job, not on its batch, so an interrupted run continues with the same result.
 """
 
 from collections import deque
@@ -30,9 +29,9 @@ class ContinuationJob:
     job_id: str
     prompt: tuple[int, ...]
     temperature: float
-    """0 is greedy."""
+    """Temperature; 0 is greedy."""
     seed: int
-    """Seed of this job alone."""
+    """Seed of this job."""
 
 
 @dataclass(slots=True)
@@ -43,9 +42,9 @@ class _Running:
     delta: tuple[int, ...]
     output: list[int] = field(default_factory=list)
     likely: list[torch.Tensor] = field(default_factory=list)
-    """[label width] the most probable tokens at each output token."""
+    """Per output token, [label width] most probable tokens."""
     chances: list[torch.Tensor] = field(default_factory=list)
-    """[label width] their probabilities."""
+    """Per output token, [label width] probabilities of `likely`."""
 
     def continuation(self) -> Continuation:
         """Return the continuation so far."""
@@ -65,11 +64,11 @@ def continue_prompts(
     over: Callable[[], bool] = lambda: False,
     keep: Callable[[Continuation, NDArray[np.int16]], None] | None = None,
 ) -> Iterator[tuple[ContinuationJob, Continuation]]:
-    """Yield jobs and continuations as they end, stop tokens included.
+    """Yield (job, continuation) when a job ends; stop tokens are included.
 
-    When `over`, checked after every pass, returns True, all running jobs end. `label_width` adds the target's
-    most probable tokens at every output token. `keep` is called with every continuation and the runner's
-    hidden states of all its tokens but the last.
+    All running jobs end when `over`, called after every pass, returns True. With `label_width`, continuations
+    have labels of this many tokens. `keep` is called with every continuation and the hidden states of all
+    its tokens but the last.
     """
     waiting, running = deque(jobs), list[_Running]()
     stops = frozenset(stop_tokens)
@@ -91,7 +90,7 @@ def continue_prompts(
 
 
 def _begin(runner: ModelRunner, job: ContinuationJob) -> _Running:
-    """Start a job; the cache may have the common prefix of prompts."""
+    """Start a job; share cached prefixes of its prompt."""
     sequence = runner.open()
     known = runner.cache.share(sequence, job.prompt[:-1])
     return _Running(job, sequence, np.random.default_rng((job.seed, 0)), job.prompt[known:])
@@ -111,13 +110,13 @@ def _advance(runner: ModelRunner, running: Sequence[_Running], label_width: int)
 
 
 def most_probable(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the top columns' float16 probabilities [N, width], renormalised, and int32 indices."""
+    """Return top probabilities [N, width], renormalised float16, and int32 indices."""
     values, ids = logits.topk(width, dim=-1)
     return values.softmax(-1).half().cpu(), ids.int().cpu()
 
 
 def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]:
-    """Choose tokens: the maximum of greedy rows, random ones of sampled rows."""
+    """Return each row's next token: the best one if greedy, else sampled."""
     tokens = logits.argmax(-1)
     sampled = [i for i, item in enumerate(running) if item.job.temperature > 0]
     if sampled:
@@ -131,14 +130,14 @@ def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]
 
 
 LABEL_WIDTH = 32
-"""Tokens in each label (K)."""
+"""Number of tokens in each label (K)."""
 CHUNK = 100
 
 
 def in_draft_vocabulary(labels: Labels, vocabulary: NDArray[np.int64]) -> Labels:
-    """Map labels to a draft vocabulary; unknown tokens get probability 0.
+    """Map labels to a draft vocabulary; other tokens get probability 0.
 
-    The others are renormalised; rows without known tokens are all 0.
+    Probabilities are renormalised; rows without tokens of the draft vocabulary are all 0.
     """
     places = np.searchsorted(vocabulary, labels.ids).clip(max=len(vocabulary) - 1)
     p = np.where(vocabulary[places] == labels.ids, labels.probabilities, np.float16(0))
@@ -154,7 +153,7 @@ def label_corpus(
     width: int,
     report: Callable[[int, int], None],
 ) -> list[Labels]:
-    """Return labels of all continuations, in order."""
+    """Return the labels of all continuations, in order, cached in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     labels: list[Labels] = []
     for start in range(0, len(corpus), CHUNK):

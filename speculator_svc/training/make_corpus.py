@@ -1,4 +1,4 @@
-"""`specinfer train corpus`: the target continues given and invented prompts."""
+"""`specinfer train corpus`: let the target continue given and invented prompts."""
 
 import math
 import random
@@ -35,23 +35,25 @@ _INVENTION_TOKENS = 96
 
 def make_corpus(
     prompts: Annotated[Path, typer.Option(help=r"JSONL file of objects with `turns: \[text]`.")],
-    out: Annotated[Path, typer.Option(help="Continuations, JSONL; a rerun goes on from what is there.")],
+    out: Annotated[Path, typer.Option(help="JSONL file of continuations; a rerun continues it.")],
     model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
-    limit: Annotated[int, typer.Option(help="Take this many prompts, drawn at random; 0 takes all.")] = 0,
-    invent: Annotated[int, typer.Option(help="Let the target invent this many prompts more.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Of every second one; the others are greedy.")] = 0.8,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest continuation.")] = 224,
-    batch: Annotated[int, typer.Option(help="Continuations at a time.")] = 48,
-    seed: Annotated[int, typer.Option(help="Of the choice and of everything sampled.")] = 0,
+    limit: Annotated[int, typer.Option(help="Number of prompts to use, chosen at random; 0: all.")] = 0,
+    invent: Annotated[int, typer.Option(help="Number of further prompts that the target invents.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(help="Of every second continuation; the others are greedy.")
+    ] = 0.8,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens of a continuation.")] = 224,
+    batch: Annotated[int, typer.Option(help="Continuations at once.")] = 48,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of prompts and of sampling.")] = 0,
     device: Device = "auto",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Throw away what is in --out and begin anew.")
+        bool, typer.Option("--overwrite", help="Remove the file --out and start again.")
     ] = False,
 ) -> None:
     """Let the target continue prompts: the corpus for training SSMs.
 
-    Every continuation is written when it is finished; after SIGINT (Ctrl-C), SIGTERM or a crash the same
-    command continues from there.
+    Every continuation is written when it is finished, so the same command continues after SIGINT (Ctrl-C),
+    SIGTERM or a crash.
     """
     inventions_path = out.with_suffix(".invented.jsonl")
     if overwrite:
@@ -83,7 +85,7 @@ def make_corpus(
     known = len(finished_jobs(out))
     written = maker.run("continuing", out, jobs, max_new_tokens, LABEL_WIDTH)
     if len(written) == known:
-        raise SettingError("out", str(out), "finished already; --overwrite throws it away and begins anew")
+        raise SettingError("out", str(out), "is finished; --overwrite removes it and starts again")
     tokens = sum(len(item.output) for item in written.values())
     console.print(f"{out}: {len(written)} continuations, {tokens} tokens, {len(invented)} prompts invented")
 
@@ -93,7 +95,7 @@ def continuation_jobs(
 ) -> list[tuple[str, tuple[int, ...], float]]:
     """Return a job for each prompt, every second one greedy, shuffled.
 
-    Any part of them is thus a sample of all.
+    So any part of the jobs is a random sample.
     """
     jobs = [
         (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)
@@ -104,7 +106,7 @@ def continuation_jobs(
 
 
 class CorpusMaker:
-    """Runs unfinished jobs, and writes their results to a file."""
+    """Run unfinished jobs, and write their results to a file."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class CorpusMaker:
         seed: int,
         keep: Callable[[Continuation, NDArray[np.int16]], None] | None = None,
     ) -> None:
-        """Create it; `batch` continuations run at once, `keep` gets each."""
+        """Create the maker; `batch` continuations run at once, `keep` as in `continue_prompts`."""
         self._runner, self._batch, self._seed, self._keep = runner, batch, seed, keep
 
     def run(
@@ -125,18 +127,18 @@ class CorpusMaker:
         label_width: int = 0,
         seconds: float = math.inf,
     ) -> dict[str, Continuation]:
-        """Return all results by id, without those not begun in time.
+        """Return the results by id, in the order of the jobs.
 
-        They have the order of the jobs.
+        Jobs that did not start within `seconds` have no result.
 
         Raises:
             SettingError: if the file has results of other prompts.
-            InterruptionError: if a signal came; what is finished is in the file.
+            InterruptionError: if a signal came; finished results are in the file.
         """
         done = finished_jobs(path)
         for job_id, prompt, _ in jobs:
             if job_id in done and done[job_id].prompt != prompt:
-                reason = f"{job_id} there has another prompt; --overwrite throws it away and begins anew"
+                reason = f"has another prompt for {job_id}; --overwrite removes the file and starts again"
                 raise SettingError("out", str(path), reason)
         missing = [
             ContinuationJob(job_id, prompt, temperature, _job_seed(self._seed, job_id))
@@ -152,7 +154,7 @@ class CorpusMaker:
             write_continuations(path, self._results(what, fitting, max_new_tokens, label_width, seconds))
         except KeyboardInterrupt as error:
             rest = f"{len(finished_jobs(path))} of {len(done) + len(fitting)} are in {path}"
-            how = "the same command without --overwrite goes on"
+            how = "the same command without --overwrite continues"
             raise InterruptionError(f"while {what} prompts, {rest}; {how}") from error
         results = finished_jobs(path)
         return {job_id: results[job_id] for job_id, _, _ in jobs if job_id in results}

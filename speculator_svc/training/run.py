@@ -1,4 +1,4 @@
-"""A training run's device, options, saved state and interruption."""
+"""Common options of training commands, saved state, and signals."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -16,14 +16,14 @@ from specinfer.model.threads import use_threads
 from specinfer.system.threads import THREADS_HELP
 from speculator_svc.training.generate import LABEL_WIDTH
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if present.")]
 
 
 def place_for(device: str, threads: int) -> str:
     """Return the device to train on; set the number of threads.
 
     Raises:
-        SettingError: if there is no such device here, or fewer processors.
+        SettingError: if the device is missing, or there are fewer processors.
     """
     place = pick_device(device)
     use_threads(threads)
@@ -31,10 +31,10 @@ def place_for(device: str, threads: int) -> str:
 
 
 def pick_device(name: str) -> str:
-    """Return the device of this name.
+    """Return the torch device for `--device`.
 
     Raises:
-        SettingError: if there is no such device here.
+        SettingError: if the device is missing.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,20 +46,22 @@ def pick_device(name: str) -> str:
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Return whether bfloat16 is no slower than float32. Some CPUs lack instructions."""
+    """Return whether the device computes bfloat16 no slower than float32."""
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-Corpora = Annotated[list[Path], typer.Option(help="Continuations by the target, JSONL, may be gzipped.")]
+Corpora = Annotated[
+    list[Path], typer.Option(help="JSONL files of the target's continuations, may be gzipped.")
+]
 Checkpoint = Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")]
 Target = Annotated[str, typer.Option(help="The target.")]
 FeatureWork = Annotated[
-    Path, typer.Option("--work", help="Directory of features and state; a rerun goes on from it.")
+    Path, typer.Option("--work", help="Directory of features and state; a rerun continues it.")
 ]
-TrainingMinutes = Annotated[float, typer.Option("--minutes", help="Time to train, features not counted.")]
+TrainingMinutes = Annotated[float, typer.Option("--minutes", help="Training time, without features.")]
 DraftVocabulary = Annotated[
     int | None,
-    typer.Option(help="Size of the draft vocabulary; not given: 8192, or all of a target with fewer."),
+    typer.Option(help="Size of the draft vocabulary; not given: 8192, or the target's if smaller."),
 ]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 WidthRate = Annotated[
@@ -71,20 +73,20 @@ WidthRate = Annotated[
 BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
 Threads = Annotated[int, typer.Option(help=f"CPU threads; {THREADS_HELP}.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Train although --out is finished, and replace it at the end.")
+    bool, typer.Option("--overwrite", help="Train even if --out is finished, and replace it at the end.")
 ]
 
 
 def layer_numbers(name: str, text: str) -> list[int]:
-    """Return the numbers of an option with commas between them.
+    """Return the numbers of a comma-separated option.
 
     Raises:
-        SettingError: if they are none.
+        SettingError: if an entry is not a number.
     """
     try:
         return [int(number) for number in text.split(",") if number]
     except ValueError as error:
-        raise SettingError(name, text, "must be numbers with commas between them") from error
+        raise SettingError(name, text, "must be numbers, separated by commas") from error
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -96,9 +98,9 @@ class InterruptionError(SpecInferError):
 
 @contextmanager
 def deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Defer signals within, so that work can end after saving.
+    """Defer SIGINT and SIGTERM, so that work can be saved.
 
-    Yields a function that returns whether one came. A second signal acts at once. On the main thread only.
+    Yields a function that returns whether a signal came. A second signal acts at once. Works only on the main thread.
     """
     came = False
     before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -121,16 +123,16 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
 
 
 class Best(NamedTuple):
-    """A student as it was when it scored best on held-out data."""
+    """Best score on held-out data, with the student's weights."""
 
     score: float
     student: dict[str, torch.Tensor]
     worse: int = 0
-    """Later scores that were no better."""
+    """Number of later scores without improvement."""
 
 
 def better(best: Best | None, score: float, student: nn.Module) -> Best:
-    """Return the best score and weights so far, after a new score."""
+    """Update the best score with the student's new score."""
     if best is not None and score <= best.score:
         return best._replace(worse=best.worse + 1)
     return Best(score, {name: tensor.clone() for name, tensor in student.state_dict().items()})
@@ -139,7 +141,7 @@ def better(best: Best | None, score: float, student: nn.Module) -> Best:
 class TrainingProgress(NamedTuple):
     minutes: float = 0.0
     seen: int = 0
-    """Tokens."""
+    """Number of tokens."""
     epoch: int = 0
     best: Best | None = None
 
@@ -147,7 +149,7 @@ class TrainingProgress(NamedTuple):
 def save_state(
     student: nn.Module, optimizer: torch.optim.Optimizer, path: Path, progress: TrainingProgress
 ) -> None:
-    """Write the state whole or not at all."""
+    """Write the training's state atomically."""
     partial, best = path.with_suffix(".part"), progress.best
     states = {"student": student.state_dict(), "optimizer": optimizer.state_dict()}
     at = {"at": tuple(progress[:3]), "best": None if best is None else tuple(best)}
@@ -156,17 +158,17 @@ def save_state(
 
 
 def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> TrainingProgress:
-    """Return the progress of an interrupted run, or none.
+    """Load an interrupted run's state; return its progress, else a new one.
 
     Raises:
-        SettingError: if it is of a run with other options.
+        SettingError: if the state is of a run with other options.
     """
     if not path.is_file():
         return TrainingProgress()
     state = torch.load(path, map_location=next(student.parameters()).device, weights_only=True)
     if _shapes(state["student"]) != _shapes(student.state_dict()):
         raise SettingError(
-            "work", str(path), "is the state of a run with other options; remove it to begin anew"
+            "work", str(path), "is the state of a run with other options; remove it to start again"
         )
     student.load_state_dict(state["student"])
     optimizer.load_state_dict(state["optimizer"])
@@ -183,7 +185,7 @@ def draft_vocabulary(asked: int | None, target: int) -> int:
     """Return the size of the draft vocabulary.
 
     Raises:
-        SettingError: if it is larger than the target's, or too small for labels.
+        SettingError: if the size exceeds the target's, or is below `LABEL_WIDTH`.
     """
     size = min(_USUAL_VOCABULARY, target) if asked is None else asked
     if not LABEL_WIDTH <= size <= target:

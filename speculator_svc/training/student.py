@@ -1,8 +1,8 @@
-"""The SSM as a trainable module: target layers, frozen embeddings, small head.
+"""SSM as a trainable module: decoder layers, frozen embeddings, a small head.
 
-Layers start as copies of target layers and the head as the target's rows of the draft vocabulary, so the
-first step already knows the language; or all of it starts as an earlier SSM, which may get further layers. It
-is of its target's family and runs in the decoder that will run the checkpoint (`specinfer.model`).
+Layers start as copies of target layers, and the head as the target's head rows of the draft vocabulary; or both start
+as an earlier SSM, possibly with inserted layers. The module has the target's architecture and uses the decoder that
+later runs the checkpoint (`specinfer.model`).
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from speculator_svc.training.run import layer_numbers
 def causal_attention(batch: int, length: int) -> Attend:
     """Return causal attention over `batch` consecutive sequences of `length` tokens.
 
-    Padding is on the right, so no real token sees it.
+    Padding is on the right, so no token attends to it.
     """
 
     def attend(_: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ class LayerStart(NamedTuple):
     weights: Weights
     layer: int
     silent: bool = False
-    """True if its outputs start at zero, as if it were absent."""
+    """True if the layer's outputs start at zero and change nothing."""
 
 
 class Student(nn.Module):
@@ -65,7 +65,7 @@ class Student(nn.Module):
     def __init__(
         self, config: ModelConfig, weights: Weights, layers: Sequence[LayerStart], head: torch.Tensor
     ) -> None:
-        """Copy weights; `head` is [draft vocabulary, hidden]."""
+        """Copy the initial weights; `head` is [draft vocabulary, hidden]."""
         super().__init__()
         self.config = replace(config, layers=len(layers), vocab_size=len(head), tied_embeddings=False)
         for name in frozen_names(config):
@@ -81,10 +81,10 @@ class Student(nn.Module):
     def from_target(
         cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
     ) -> "Student":
-        """Start from target layers, and its head's rows of the vocabulary.
+        """Start from target layers, and the target head's rows of `vocabulary`.
 
         Raises:
-            IncompatibleError: if a draft cannot have layers of the target's kind.
+            IncompatibleError: if drafts with layers of the target's family are not supported.
         """
         config.like_llama("trained drafts")
         head = output_head(config, target)[vocabulary]
@@ -94,7 +94,7 @@ class Student(nn.Module):
     def from_draft(
         cls, draft: DraftModel, target: Weights | None = None, inserted: Sequence[int] = ()
     ) -> "Student":
-        """Continue a trained SSM; silent layers of `target` go before its last."""
+        """Start from an SSM, with silent target layers inserted before the last."""
         starts = [LayerStart(draft.weights, layer) for layer in range(draft.config.layers)]
         if target is not None:
             starts[-1:-1] = [LayerStart(target, layer, silent=True) for layer in inserted]
@@ -110,13 +110,13 @@ class Student(nn.Module):
         return self.config.layers
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the trained tensors under their checkpoint names."""
+        """Return the trained tensors by checkpoint name."""
         return {tensor_name(key): parameter.detach() for key, parameter in self.named_parameters()}
 
     def forward(self, token_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return logits [R, draft vocabulary] at flat `rows` of ids [B, T]."""
         batch, length = token_ids.shape
-        # fused matrices are concatenated in every step, for gradients
+        # the decoder reads fused matrices; concatenating them here keeps gradients
         tensors = {
             tensor_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())
         }
@@ -141,7 +141,7 @@ class Student(nn.Module):
 
 
 def parameter_key(name: str) -> str:
-    """Return a tensor's name in the form that `torch` allows for parameters."""
+    """Return a tensor's name without dots, which torch's parameter names forbid."""
     return name.replace(".", "/")
 
 
@@ -165,14 +165,14 @@ class Start(NamedTuple):
         """Parse `layers` and `insert`: comma-separated numbers, or nothing.
 
         Raises:
-            SettingError: if a layer is missing, or there is no SSM to insert some into.
-            IncompatibleError: if the start has another target.
+            SettingError: if a layer is missing, or `insert` is given without an SSM.
+            IncompatibleError: if the start has other embeddings than the target.
         """
         if start is not None and is_draft_checkpoint(start):
             ssm = load_ssm(start, target)
             return cls(target, ssm, target, _inserted(insert, ssm.config, load_config(target)))
         if insert:
-            raise SettingError("insert", insert, "there is no SSM in --start to put layers into")
+            raise SettingError("insert", insert, "needs an SSM as --start, into which layers are inserted")
         if start is not None and fingerprint_in(start) != fingerprint_in(target):
             raise IncompatibleError(f"{start} has other embeddings than {target}")
         config = load_config(start or target)
@@ -180,7 +180,7 @@ class Start(NamedTuple):
         return cls(target, None, start or target, _numbers("layers", layers, config) or usual)
 
     def student(self, token_ids: torch.Tensor) -> Student:
-        """Return the SSM; one from layers has these tokens as draft vocabulary."""
+        """Return the student; if made from layers, `token_ids` are its draft vocabulary."""
         config = load_config(self.model)
         weights = open_weights(self.model, config)
         if self.ssm is not None:
@@ -189,7 +189,7 @@ class Start(NamedTuple):
 
 
 def _numbers(name: str, text: str, config: ModelConfig) -> list[int]:
-    """Parse numbers of layers of a model."""
+    """Parse comma-separated layer numbers of a model, and check them."""
     numbers = layer_numbers(name, text)
     if not all(0 <= number < config.layers for number in numbers):
         raise SettingError(name, text, f"the model has layers 0 to {config.layers - 1}")
@@ -197,7 +197,7 @@ def _numbers(name: str, text: str, config: ModelConfig) -> list[int]:
 
 
 def _inserted(insert: str, ssm: ModelConfig, target: ModelConfig) -> list[int]:
-    """Return the target layers to put into an SSM."""
+    """Return the target layers to insert into an SSM."""
     numbers = _numbers("insert", insert, target)
     if numbers and shape_fields(ssm, target).keys() - {"num_hidden_layers"}:
         raise SettingError("insert", insert, "the target's layers have another shape than those of --start")

@@ -1,4 +1,4 @@
-"""Training of readers of hidden states: EAGLE, Medusa and blockwise heads."""
+"""`specinfer train eagle`, `medusa` and `blockwise`: train on hidden states."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -42,10 +42,11 @@ from speculator_svc.training.run import (
 
 MARKOV_RANK = 256
 HeadCount = Annotated[
-    int, typer.Option("--heads", min=1, help="How many tokens behind the next one are said.")
+    int, typer.Option("--heads", min=1, help="Number of heads: tokens predicted after the next one.")
 ]
 MarkovRank = Annotated[
-    int, typer.Option("--markov-rank", min=0, help="Rank of the bias by the token before; 0: none.")
+    int,
+    typer.Option("--markov-rank", min=0, help="Rank of the Markov head (bias by the token before); 0: none."),
 ]
 
 
@@ -99,12 +100,12 @@ def train_eagle(
     layers: Annotated[
         str,
         typer.Option(
-            help="Hidden states it reads: after so many target layers, such as 2,15,30; none: a low one, "
-            "the middle, the last."
+            help="Hidden states to read, by the number of target layers before each, such as 2,15,30; not "
+            "given: a low, a middle and the last one."
         ),
     ] = "",
-    start: Annotated[Path | None, typer.Option(help="Go on from this EAGLE speculator.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps unrolled on its own outputs.")] = 4,
+    start: Annotated[Path | None, typer.Option(help="Start from this EAGLE speculator.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps unrolled in training.")] = 4,
     vocabulary: DraftVocabulary = None,
     minutes: TrainingMinutes = 60.0,
     learning_rate: WidthRate = None,
@@ -140,13 +141,13 @@ def train_eagle(
 
 
 _USUAL_HIDDEN = 576
-"""Hidden size of the default target, reference for rate and batches."""
+"""Hidden size for which default learning rate and batch size were chosen."""
 
 
 def options_for(hidden: int, minutes: float, learning_rate: float | None, seed: int) -> DistilOptions:
-    """Return options for a hidden size.
+    """Return training options for a hidden size.
 
-    Wide models need smaller steps and batches.
+    Wider models get a lower learning rate and smaller batches.
     """
     narrow = min(1.0, _USUAL_HIDDEN / hidden)
     usual = DistilOptions(minutes, seed=seed)
@@ -157,11 +158,11 @@ def options_for(hidden: int, minutes: float, learning_rate: float | None, seed: 
 def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:
     """Return the layers of hidden states; default: low, middle and last.
 
-    EAGLE-3 takes 2, half, and three below the last; the last is also read by Medusa's heads, so features are
-    sent once for both.
+    EAGLE-3's authors use 2, the middle, and three below the last. We use the last, which Medusa's heads read, too, so
+    that one message of features serves both.
 
     Raises:
-        SettingError: for a bad number.
+        SettingError: for an invalid number.
     """
     if not text:
         return tuple(sorted({min(2, config.layers), config.layers // 2, config.layers}))

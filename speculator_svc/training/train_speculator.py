@@ -1,4 +1,4 @@
-"""`specinfer train speculator`: corpus, features, training and report in a given time."""
+"""`specinfer train speculator`: corpus, features, training, report in given time."""
 
 import json
 import math
@@ -37,14 +37,14 @@ from speculator_svc.training.train_ssm import train_ssm
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 """Share of time for the corpus, and the minimum share for training."""
 MAX_NEW_TOKENS, MIN_NEW_TOKENS = 224, 32
-"""Maximum tokens of a continuation, and the minimum that time must allow."""
+"""Maximum tokens of a continuation; minimum for which time must suffice."""
 MIN_PROMPTS = 10
 LARGE = 1e9
-"""Parameters of a target from which on its hidden states are read."""
+"""Minimum parameters of a target to choose EAGLE or heads."""
 BATCH, BATCH_OF_LARGE = 48, 16
-"""Continuations at a time; their caches take the memory."""
+"""Continuations at once, limited by the memory of their caches."""
 NO_EAGLE = ("opt", "gpt_neox")
-"""Families unsuited for EAGLE's layer: biased norms or learnt positions."""
+"""Families without EAGLE: biased norms or learned positions."""
 
 
 class SpeculatorMethod(StrEnum):
@@ -72,37 +72,39 @@ def parameters(config: ModelConfig) -> int:
 
 
 def choose_method(config: ModelConfig) -> ChosenMethod:
-    """Choose by the size of the target.
+    """Choose a method by the size of the target.
 
-    Small ones get an SSM: it had the best acceptance on the default target, and needs nothing of the
-    verifier. A large target's hidden states contain more than two of its layers can learn in a short
-    training, and cost little compared to its pass.
+    Small targets get an SSM, which had the best acceptance on the default target and needs no hidden states. For a
+    large target, a reader of hidden states learns more in a short training than two layers of an SSM, and its cost is
+    small compared to the target's pass.
     """
     size = f"{parameters(config) / 1e6:,.0f} M parameters"
     if parameters(config) < LARGE:
-        return ChosenMethod(SpeculatorMethod.SSM, f"{size}, under {LARGE / 1e6:,.0f} M: two of its layers")
+        return ChosenMethod(
+            SpeculatorMethod.SSM, f"{size}, under {LARGE / 1e6:,.0f} M: an SSM of two target layers"
+        )
     if config.family in NO_EAGLE:
-        reason = f"{size}, and a layer of {config.family} cannot read them as EAGLE does: heads on its hidden states"
+        reason = f"{size}, and EAGLE has no layer of family {config.family}: heads on hidden states"
         return ChosenMethod(SpeculatorMethod.MEDUSA, reason)
     return ChosenMethod(
-        SpeculatorMethod.EAGLE, f"{size}, at least {LARGE / 1e6:,.0f} M: a layer that reads its hidden states"
+        SpeculatorMethod.EAGLE, f"{size}, at least {LARGE / 1e6:,.0f} M: a layer on hidden states"
     )
 
 
 @dataclass(slots=True)
 class RunProgress:
-    """State of an interrupted run, as stored in its directory."""
+    """State of a run, stored in its work directory."""
 
     target: str
-    """Fingerprint of the target's embeddings."""
+    """Hash of the target's embeddings."""
     prompts: str
     method: str
     minutes: float
     seed: int
     spent_s: float = 0.0
-    """Seconds that corpus and features took."""
+    """Seconds spent on corpus and features."""
     training_minutes: float | None = None
-    """Minutes of the training, once corpus and features are finished."""
+    """Minutes for training; None until corpus and features are finished."""
 
     @classmethod
     def resume(cls, work: Path, fresh: "RunProgress") -> "RunProgress":
@@ -120,21 +122,19 @@ class RunProgress:
             before, now = getattr(progress, name), getattr(fresh, name)
             if before != now:
                 option = {"target": "model"}.get(name, name)
-                reason = (
-                    f"{work} holds a run that began with {before}; --overwrite throws it away and begins anew"
-                )
+                reason = f"{work} has a run with {before}; --overwrite removes it and starts again"
                 raise SettingError(option, now, reason)
         return progress
 
     def save(self, work: Path) -> None:
-        """Write the state whole or not at all."""
+        """Write the state atomically."""
         partial = work / "progress.part"
         partial.write_text(json.dumps(asdict(self)))
         partial.replace(work / "progress.json")
 
     @contextmanager
     def timed(self, work: Path) -> Iterator[None]:
-        """Count the seconds within, interrupted or not."""
+        """Add the context's duration to `spent_s`, also after an interruption."""
         began = time.monotonic()
         try:
             yield
@@ -153,18 +153,18 @@ _TRAINERS: Mapping[SpeculatorMethod, Callable[..., None]] = {
 def train_speculator(
     prompts: Annotated[Path, typer.Option(help=r"JSONL file of objects with `turns: \[text]`.")],
     model: Target = DEFAULT_MODEL,
-    minutes: Annotated[float, typer.Option(help="Time for all of it; a third of it for the corpus.")] = 60.0,
+    minutes: Annotated[float, typer.Option(help="Time for everything, a third of it for the corpus.")] = 60.0,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the checkpoint; none: speculator-MODEL, here.")
+        Path | None, typer.Option(help="Directory of the checkpoint; not given: ./speculator-MODEL.")
     ] = None,
     method: Annotated[
         SpeculatorMethod, typer.Option(help="auto: an SSM under 1,000 M parameters, else EAGLE.")
     ] = SpeculatorMethod.AUTO,
-    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,
     threads: Threads = 0,
     device: Device = "auto",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew, and replace what is in --out at the end.")
+        bool, typer.Option("--overwrite", help="Start again, and replace --out at the end.")
     ] = False,
 ) -> None:
     """Train a speculator for your own target: corpus, features, training, report.
@@ -176,12 +176,12 @@ def train_speculator(
     texts = read_prompts(prompts)
     if len(texts) < MIN_PROMPTS:
         raise InvalidInputError(
-            "prompts", str(prompts), f"has {len(texts)} prompts; needs {MIN_PROMPTS} or more"
+            "prompts", str(prompts), f"has {len(texts)} prompts, {MIN_PROMPTS} or more are needed"
         )
     out = out or Path(f"speculator-{directory.name}")
     if not overwrite and is_draft_checkpoint(out):
         raise SettingError(
-            "out", str(out), "holds a finished speculator; --overwrite trains again and replaces it"
+            "out", str(out), "has a finished speculator; --overwrite trains again and replaces it"
         )
     place = place_for(device, threads)
     chosen = (
@@ -206,13 +206,13 @@ def train_speculator(
     for line in report(chosen.method, out, work, trained):
         typer.echo(line)
     _, held_out = read_corpora([corpus])
-    console.print("measuring its gain end to end")
+    console.print("measuring the speed with the new draft")
     for line in advice(model, compare(model, str(out), [item.prompt for item in held_out], place)):
         typer.echo(line)
 
 
 def _throw_away(work: Path) -> None:
-    """Remove an earlier run's state. Features stay, named by their inputs."""
+    """Remove an earlier run's state. Features stay, since their names have hashes."""
     for path in (*work.glob("state*.pt"), work / "progress.json", work / "corpus.jsonl"):
         path.unlink(missing_ok=True)
 
@@ -225,14 +225,14 @@ def _prepare(
     progress: RunProgress,
     place: str,
 ) -> None:
-    """Make corpus and features; note the time left for training."""
+    """Make corpus and features; store the time left for training."""
     work, large = corpus.parent, parameters(config) >= LARGE
     batch = min(BATCH_OF_LARGE if large else BATCH, len(texts))
     tokenizer = Tokenizer.load(directory)
     runner = load_checked(directory, RunnerOptions(kv_tokens=max(batch * 1024, 8192), device=place))
     _check_time(runner, progress.minutes)
     if known := len(finished_jobs(corpus)):
-        console.print(f"going on with {known} continuations in {corpus}", soft_wrap=True, highlight=False)
+        console.print(f"continuing with {known} continuations in {corpus}", soft_wrap=True, highlight=False)
     layers = _layers_read(SpeculatorMethod(progress.method), config)
     runner.keep_features(layers)
     asked = {f"prompt-{i}": text for i, text in enumerate(texts)}
@@ -244,7 +244,9 @@ def _prepare(
     tokens = sum(len(item.output) for item in continuations.values())
     console.print(f"corpus: {len(continuations)} continuations, {tokens} tokens", highlight=False)
     if len(continuations) < MIN_PROMPTS:
-        reason = f"only {len(continuations)} continuations were written in a third of it; needs {MIN_PROMPTS}"
+        reason = (
+            f"too little: a third was enough for {len(continuations)} continuations, {MIN_PROMPTS} are needed"
+        )
         raise SettingError("minutes", progress.minutes, reason)
     runner.keep_features(())
     if layers:
@@ -258,7 +260,7 @@ def _prepare(
 
 
 def _layers_read(method: SpeculatorMethod, config: ModelConfig) -> tuple[int, ...]:
-    """Return the layers of the hidden states for a method."""
+    """Return the layers whose hidden states a method reads."""
     return {
         SpeculatorMethod.EAGLE: feature_layers("", config),
         SpeculatorMethod.MEDUSA: (config.layers,),
@@ -266,34 +268,32 @@ def _layers_read(method: SpeculatorMethod, config: ModelConfig) -> tuple[int, ..
 
 
 def _check_time(runner: ModelRunner, minutes: float) -> None:
-    """Run some passes of one token.
+    """Check that the time suffices, by a pass of one token.
 
     Raises:
-        SettingError: if there is no time for enough of them.
+        SettingError: if `minutes` is too little.
     """
     sequence = runner.open()
     pass_s = math.inf
-    for _ in range(4):  # the first one warms up; others may be disturbed
+    for _ in range(4):  # the first pass warms up; the fastest counts
         began = time.monotonic()
         runner.forward([Segment(sequence, (0,), want_last=True)])
         pass_s = min(pass_s, time.monotonic() - began)
     runner.cache.release(sequence)
     least = MIN_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
     if minutes < least or minutes <= 0:
-        reason = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; needs over {least:.2g}"
+        reason = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; give over {least:.2g}"
         raise SettingError("minutes", minutes, reason)
 
 
 def report(method: SpeculatorMethod, out: Path, work: Path, trained: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report's lines: held-out success and the checkpoint's path."""
     given = (
-        "where the guesses before it were right"
-        if method is SpeculatorMethod.SSM
-        else "behind the right tokens"
+        "if all guesses before were correct" if method is SpeculatorMethod.SSM else "after the correct tokens"
     )
     yield f"held out: the target's next token among the first k guesses of {method}, {given}"
     yield "depth   top 1   top 2   top 3   top 5"
     for depth, success in enumerate(trained["success_held_out"], 1):
         yield f"{depth:5}" + "".join(f" {100 * success[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
     yield f"{trained['tokens_seen']:,} tokens seen; the checkpoint is {out}, and can be moved anywhere"
-    yield f"{work} has its corpus and may be removed"
+    yield f"{work} has the corpus and may be removed"

@@ -1,4 +1,4 @@
-"""`specinfer train ssm`: trains an SSM, or the next of a boosted pool."""
+"""`specinfer train ssm`: train an SSM, or the next SSM of a boosted pool."""
 
 import hashlib
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ from speculator_svc.training.student import Start, Student
 
 
 def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor) -> Examples:
-    """Count only tokens that no SSM of the pool guesses first."""
+    """Count only tokens that are no SSM's best guess, for boosting."""
     places = [ranks(student, examples, vocabulary, 1) for student in pool]
     counted = [np.minimum.reduce(places_of_all) > 0 for places_of_all in zip(*places, strict=True)]
     return Examples(examples.corpus, examples.labels, counted)
@@ -60,7 +60,7 @@ def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch
 def pool_report(
     pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor
 ) -> list[dict[str, float]]:
-    """Return each SSM's success, the pool's, and the first's with equal guesses."""
+    """Return the success of each SSM, and of the growing pool."""
     size = len(pool)
     places = np.array([np.concatenate(ranks(student, examples, vocabulary, size)) for student in pool])
     return [
@@ -76,15 +76,15 @@ def pool_report(
 TargetLayers = Annotated[
     str,
     typer.Option(
-        help="Target layers the SSM starts from, numbers from 0, such as 0,29; none: the first and the last, "
+        help="Target layers to start from, numbers from 0, such as 0,29; not given: the first and the last, "
         "or all of --start."
     ),
 ]
 InsertedLayers = Annotated[
     str,
     typer.Option(
-        help="Target layers, numbers from 0, put before the last one of --start. They begin silent: as good "
-        "as it was."
+        help="Target layers, numbers from 0, to insert before the last layer of --start. Their outputs start "
+        "at zero."
     ),
 ]
 Pool = Annotated[
@@ -95,7 +95,7 @@ Pool = Annotated[
 def train_ssm(
     corpus: Corpora,
     out: Checkpoint,
-    work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
+    work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun continues it.")],
     model: Target = DEFAULT_MODEL,
     layers: TargetLayers = "",
     start: Annotated[
@@ -105,7 +105,7 @@ def train_ssm(
     insert: InsertedLayers = "",
     after: Pool = None,
     vocabulary: DraftVocabulary = None,
-    minutes: Annotated[float, typer.Option(min=0, help="Time to train, labels not counted.")] = 60.0,
+    minutes: Annotated[float, typer.Option(min=0, help="Training time, without labels.")] = 60.0,
     learning_rate: LearningRate = 1e-3,
     seed: BatchSeed = 0,
     threads: Threads = 0,
@@ -117,7 +117,7 @@ def train_ssm(
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command continues from there.
     """
     if not overwrite and is_draft_checkpoint(out):
-        raise SettingError("out", str(out), "holds a finished SSM; --overwrite trains again and replaces it")
+        raise SettingError("out", str(out), "has a finished SSM; --overwrite trains again and replaces it")
     place = place_for(device, threads)
     directory = resolve_model(model)
     config = target_config(directory)
@@ -151,7 +151,7 @@ def train_ssm(
 
 
 def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]) -> str:
-    """Return the flags of the start, without directories."""
+    """Return the flags about the start, without paths."""
     flags = [f"--start {start.name}"] if start is not None else []
     flags += [f"--layers {','.join(map(str, begin.layers))}"] if begin.ssm is None else []
     flags += [f"--insert {insert}"] if insert else []
@@ -177,13 +177,13 @@ class _Data:
     training: Examples
     held_out: Examples
     token_ids: torch.Tensor
-    """[draft vocabulary]"""
+    """[draft vocabulary] target ids, ascending."""
 
 
 def _prepare(
     runner: ModelRunner, corpora: Sequence[Path], work: Path, vocabulary: int | torch.Tensor
 ) -> _Data:
-    """Label all corpora, with held-out prompts of the first excluded."""
+    """Read and label all corpora; split off held-out data."""
     parts, held_out = read_corpora(corpora)
     if isinstance(vocabulary, int):
         token_ids = torch.from_numpy(frequent_tokens([item for part in parts for item in part], vocabulary))
@@ -203,7 +203,7 @@ def _prepare(
 def _label(
     runner: ModelRunner, corpus: list[Continuation], token_ids: torch.Tensor, work: Path, what: str
 ) -> Examples:
-    """Label a corpus, cached in a directory named by its inputs."""
+    """Label a corpus, with a cache in `work`."""
     vocabulary = token_ids.numpy()
     unlabelled = [item for item in corpus if item.labels is None]
     digest = hashlib.blake2b(vocabulary.tobytes(), digest_size=6)

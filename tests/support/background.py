@@ -1,4 +1,4 @@
-"""Commands as shells start them in the background, and the services that run there."""
+"""Start commands as shells start background jobs, and find a system's services."""
 
 import os
 from collections.abc import Sequence
@@ -6,21 +6,21 @@ from pathlib import Path
 
 
 def in_background(command: Sequence[str]) -> list[str]:
-    """The command with SIGINT ignored when it starts. Not by `preexec_fn`: between fork and exec gRPC of the
-    process that runs the tests could abort the child."""
+    """Return a command that starts with SIGINT ignored. `preexec_fn` would not do: between fork and exec, gRPC of
+    the test process could abort the child."""
     return ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
 
 
 def services_of(logs: Path) -> set[int]:
-    """Process ids of the services that write to a log in this folder: those of one local system. Tests
-    that run beside this one have others."""
+    """Return the process ids of the services whose logs are in this folder: those of one local system, not of
+    systems of concurrent tests."""
     services = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 output = os.readlink(entry / "fd/1")
             except OSError:
-                continue  # it ended while we looked
+                continue  # the process has just ended
             if output.startswith(str(logs)):
                 services.add(int(entry.name))
     return services

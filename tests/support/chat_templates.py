@@ -1,4 +1,4 @@
-"""Templates in the manner of some families of models, and a tokenizer for their marks."""
+"""Chat templates like those of some families, and a tokenizer with their marks."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ END = 256
 
 
 def template_text(family: str) -> str:
-    """The template of a family."""
+    """Return a family's template."""
     return (DIRECTORY / f"{family}.jinja").read_text(encoding="utf-8")
 
 
 def byte_tokenizer(template: str = "", marks: bool = True) -> Tokenizer:
-    """A tokenizer of bytes with special tokens, those of answers' marks included if wanted."""
+    """Return a tokenizer of bytes with special tokens; `marks`: also the marks of calls and reasoning."""
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = FastTokenizer(models.BPE({sign: number for number, sign in enumerate(signs)}, []))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

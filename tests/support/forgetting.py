@@ -1,4 +1,4 @@
-"""A speculator service that holds something else than the gateway believes, so that it answers RESYNC."""
+"""Make a speculator service lose a token, so that it answers RESYNC."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from specinfer.remote.service import DraftQuery, SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 _CALL = 4
-"""In the midst of a request: after its prompt and some steps."""
+"""Number of the changed call: after a request's prompt and some steps."""
 
 
 def forget_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the service hold one token less of the entry that the gateway encodes as its fourth."""
+    """Drop a token of the fourth entry that the gateway encodes."""
     encode, calls = SpeculatorService.encode, 0
 
     def believing(service: SpeculatorService, asked: DraftQuery, *more: Any) -> speculator_pb2.DraftEntry:

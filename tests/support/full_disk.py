@@ -1,4 +1,4 @@
-"""A disk that takes so many bytes of a write and then none, for the files of `specinfer.system.append_file`."""
+"""A disk that becomes full during a write, for the files of `specinfer.system.append_file`."""
 
 import errno
 import os
@@ -11,13 +11,13 @@ from specinfer.system import append_file
 
 
 class FullDisk:
-    """Fails writes where it is told to."""
+    """Replacements of `os` functions that fail on a full disk."""
 
     def __init__(self) -> None:
         self.room: int | None = None
-        """Bytes that it still takes; None: any number."""
+        """Bytes of free space; None: unlimited."""
         self.cuts = True
-        """False: files cannot be cut off either, as when a network's disk is gone."""
+        """False: files cannot be truncated either, as with a lost network disk."""
 
     def pwrite(self, file: int, data: memoryview, place: int) -> int:
         """Write as `os.pwrite` does."""
@@ -30,7 +30,7 @@ class FullDisk:
         return _pwrite(file, part, place)
 
     def ftruncate(self, file: int, size: int) -> None:
-        """Cut off as `os.ftruncate` does."""
+        """Truncate as `os.ftruncate` does."""
         if not self.cuts:
             raise OSError(errno.EIO, "Input/output error")
         _ftruncate(file, size)
@@ -41,7 +41,7 @@ _pwrite, _ftruncate = os.pwrite, os.ftruncate
 
 @contextmanager
 def full_disk() -> Iterator[FullDisk]:
-    """Put such a disk under all append-only files."""
+    """Let all append-only files use such a disk."""
     disk = FullDisk()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(append_file.os, "pwrite", disk.pwrite)

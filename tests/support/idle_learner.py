@@ -1,4 +1,4 @@
-"""A learner that nothing happened to, for tests of what is declared."""
+"""A learner without any events, for tests of declared metrics."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ from speculator_svc.learning.learner import LearningCounts
 
 
 def idle_learner() -> Any:
-    """Stand in for a learner that nothing happened to."""
+    """Return a stand-in for a learner without any events."""
     return SimpleNamespace(
         version=0, held_out_rate=0.0, replay=SimpleNamespace(tokens=0), counts=LearningCounts()
     )

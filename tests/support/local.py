@@ -1,4 +1,4 @@
-"""`LLM`s of tiny models with scripted drafters: what most tests need that only decode."""
+"""`LLM`s of tiny models with scripted drafters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 def tiny_engine(
     drafters: Mapping[str, Drafter] | None = None, model: Any = None, **options: Any
 ) -> LocalEngine:
-    """The engine of a tiny model in float32, or of a runner; each drafter is a group of its own."""
+    """Return the engine of a tiny model in float32, or of a runner; each drafter is a separate group."""
     options = {"adaptive": False, "tree_nodes": 8, "max_num_seqs": 8, "kv_tokens": 2048} | options
     if not isinstance(model, ModelRunner):
         model = runner_of(model or tiny_transformers("llama"), kv_tokens=options["kv_tokens"])
@@ -29,5 +29,5 @@ def tiny_engine(
 
 
 def tiny_llm(drafters: Mapping[str, Drafter] | None = None, model: Any = None, **options: Any) -> LLM:
-    """`LLM` on such an engine."""
+    """Return an `LLM` on the engine of `tiny_engine`."""
     return LLM.of(tiny_engine(drafters, model, **options), ascii_tokenizer())

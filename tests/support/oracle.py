@@ -11,7 +11,7 @@ from tests.support.tiny_llama import TinyLlama
 from tests.support.tiny_models import tiny_transformers
 
 _LOCK = RLock()
-"""Scripted drafters ask from threads of their own; building a model seeds torch's one generator."""
+"""Lock for scripted drafters in several threads: building a model seeds torch's global generator."""
 
 
 @cache
@@ -37,7 +37,7 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
 
 
 def chain(root: int, tokens: Sequence[int], score: float = 0.9) -> TokenTree:
-    """A tree of one branch."""
+    """Return a tree of one branch."""
     builder, node = TreeBuilder(root), 0
     for token in tokens:
         (node,) = builder.propose_points(node, [token], [score])
@@ -45,19 +45,19 @@ def chain(root: int, tokens: Sequence[int], score: float = 0.9) -> TokenTree:
 
 
 def always(job: DraftJob) -> TokenTree:
-    """Proposes exactly what the target will say."""
+    """Propose exactly the target's next tokens."""
     count = min(job.limits.nodes, job.limits.depth)
     return chain(job.context[-1], greedy(job.context, count))
 
 
 def never(job: DraftJob) -> TokenTree:
-    """Proposes anything but what the target will say."""
+    """Propose only tokens that the target will not choose."""
     count = min(job.limits.nodes, job.limits.depth)
     return chain(job.context[-1], [(t + 1) % 97 for t in greedy(job.context, count)])
 
 
 def first(correct: int) -> Callable[[DraftJob], TokenTree]:
-    """Proposes what the target will say for `correct` tokens, then something else."""
+    """Return a drafter of `correct` tokens of the target, then wrong ones."""
 
     def script(job: DraftJob) -> TokenTree:
         count = min(job.limits.nodes, job.limits.depth)

@@ -1,9 +1,8 @@
-"""Processes that start with our packages imported: each is a fork of a server that has done nothing else.
+"""Processes that start with our packages imported: forks of a server that does nothing else.
 
-For tests of how programs end and what they say then, and for systems of many processes. `python -m` imports torch and
-`transformers` for five seconds before it reads a setting; a fork has its arguments, variables, streams, session and
-exit code for itself, and all imports already. At least one test of every program should start it by `python -m`
-nevertheless.
+They are for tests of how programs end, and for systems of many processes. `python -m` imports torch and `transformers`
+for five seconds; a fork has all imports already, and its own arguments, variables, streams, session and exit code. At
+least one test of every program should start it by `python -m` nevertheless.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ from specinfer.cli.local.processes import Child
 
 ROOT = Path(__file__).resolve().parents[2]
 FORK_SERVER = multiprocessing.get_context("forkserver")
-"""There is one in a process: what is imported here is imported for everybody."""
+"""One per process: all forks share its imports."""
 PROGRAMS = ("gateway", "verifier_svc", "speculator_svc", "http_svc", "all_in_one", "speculator_svc.training")
 FORK_SERVER.set_forkserver_preload(
     [
@@ -65,7 +64,7 @@ def run_preloaded(
 
 
 class Started(Protocol):
-    """As much of `subprocess.Popen` as is needed of a service."""
+    """Part of `subprocess.Popen` that services need."""
 
     @property
     def pid(self) -> int: ...
@@ -80,7 +79,7 @@ class Started(Protocol):
 
 
 class _Fork:
-    """A fork as `subprocess.Popen` would show it."""
+    """A fork with the interface of `subprocess.Popen`."""
 
     def __init__(self, argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         log.touch()
@@ -111,9 +110,9 @@ class _Fork:
 
 
 def start_service(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
-    """Start a command in a session of its own that dies with us; its output is added to the log.
+    """Start a command in its own session, ended with this process; append its output to the log.
 
-    A program of ours that is started by `python -m` is a fork.
+    Our programs started by `python -m` become forks.
     """
     python, *arguments = command
     if python == sys.executable and arguments[0] == "-m" and arguments[1] in FORKED:
@@ -139,7 +138,7 @@ class ForkedChild(Child):
 
 
 def _serve(argv: Sequence[str], environment: Mapping[str, str], files: Sequence[Path]) -> None:
-    """In the fork of a service."""
+    """Run a service in its fork."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # as `_DIES_WITH_PARENT`; the server dies with us
     os.setsid()
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # may have children
@@ -147,7 +146,7 @@ def _serve(argv: Sequence[str], environment: Mapping[str, str], files: Sequence[
 
 
 def _become(argv: Sequence[str], environment: Mapping[str, str], files: Sequence[Path]) -> None:
-    """In the fork: what the interpreter does before it runs a module, then that."""
+    """Run a module in the fork, after the interpreter's preparations."""
     for number, file in enumerate(files):
         os.dup2(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
     os.chdir(ROOT)

@@ -52,7 +52,7 @@ async def speculator_service(
 
 
 def host_of(engine: VerifierEngine) -> Host:
-    """A host without drafters."""
+    """Return a host without drafters."""
     return Host(LocalPool([], engine.runner.config.hidden_size, engine.runner.config.vocab_size), engine)
 
 
@@ -93,7 +93,7 @@ def step_entry(
     draws: bool = False,
     nodes: int = 4,
 ) -> StepEntry:
-    """A request that holds these committed tokens and wants a tree."""
+    """Return the entry of a request with these committed tokens, which gets a tree."""
     request = GenerationRequest(request_id, tuple(tokens), 100, sampling)
     state = RequestState.new(request, 0.0, 0, draws)
     return StepEntry(state, base_len, tuple(tokens[base_len:]), True, TreeLimits(nodes, nodes), nodes)

@@ -128,7 +128,7 @@ class ScriptedDrafter:
 
 @dataclass(slots=True)
 class System:
-    """Handles on every part, and a client of the gateway."""
+    """A running system: all its parts, and a client of the gateway."""
 
     stub: generation_pb2_grpc.GenerationStub
     gateway: Gateway
@@ -144,7 +144,7 @@ class System:
 
     @property
     def loop(self) -> SessionLoop:
-        """The loop of the session that there is."""
+        """Loop of the only session."""
         (session,) = self.gateway.sessions
         return session.loop
 
@@ -159,14 +159,14 @@ class System:
         return self.gateway.store
 
     async def ended(self, request_id: str) -> Record:
-        """Wait until the end of a request is stored, which is behind its release; return its record."""
+        """Wait until a request's end is stored, which follows its release; return its record."""
         async with asyncio.timeout(60):
             while not (record := await self.store.load(request_id)) or not record.ending:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         return record
 
     def forget_every(self, steps: int) -> list[int]:
-        """From now on the verifier forgets all requests of every so many steps; one entry for each step."""
+        """Let the verifier drop all requests of every `steps`-th step; the returned list gets an entry per step."""
         verify, seen = self.verifier.verify, list[int]()
 
         def forgetful(jobs: Any) -> Any:
@@ -179,12 +179,12 @@ class System:
         return seen
 
     def generated(self, request_id: str) -> int:
-        """Return the tokens of an answer that are committed; 0 where the request does not run here."""
+        """Return the number of an answer's committed tokens; 0 if the request does not run here."""
         state = self.loop.scheduler.states.get(request_id)
         return state.new_tokens if state is not None else 0
 
     def hold(self, waits: Callable[[], bool] = lambda: True) -> asyncio.Event:
-        """From now on no pass of the verifier begins while this is true; the event ends it for good."""
+        """Let no pass begin while `waits()` is true, until the returned event is set."""
         verify, go_on = self.loop.verifier.verify, asyncio.Event()
 
         async def delayed(*arguments: Any) -> Any:
@@ -195,16 +195,16 @@ class System:
         return go_on
 
     async def generate(self, prompt: Sequence[int], **fields: Any) -> list[generation_pb2.GenerateReply]:
-        """All replies to one greedy request for token ids (any field can be overridden)."""
+        """Return all replies to a greedy request; `fields` override its fields."""
         return [reply async for reply in self.stub.Generate(request_for(prompt, **fields))]
 
     async def tokens(self, prompt: Sequence[int], **fields: Any) -> list[int]:
-        """All generated tokens of one request."""
+        """Return all generated tokens of a request."""
         return [t for reply in await self.generate(prompt, **fields) for t in reply.token_ids]
 
 
 def request_for(prompt: Sequence[int], **fields: Any) -> generation_pb2.GenerateRequest:
-    """A greedy request; `temperature` and `seed` may be given beside the message's own fields."""
+    """Return a greedy request; `fields`: the message's fields, `temperature` and `seed`."""
     sampling = {"temperature": fields.pop("temperature", 0.0)}
     for name in ("seed", "top_p", "top_k"):
         if name in fields:
@@ -247,10 +247,10 @@ async def running_system(
     learner_of: LearnerOf | None = None,
     **options: Any,
 ) -> AsyncIterator[System]:
-    """Starts verifiers, speculators and gateway; ends them on leaving and checks the caches.
+    """Run verifiers, speculators and gateway within the context; check the caches at the end.
 
-    Every drafter has a service of its own, unless there is to be `one_service`; those `absent` do not start.
-    `resident` drafters, by name or all, live in the verifier instead.
+    Every drafter has its own service, unless `one_service` is set; `absent` ones do not start.
+    `resident` drafters, by name or all, run in the verifier instead.
     `learner_of` makes the learner of speculator services, which then learn.
     `service_options` are settings of the services' servers, `options` further ones of the gateway.
     """
@@ -356,7 +356,7 @@ async def running_system(
                     registries,
                 )
                 yield system
-                if system.gateway is gateway:  # unless the test has ended it
+                if system.gateway is gateway:  # unless the test has closed it
                     assert not gateway.running.done(), gateway.running
     finally:
         for server in reversed(servers.values()):
@@ -369,7 +369,7 @@ async def running_system(
 
 
 def limits_of(shape: Mapping[str, int], *described: Any) -> SchedulerLimits:
-    """The gateway's limits with other shapes of trees."""
+    """Return the gateway's limits with these tree limits."""
     limits = scheduler_limits(*described)
     return replace(limits, **{name: size or getattr(limits, name) for name, size in shape.items()})
 
@@ -380,7 +380,7 @@ async def another_gateway(
     registry: CollectorRegistry | None = None,
     tracer: Tracer | None = None,
 ) -> AsyncIterator[tuple[Gateway, generation_pb2_grpc.GenerationStub, str]]:
-    """A gateway with a server of its own, a client of it, and its address."""
+    """Run a further gateway; yield the gateway, a client and its address."""
     registry = registry or CollectorRegistry()
     async with build_gateway(settings, ascii_tokenizer(), registry, tracer) as gateway:
         server = ServiceServer(
@@ -389,7 +389,7 @@ async def another_gateway(
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
         address = f"127.0.0.1:{await server.start()}"
         try:
-            # of its own: gRPC shares connections, and one that failed at this port before would fail this one
+            # a separate pool: gRPC shares connections, also failed ones of an earlier server at this port
             options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
             async with grpc.aio.insecure_channel(address, options=options) as client:
                 yield gateway, generation_pb2_grpc.GenerationStub(client), address
@@ -398,7 +398,7 @@ async def another_gateway(
 
 
 async def crash(gateway: Gateway) -> None:
-    """End a gateway as if it were killed: it says nothing to anybody, and its leases end by themselves."""
+    """End a gateway as if killed: without messages, and its leases expire."""
     gateway.running.cancel()
     await asyncio.gather(gateway.running, return_exceptions=True)
     for session in list(gateway.sessions):
@@ -417,7 +417,7 @@ def add_speculators(
     tracer: Tracer | None = None,
     learner_of: LearnerOf | None = None,
 ) -> None:
-    """Serves drafters as the speculators of one service, which learns if there is a learner for it."""
+    """Serve drafters as the speculators of one service, with a learner if given."""
     engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
     methods = [name if learner_of is not None else "scripted" for name in drafters]
     reply = describe(engine, list(drafters), methods, secrets.token_hex(4))
@@ -432,12 +432,12 @@ def add_speculators(
 
 
 def settings(**options: Any) -> ServiceSettings:
-    """Any free port of loopback, no drain."""
+    """Return settings: a free port of loopback, no drain time."""
     return ServiceSettings(**{"listen": "127.0.0.1:0", "drain_seconds": 0.2, **options})
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    """Waits until something becomes true."""
+    """Wait until the condition is true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # nothing signals it: the state of another part is observed
             await asyncio.sleep(0.002)

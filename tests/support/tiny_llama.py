@@ -1,7 +1,7 @@
-"""Llama in plain numpy, one token at a time: fast enough to be asked in every step of a test.
+"""Llama in plain numpy, one token at a time: fast enough for every step of a test.
 
 Independent of our code and of `transformers`, with which tests/unit/model/test_tiny_llama.py compares it. Keys and
-values of a context stay with it, so that one that goes on from a known one costs its new tokens only.
+values are cached by context, so that a continued context costs only its new tokens.
 """
 
 from collections import OrderedDict
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 _MAX_CONTEXTS = 4096
 _LOOK_BACK = 12
-"""Tokens at the end of a context before which a known one is looked for."""
+"""Maximum new tokens of a context that is continued from a cached one."""
 
 
 class State(NamedTuple):
-    """A context that was read."""
+    """A context's keys and values."""
 
     keys: tuple[Floats, ...]
-    """For each layer [T, kv heads, D]."""
+    """Per layer, [T, KV heads, D]."""
     values: tuple[Floats, ...]
     token: int
     """The most probable next token."""

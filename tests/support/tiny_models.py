@@ -29,7 +29,7 @@ SPECIAL = (
     *("mistral-windowed", "gemma2", "gemma3", "phi3-longrope", "smollm3", "granite", "olmo2", "olmo3"),
     *MIXTURES,
 )
-"""Families that have together all that layers can have beyond Llama's."""
+"""Families that together have all layer features beyond Llama's."""
 _SHAPE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -156,7 +156,7 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def silence_attention(model: Any) -> None:
-    """Attention adds nothing from now on: the cache of bfloat16 models rounds for itself."""
+    """Make attention add nothing, since the cache of bfloat16 models rounds differently."""
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
 

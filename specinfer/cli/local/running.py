@@ -1,4 +1,4 @@
-"""Resources of commands: temporary systems, gateways and pulled models."""
+"""Open resources for commands: local systems, gateways and models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def pull(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path
 
 @contextmanager
 def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
-    """Yield a running local system; show progress while it starts."""
+    """Start a local system, with progress; yield it, and stop it."""
     system = LocalSystem(options)
     with waiting("starting") as report:
         system.report = report
@@ -32,7 +32,7 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
     try:
         yield system
     except SpecInferError:
-        system.check()  # a service that has ended is the better reason
+        system.check()  # reports a service that has ended, which is the cause
         raise
     finally:
         system.__exit__(None, None, None)
@@ -52,7 +52,7 @@ def load_in_process(model: str, **options: Any) -> "InProcessClient":
 
 @contextmanager
 def gateway(connection: Connection, local: LocalOptions | None) -> Iterator[Connection]:
-    """Yield the connection, or that of a temporary local system."""
+    """Yield the connection, or a connection to a temporary local system."""
     if local is None:
         yield connection
         return

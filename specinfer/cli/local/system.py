@@ -1,4 +1,4 @@
-"""A local system: Redis, verifier, speculators and gateway in child processes."""
+"""Run a local system: Redis, verifier, speculators, gateway as child processes."""
 
 import logging
 import os
@@ -48,19 +48,19 @@ from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""Pauses before a speculator is started again."""
+"""First and longest pause before a speculator is restarted, in seconds."""
 Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
 SERVICE_ENVIRONMENT = {
-    # idle threads of one service must not spin on the cores another one needs
+    # idle threads of a service must not spin on cores that another service needs
     # (docs/performance.md#passive-threads)
     "OMP_WAIT_POLICY": "PASSIVE",
-    # gRPC's event engine hands every message to one thread more: 110 us a round trip instead of 70
+    # gRPC's event engine passes messages through a further thread: a round trip takes 110 us instead of 70
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
-"""Environment of the processes; what the user has set comes first."""
+"""Environment of the child processes; the user's own variables override it."""
 NO_METRICS = {
-    # the default ports are for one service of a kind on a machine
+    # several systems on a machine would use the same default ports
     "verifier_svc": {"SPECINFER_VERIFIER_METRICS_PORT": "0"},
     "speculator_svc": {"SPECINFER_SPECULATOR_METRICS_PORT": "0"},
     "gateway": {"SPECINFER_GATEWAY_METRICS_PORT": "0"},
@@ -70,38 +70,38 @@ NO_METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """Parts of a local system. Flags are services' flags without dashes."""
+    """Options of a local system. `Flags` are a service's flags without dashes."""
 
     model: str = DEFAULT_MODEL
     dtype: str = "bfloat16"
     device: str | None = None
     """Device of the models; None: the services' variables, else the CPU."""
     listen: str | None = None
-    """Address of the gateway; None takes a free port of loopback."""
+    """Address of the gateway; None: a free port of loopback."""
     verifier: Flags = field(default_factory=dict)
     gateway: Flags = field(default_factory=dict)
     speculators: Mapping[str, Flags] | None = None
-    """Flags of speculator services by name; None takes the default ones."""
+    """Flags of speculator services by name; None: the default services."""
     addresses: Sequence[str] = ()
-    """Addresses of speculator services that run already."""
+    """Addresses of running speculator services to use in addition."""
     draft: str | None = None
     """The verifier's `--draft`; None: "auto", or "none" with services."""
     metrics: bool = False
     """True if the gateway serves metrics, at its default port."""
     http: str | None = None
-    """Address of the HTTP service; None for no such service."""
+    """Address of the HTTP service; None: no HTTP service."""
     http_flags: Flags = field(default_factory=dict)
 
     @property
     def hosted_draft(self) -> str:
-        """Draft in the verifier's process."""
+        """The verifier's `--draft`, with its default resolved."""
         if self.draft is not None:
             return self.draft
         return AUTO_DRAFT if self.speculators is None else NO_DRAFT
 
     @property
     def hosted(self) -> Flags | None:
-        """Flags of the speculators in the verifier's process; None: there are none.
+        """Flags of the speculators in the verifier's process; None: no such speculators.
 
         Raises:
             InvalidInputError: if the draft does not fit the model, or cannot be read.
@@ -112,7 +112,7 @@ class LocalOptions:
 
     @property
     def offloaded(self) -> bool:
-        """True if the verifier's layers are outside its device."""
+        """True if the verifier's layers are offloaded."""
         return self.verifier.get("offload", "none") != "none"
 
     @property
@@ -127,11 +127,11 @@ _TRY_OFTEN = (
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""Channel options for fast retries while a service starts."""
+"""Channel options: fast reconnection while a service starts."""
 
 
 class LocalSystem:
-    """Runs within its context. Errors name the folder of logs."""
+    """A system that runs within its context. Errors name its logs."""
 
     def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
         self._options, self.report = options, report
@@ -142,16 +142,16 @@ class LocalSystem:
         self.address = options.listen or gateway
         self.redis_url = redis_url_from_environment() or ""
         self.instance = secrets.token_hex(8)
-        """Identifier of our services, at possibly reused addresses."""
+        """Random id of this system: an address may be another system's service."""
         self._failed = False
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._restarts = Counter[str]()
         self._due: dict[str, float] = {}
-        """Times of restarts of ended speculators."""
+        """Time at which each ended speculator is restarted, in monotonic seconds."""
 
     @cached_property
     def logs(self) -> Path:
-        """Folder of the services' logs; kept if one of them fails."""
+        """Directory of the services' logs; kept if a service fails."""
         return Path(tempfile.mkdtemp(prefix="specinfer-"))
 
     def __enter__(self) -> Self:
@@ -162,7 +162,7 @@ class LocalSystem:
             self._failed = True
             self.__exit__()
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
-        except BaseException:  # also on Ctrl-C: no process may remain
+        except BaseException:  # also for Ctrl-C: stop the children
             self.__exit__()
             raise
         return self
@@ -181,10 +181,10 @@ class LocalSystem:
         self.children.clear()
 
     def check(self) -> None:
-        """Start speculators again that have ended.
+        """Restart speculators that have ended.
 
         Raises:
-            UnavailableError: if another process has ended; its log is kept.
+            UnavailableError: if a process other than a speculator has ended; its log is kept.
         """
         try:
             for name, child in list(self.children.items()):
@@ -197,7 +197,7 @@ class LocalSystem:
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
 
     def _restart(self, name: str, reason: str, now: float) -> None:
-        """Restart a speculator, after a pause that doubles each time."""
+        """Restart a speculator after a pause, twice as long each time."""
         if name not in self._due:
             pause_s = backoff(_FIRST_PAUSE_S, self._restarts[name], _LONGEST_PAUSE_S)
             self._restarts[name] += 1
@@ -208,10 +208,10 @@ class LocalSystem:
             self._launch(name)
 
     def _check_first(self) -> None:
-        """Check settings before children start, for short errors.
+        """Check settings before children start, so that errors come at once.
 
         Raises:
-            InvalidInputError: if the model, the gateway's address or $REDIS_URL cannot be used.
+            InvalidInputError: if the model, the gateway's address or $REDIS_URL is unusable.
             UnavailableError: if there is no Redis.
         """
         check_model_folder(self._options.model)
@@ -273,9 +273,9 @@ class LocalSystem:
         wait_for_port(self.children["http"], address, START_TIMEOUT_S)
 
     def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
-        """Return the command that starts a service, and its environment.
+        """Return the command and environment of a service.
 
-        A benchmark may start another program that serves the same.
+        A benchmark may override this to start another program with the same interface.
         """
         return [sys.executable, "-m", module], {}
 
@@ -297,7 +297,7 @@ class LocalSystem:
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
     def _wait(self, name: str, address: str) -> None:
-        """Wait until our service answers there, not an earlier one."""
+        """Wait until our service answers there, not another system's."""
         self.report(f"starting {name}")
         child, shown = self.children[name], ""
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -313,14 +313,14 @@ class LocalSystem:
                     reply = stub.Check(request, timeout=1.0, wait_for_ready=True)
                 except grpc.RpcError:
                     time.sleep(0.02)
-                    continue  # not up yet; the loop ends in UnavailableError
+                    continue  # not ready yet; UnavailableError follows after the timeout
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
         raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")
 
 
 def _arguments(key: str, value: str) -> list[str]:
-    """Return one flag on a command line; switches have no value there."""
+    """Return a flag as command-line arguments; switches have no value."""
     flag = key.replace("_", "-")
     if value in ("true", "false"):
         return [f"--{flag}" if value == "true" else f"--no-{flag}"]

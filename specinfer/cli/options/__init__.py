@@ -1,1 +1,1 @@
-"""Options of commands: shared ones, those of requests, and choices."""
+"""Options of commands: shared options, options of requests, choices."""

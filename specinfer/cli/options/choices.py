@@ -1,4 +1,4 @@
-"""Options with few values: enums, for shell completion and checks."""
+"""Enums and checks of options with few values, with shell completion."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +32,7 @@ class DtypeChoice(StrEnum):
 
 
 def format_name(text: str) -> str:
-    """Check a weights format's name; errors name successors of old ones."""
+    """Check a weight format's name. Errors name an old name's successor."""
     if text not in FORMATS:
         raise typer.BadParameter(f"{text!r} {unknown_format(text)}")
     return text
@@ -44,7 +44,7 @@ def format_names() -> list[str]:
 
 
 class OffloadChoice(StrEnum):
-    """Place of layers for models larger than the device."""
+    """Where layers of a model larger than the device are stored."""
 
     NONE = "none"
     HOST = "host"
@@ -52,7 +52,7 @@ class OffloadChoice(StrEnum):
 
 
 class KvTypeChoice(StrEnum):
-    """Storage of keys and values."""
+    """Number format of the KV cache."""
 
     AUTO = "auto"
     BF16 = "bf16"

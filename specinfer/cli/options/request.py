@@ -12,7 +12,7 @@ PromptFile = Annotated[
     Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
 ]
 Speculation = Annotated[
-    SpeculationChoice, typer.Option(help="How to speculate.", rich_help_panel=SPECULATION)
+    SpeculationChoice, typer.Option(help="Draft trees, one branch or nothing.", rich_help_panel=SPECULATION)
 ]
 TypicalEpsilon = Annotated[
     float,
@@ -26,41 +26,42 @@ References = Annotated[
     list[Path] | None,
     typer.Option(
         "--reference",
-        help="A text file from which the answer may copy; may be repeated.",
+        help="Text file with passages that the answer may copy; may be repeated.",
         rich_help_panel=SPECULATION,
     ),
 ]
 IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.", rich_help_panel=TEXT)
+    bool, typer.Option("--ignore-eos", help="Continue after the end of sequence.", rich_help_panel=TEXT)
 ]
-LogProbs = Annotated[bool, typer.Option("--logprobs", help="Return log-probabilities (with --json).")]
+LogProbs = Annotated[bool, typer.Option("--logprobs", help="Show log-probabilities (with --json).")]
 RequestId = Annotated[
-    str | None, typer.Option(help="Id of the request, for `attach` and `cancel`; random if not given.")
+    str | None, typer.Option(help="Id of the request, for `attach` and `cancel`; not given: random.")
 ]
 NoTraining = Annotated[
-    bool, typer.Option("--no-training", help="Speculators keep nothing of it to learn from.")
+    bool, typer.Option("--no-training", help="Speculators must not learn from this request.")
 ]
 DeadlineSeconds = Annotated[
-    float | None, typer.Option(help="End after so many seconds, with the tokens there are.")
+    float | None, typer.Option(help="Seconds after which the request ends with the tokens generated so far.")
 ]
 MaxNewTokens = Annotated[
     int,
-    typer.Option(help="Most tokens to generate.", rich_help_panel=TEXT),
+    typer.Option(help="Maximum number of tokens to generate.", rich_help_panel=TEXT),
 ]
 Temperature = Annotated[
     float,
-    typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING),
+    typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=SAMPLING),
 ]
 MinP = Annotated[
     float,
     typer.Option(
-        help="Keep tokens with this part of the highest probability; 0 keeps all.", rich_help_panel=SAMPLING
+        help="Keep tokens from this share of the highest probability on; 0 keeps all.",
+        rich_help_panel=SAMPLING,
     ),
 ]
 RepetitionPenalty = Annotated[
     float,
     typer.Option(
-        help="Divides logits of tokens of prompt and answer; 1 changes nothing.", rich_help_panel=SAMPLING
+        help="Divide logits of tokens in prompt and answer; 1 changes nothing.", rich_help_panel=SAMPLING
     ),
 ]
 TopK = Annotated[
@@ -69,19 +70,19 @@ TopK = Annotated[
 ]
 TopP = Annotated[
     float,
-    typer.Option(help="Keep the most probable tokens up to this mass.", rich_help_panel=SAMPLING),
+    typer.Option(help="Keep the most probable tokens up to this sum.", rich_help_panel=SAMPLING),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Seed; drawn at random if not given.", rich_help_panel=SAMPLING),
+    typer.Option(help="Seed of sampling; not given: random.", rich_help_panel=SAMPLING),
 ]
 PresencePenalty = Annotated[
     float,
-    typer.Option(help="Off the logits of tokens generated before.", rich_help_panel=SAMPLING),
+    typer.Option(help="Subtract this from the logits of tokens generated before.", rich_help_panel=SAMPLING),
 ]
 FrequencyPenalty = Annotated[
     float,
-    typer.Option(help="The same, for each time they were.", rich_help_panel=SAMPLING),
+    typer.Option(help="Subtract this for each time that a token was generated.", rich_help_panel=SAMPLING),
 ]
 Stop = Annotated[
     list[str] | None,

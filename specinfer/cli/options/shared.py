@@ -20,19 +20,19 @@ from specinfer.prompts import read_text
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
 LOCAL_OPTIONS = ("model", "dtype", "weights", "kv_type", "offload", "device", "speculator", "draft")
-"""Options of a local system, fixed in a running gateway."""
+"""Parameters of a local system, which a running gateway cannot change."""
 TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
 GATEWAY, LOCAL = "Gateway", "Local system"
 """Groups of options in `--help`."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
-"""Options that say how to reach a running gateway."""
+"""Parameters for reaching a running gateway."""
 
 
 Address = Annotated[
     str,
     typer.Option(
         rich_help_panel=GATEWAY,
-        help="Address of a running gateway; several, with commas between them, share a Redis.",
+        help="Address of a running gateway, or of several that share a Redis, separated by commas.",
     ),
 ]
 ApiKey = Annotated[
@@ -42,19 +42,19 @@ ApiKey = Annotated[
         envvar=API_KEY_VARIABLE,
         rich_help_panel=GATEWAY,
         show_default=False,
-        help="Key for a gateway that asks for one. Others on the machine can read options; not the variable.",
+        help="Key for a gateway that requires one. Other users of the machine can read options, but not the variable.",
     ),
 ]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        "--tls-ca", help="PEM file of the gateway's authorities: switches on TLS.", rich_help_panel=GATEWAY
+        "--tls-ca", help="PEM file of the gateway's authorities; switches on TLS.", rich_help_panel=GATEWAY
     ),
 ]
 TlsCert = Annotated[
     Path | None,
     typer.Option(
-        "--tls-cert", help="PEM file of a certificate, where the gateway wants one.", rich_help_panel=GATEWAY
+        "--tls-cert", help="PEM file of a certificate, if the gateway requires one.", rich_help_panel=GATEWAY
     ),
 ]
 TlsKey = Annotated[
@@ -67,7 +67,7 @@ PatienceSeconds = Annotated[
         "--patience-seconds",
         min=0.0,
         rich_help_panel=GATEWAY,
-        help="How long a lost connection is tried again; 0: not at all.",
+        help="Time for which a lost connection is retried; 0: no retries.",
     ),
 ]
 ConstraintText = Annotated[
@@ -75,7 +75,7 @@ ConstraintText = Annotated[
     typer.Option(
         "--constraint",
         rich_help_panel=TEXT,
-        help="What the text must look like: json_schema=VALUE, regex=VALUE, grammar=VALUE (Lark) or "
+        help="Constraint of the answer: json_schema=VALUE, regex=VALUE, grammar=VALUE (Lark) or "
         'choice=["TEXT", ...]; @FILE as VALUE reads a file.'.replace("[", r"\["),
     ),
 ]
@@ -84,14 +84,11 @@ SpeculatorAddresses = Annotated[
     typer.Option(
         "--speculator-address",
         rich_help_panel=LOCAL,
-        help="Address of a running speculator service, in addition to those that are started; may be "
-        "repeated.",
+        help="Address of a running speculator service to use in addition to started ones; may be repeated.",
     ),
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Raw = Annotated[
-    bool, typer.Option("--raw", help="Send prompts as they are, without chat template, as base models need.")
-]
+Raw = Annotated[bool, typer.Option("--raw", help="Send prompts without the chat template, for base models.")]
 Model = Annotated[
     str, typer.Option(help="Registry name, hub id, directory or GGUF file.", rich_help_panel=LOCAL)
 ]
@@ -100,8 +97,8 @@ Speculators = Annotated[
     typer.Option(
         "--speculator",
         rich_help_panel=LOCAL,
-        help="Service of speculators: DRAFTER[+DRAFTER...][,FLAG=VALUE...], or none, instead of the usual "
-        "pool; may be repeated. "
+        help="Speculator service, instead of the default ones: DRAFTER[+DRAFTER...][,FLAG=VALUE...] or none; "
+        "may be repeated. "
         "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last".replace("[", r"\["),
     ),
 ]
@@ -132,8 +129,8 @@ Offload = Annotated[
     OffloadChoice,
     typer.Option(
         rich_help_panel=LOCAL,
-        help="Where a local verifier keeps the layers of a model larger than the device: host (for a GPU) or "
-        "disk; none: on the device.",
+        help="Where a local verifier stores the layers of a model larger than the device: host (memory, for a "
+        "GPU) or disk; none: on the device.",
     ),
 ]
 LocalDevice = Annotated[
@@ -141,16 +138,16 @@ LocalDevice = Annotated[
     typer.Option(
         "--device",
         rich_help_panel=LOCAL,
-        help="Where models of a local system run: cpu, cuda or another torch device; default cpu.",
+        help="Device of a local system's models: cpu, cuda or another torch device; default cpu.",
     ),
 ]
 
 
 def read_constraint(text: str | None) -> ConstraintOptions:
-    """Return the constraint of `KIND=VALUE` or `KIND=@FILE`; nothing if there is none.
+    """Parse a constraint, `KIND=VALUE` or `KIND=@FILE`; empty for None.
 
     Raises:
-        InvalidInputError: if it is neither, the file cannot be read, or a choice is no JSON list of texts.
+        InvalidInputError: if the kind is unknown, the file unreadable, or a choice not a JSON list of texts.
     """
     if text is None:
         return {}
@@ -173,10 +170,10 @@ def _read_list(text: str) -> list[str]:
 
 
 def refuse_with(context: typer.Context, options: tuple[str, ...], reason: str) -> None:
-    """Refuse options that would be ignored.
+    """Refuse options that would have no effect.
 
     Raises:
-        InvalidInputError: naming the first of `options` (names of parameters) that the user gave.
+        InvalidInputError: naming the first of `options` (parameter names) that the user gave.
     """
     for name in options:
         if was_given(context, name):
@@ -192,25 +189,25 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 def read_modes(field: str, text: str) -> tuple[str, ...]:
-    """Return the modes of a list with commas between them.
+    """Return the modes of a comma-separated list.
 
     Raises:
-        InvalidInputError: naming what is no mode, or there twice.
+        InvalidInputError: naming an unknown or repeated mode.
     """
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in MODES:
             raise InvalidInputError(field, name, f"must be some of {','.join(MODES)}")
     if len(set(names)) < len(names):
-        raise InvalidInputError(field, text, "each may be named once")
+        raise InvalidInputError(field, text, "names a mode twice")
     return names
 
 
 def read_numbers(field: str, text: str) -> tuple[int, ...]:
-    """Return positive numbers from a list with commas between them.
+    """Return the positive numbers of a comma-separated list.
 
     Raises:
-        InvalidInputError: if there is anything else.
+        InvalidInputError: if an entry is not a positive integer.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
@@ -219,10 +216,10 @@ def read_numbers(field: str, text: str) -> tuple[int, ...]:
 
 
 def check_positive(field: str, value: int | None) -> int | None:
-    """Return the value, if it is positive or none.
+    """Return a value that is positive or None.
 
     Raises:
-        InvalidInputError: otherwise.
+        InvalidInputError: if the value is 0 or negative.
     """
     if value is not None and value <= 0:
         raise InvalidInputError(field, value, "must be positive")
@@ -230,10 +227,10 @@ def check_positive(field: str, value: int | None) -> int | None:
 
 
 def check_writable(field: str, path: Path) -> None:
-    """Create a result's directory and file before the work.
+    """Create a result's directory and file before a long run.
 
     Raises:
-        InvalidInputError: if that cannot be.
+        InvalidInputError: if the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

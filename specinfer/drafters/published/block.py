@@ -1,13 +1,12 @@
-"""DFlash and DSpark drafts: a block of tokens guessed in one pass.
+"""Draft with DFlash and DSpark: one pass predicts a block.
 
-The pass reads the target's hidden states. Guesses of DFlash do not depend on the tokens before them in the
-block, so its trees grow as those of heads. DSpark adds to each guess a bias by the token before it (a Markov
-head), and its trees grow level by level. Its confidence head is not used: the probabilities of paths decide
-about verification. Tensors:
+The pass reads the target's hidden states. DFlash's guesses do not depend on earlier tokens of the block, so trees grow
+as with heads (`heads.py`). DSpark adds a bias by the token before (a Markov head), and trees grow level by level. The
+confidence head is not used, since nodes are chosen for verification by path probability. Tensors:
 
     fc.weight                        [hidden, layers read * hidden], followed by the norm hidden_norm
     layers.i.*, norm.weight          decoder layers with norms of queries and keys; the final norm
-    lm_head.weight                   [draft vocabulary, hidden]; if whole, the target's own is used
+    lm_head.weight                   [draft vocabulary, hidden]; absent: the target's
     d2t, t2d                         as of EAGLE-3; absent if the draft vocabulary is the target's
     markov_head.*                    DSpark: bias of a position's logits by the token before it
     confidence_head.*                DSpark: how likely a position is accepted; does not change any logit
@@ -65,15 +64,15 @@ class BlockSource(PublishedSource):
     """A draft that guesses a block of tokens at once."""
 
     block: int
-    """Positions of a block: the root, then masks."""
+    """Number of positions of a block: the root, then masks."""
     mask: int
-    """Token of a mask."""
+    """Token id of the masks."""
     from_root: bool
     """True if the root's position guesses the next token, too."""
     windows_see_all: bool
     """True if windowed layers also see later positions of the block."""
     markov: str = ""
-    """Kind of the Markov head, if there is one."""
+    """Kind of the Markov head; empty: none."""
     causal: bool = False
     """True if positions of the block never see later ones."""
 
@@ -97,7 +96,7 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
     spark = issubclass(kind, DSparkSource)
     with naming(directory):
@@ -109,7 +108,9 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
             raise IncompatibleError(f"markov_rank = {rank!r}: must be a whole number")
         anchored, block = config.flag("sample_from_anchor"), config.count("block_size")
         if block == 1 and not anchored:
-            raise IncompatibleError(f"block_size = {block}: has no position that guesses")
+            raise IncompatibleError(
+                f"block_size = {block}: must be at least 2, or no position predicts a token"
+            )
         layers, hidden = config.read_layers("aux_hidden_state_layer_ids"), config.target.hidden_size
         wanted = block_shapes(config, len(layers)) | (_markov_shapes(config, rank) if spark else {})
         vocabulary, size = config.count("draft_vocab_size"), config.target.vocab_size
@@ -137,7 +138,7 @@ load_dspark = partial(load_block_draft, DSparkSource)
 
 
 def block_shapes(config: PublishedConfig, read: int) -> Shapes:
-    """Return the tensors of a draft that reads so many layers."""
+    """Return names and shapes of a draft's tensors; `read`: target layers read."""
     hidden = config.target.hidden_size
     shapes: Shapes = {"fc.weight": (hidden, read * hidden)}
     shapes |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}
@@ -168,7 +169,7 @@ def _markov_shapes(config: PublishedConfig, rank: int) -> Shapes:
 
 
 class BlockRunner:
-    """Grows trees of DFlash or DSpark."""
+    """Grow trees of DFlash or DSpark. Not thread-safe."""
 
     def __init__(self, model: BlockModel, num_blocks: int) -> None:
         self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
@@ -207,7 +208,7 @@ class BlockRunner:
         alone = []
         for item, block in zip(tasks, blocks, strict=True):
             limits = replace(item.task.limits, depth=min(item.task.limits.depth, depths))
-            # its nodes are no rows of the cache
+            # nodes have no rows in the cache
             task = replace(
                 item.task,
                 sequence=KVSequence(),
@@ -231,12 +232,12 @@ class BlockRunner:
 
 
 class DFlashDrafter(PublishedDrafter):
-    """Drafts a tree of likely tokens at each place of a block."""
+    """Draft a tree whose level i has likely tokens of position i."""
 
     kind, model, runner = DFlashSource, BlockModel, BlockRunner
 
 
 class DSparkDrafter(PublishedDrafter):
-    """Drafts a tree over a block, level by level."""
+    """Draft a tree level by level; logits depend on the token before."""
 
     kind, model, runner = DSparkSource, BlockModel, BlockRunner

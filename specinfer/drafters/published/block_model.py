@@ -1,15 +1,15 @@
-"""Layers of DFlash and DSpark: blocks read hidden states as key-value rows.
+"""Layers of DFlash and DSpark: blocks attend to target hidden states.
 
     context      t_0 ... t_{n-1} t_n     rows    f_0 ... f_{n-1}, position j
-    row j        c_j = norm(fc f_j)      in every layer it is a key and a value, and no query
-    block        t_n, mask, mask, ...    positions n, n + 1, ...: see all rows and, both ways, each other
-    position k   head(norm(x_k)) is of the token k places after the root, k = 1, 2, ...; or, if the root's own
+    row j        c_j = norm(fc f_j)      key and value in every layer, never a query
+    block        t_n, mask, mask, ...    positions n, n + 1, ...: see all rows and each other, in both directions
+    position k   head(norm(x_k)) predicts the token k places after the root, k = 1, 2, ...; or, if the root's
                  position guesses too, k + 1 places
 
-A layer with a window sees the rows from n - window on, and in it positions see earlier ones only, unless the
-checkpoint states otherwise. In every layer of a causal draft (JetSpec) positions see earlier ones only.
-Guesses of a block depend on no other guess: each depth has one distribution, to which the Markov head of
-DSpark adds a bias by the token before:
+A layer with a window sees the rows from n - window on; there, positions see only earlier positions, unless the
+checkpoint states otherwise. In a causal draft (JetSpec) positions of all layers see only earlier positions.
+A guess does not depend on other guesses: each depth has one distribution. DSpark's Markov head adds a bias by the
+token before:
 
     vanilla   bias = B e(t)                              e(t): row of a table of tokens, of a low rank
     gated     bias = B (sigmoid(G [h, e(t)]) * e(t))     h: hidden state of the position
@@ -43,18 +43,18 @@ class BlockTask:
 
     sequence: KVSequence
     states: torch.Tensor
-    """[rows, layers, hidden]"""
+    """[rows, layers, hidden] target states of the new rows."""
     root: int | None
-    """None: no block is wanted."""
+    """Token id of the root; None: only store the rows."""
 
     @property
     def rows(self) -> int:
-        """Rows of the request, the new ones included: the root's position."""
+        """Rows with the new ones, which equals the root's position."""
         return self.sequence.length + len(self.states)
 
 
 class BlockModel:
-    """The layers with their weights and the memory of their rows."""
+    """The layers, their weights and their cached rows."""
 
     def __init__(
         self, source: "BlockSource", borrowed: Borrowed, dtype: torch.dtype, device: str, num_blocks: int
@@ -73,16 +73,16 @@ class BlockModel:
 
     @property
     def first(self) -> int:
-        """The position of a block that guesses the next token."""
+        """Position in a block that predicts the first token after the root."""
         return 0 if self._source.from_root else 1
 
     @property
     def depths(self) -> int:
-        """Tokens that a block guesses."""
+        """Number of tokens that a block predicts."""
         return self._source.block - self.first
 
     def run(self, tasks: Sequence[BlockTask]) -> list[torch.Tensor]:
-        """Store new rows; return the hidden states [block, hidden] of wanted blocks."""
+        """Store new rows; return hidden states [block, hidden] of tasks with roots."""
         states = torch.cat([task.states for task in tasks]).to(self._device, self._dtype)
         context = self._hidden_norm(self._fc(in_order(states, self._source.layers)))
         positions = [place for task in tasks for place in range(task.sequence.length, task.rows)]
@@ -108,7 +108,7 @@ class BlockModel:
         return self._head(hidden).float()
 
     def _attention(self, blocks: Sequence["_Block"], window: int | None) -> Attend:
-        """Return the attention of the blocks in a layer with this window."""
+        """Return the blocks' attention for a layer; `window`: rows it sees."""
         both_ways = not self._source.causal and (window is None or self._source.windows_see_all)
         size = self._source.block
         seen = [block.slots(window).to(self._device) for block in blocks]
@@ -134,7 +134,7 @@ class BlockModel:
 
 
 class _Block:
-    """Positions after a request's rows."""
+    """A request's block: the positions after its rows."""
 
     def __init__(self, task: BlockTask, size: int) -> None:
         self._task, self._size = task, size
@@ -148,13 +148,13 @@ class _Block:
         return [self._task.root, *[mask] * (self._size - 1)]
 
     def slots(self, window: int | None) -> torch.Tensor:
-        """Return the slots of the rows that the block sees."""
+        """Return the cache slots of the rows that the block sees."""
         rows = self._task.rows
         return slots_of(self._task.sequence, 0 if window is None else max(0, rows - window), rows)
 
 
 def _causal(rows: int, size: int) -> torch.Tensor:
-    """Return a mask [size, rows + size]: all rows, then causal positions."""
+    """Return a mask [size, rows + size]: all rows, earlier positions."""
     return torch.ones(size, rows + size, dtype=torch.bool).tril(rows)
 
 
@@ -170,7 +170,7 @@ def _attended(
 
 
 class MarkovHead:
-    """The head with its weights."""
+    """A Markov head: biases of logits by the token before."""
 
     def __init__(self, kind: str, parts: Parts) -> None:
         self._kind = kind
@@ -189,9 +189,9 @@ class MarkovHead:
         """Return float32 biases [F, draft vocabulary] and paths' new states [F, rank].
 
         Args:
-            tokens: [F] the token before the position, of each path.
-            hidden: [hidden] of the position.
-            states: [F, rank] of the paths so far.
+            tokens: [F] last token of each path.
+            hidden: [hidden] hidden state of the position.
+            states: [F, rank] states of the paths.
         """
         before = self._table[torch.tensor(tokens, dtype=torch.int64, device=self._table.device)]
         here = hidden.expand(len(before), -1)
@@ -208,40 +208,40 @@ class MarkovHead:
 
 @dataclass(slots=True)
 class BlockPath:
-    """A request's block, and the states of its tree's paths."""
+    """A request's block, and the Markov states of its tree's paths."""
 
     hidden: torch.Tensor
-    """[block, hidden]"""
+    """[block, hidden] hidden states of the block."""
     logits: torch.Tensor
-    """[depths, draft vocabulary] of the positions that guess, without bias."""
+    """[depths, draft vocabulary] logits of the predicted positions, without bias."""
     states: list[torch.Tensor]
-    """States [rank] after the root's own guess, then after each tentative node's."""
+    """States [rank] of the root, then of each tentative node."""
 
 
 class MarkovPasses:
-    """Passes of one growth: a level's logits with each path's bias."""
+    """Passes of a growing tree: a level's logits with each path's bias."""
 
     def __init__(
         self, head: MarkovHead, first: int, cache: PagedKVCache, blocks: dict[int, BlockPath]
     ) -> None:
-        """Create it; `blocks` are by identity of their task's sequence.
+        """Create the passes; keys of `blocks` are `id` of the task's sequence.
 
-        `first` is the first position that guesses.
+        `first` is the first position that predicts a token.
         """
         self._head, self._first, self._cache, self._blocks = head, first, cache, blocks
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Return per segment the logits after its root, or nodes."""
+        """Return per segment the logits of its root's or its nodes' children."""
         return [self._logits(segment) for segment in segments]
 
     def _logits(self, segment: Segment) -> torch.Tensor:
         sequence = segment.sequence
         block = self._blocks.get(id(sequence))
         if block is None:
-            return torch.empty(0)  # no tree is wanted
+            return torch.empty(0)  # only a context was read
         if segment.delta:
             tokens, depth, states = [segment.delta[-1]], 0, self._head.start()
-            for place in range(self._first):  # the root's position guesses nothing, but is one of the path
+            for place in range(self._first):  # positions before the first prediction are part of the path
                 _, states = self._head.step(tokens, block.hidden[place], states)
         else:
             self._cache.add_nodes(sequence, segment.nodes, segment.parents)

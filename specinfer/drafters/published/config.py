@@ -1,4 +1,4 @@
-"""`config.json` of a published draft: fields are read or refused by name."""
+"""Read the `config.json` of a published draft, and refuse unknown fields."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from specinfer.model.weights.draft_checkpoint import checked_config, target_conf
 _KINDS = ("llama", "qwen3")
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _ELSEWHERE = ("rope_theta", "rope_scaling", "torch_dtype", "_name_or_path")
-"""Fields under their older names, and one without meaning."""
+"""Fields that are read under their newer names, or ignored."""
 _ROPE = frozenset(
     {
         "rope_type",
@@ -30,7 +30,7 @@ _ROPE = frozenset(
     | {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}
     | {"mscale", "mscale_all_dim", "short_factor", "long_factor"}
 )
-"""Supported `rope_parameters` of `transformers`, without frequencies by kind of layer."""
+"""Supported fields of `rope_parameters`, without frequencies per layer type."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _FIELD = "transformer_layer_config"
 
@@ -40,14 +40,14 @@ Shapes = dict[str, tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class DraftLayers:
     config: ModelConfig
-    """Their shape; the vocabulary is the target's."""
+    """Shape of the layers; the vocabulary is the target's."""
     windows: tuple[int | None, ...]
-    """By layer, the number of positions that it looks back; None: all."""
+    """Per layer, number of earlier positions that it sees; None: all."""
     biased: bool
-    """True if the projections of attention have biases."""
+    """True if the attention's projections have biases."""
 
     def within(self, target: ModelConfig) -> "DraftLayers":
-        """Return the layers without positions that the target lacks."""
+        """Return the layers with the target's maximum length, if shorter."""
         longest = min(self.config.max_positions, target.max_positions)
         return replace(self, config=replace(self.config, max_positions=longest))
 
@@ -56,7 +56,7 @@ def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
     """Read a `transformer_layer_config`, or the same fields under another prefix.
 
     Raises:
-        IncompatibleError: naming the field that is not understood.
+        IncompatibleError: naming an unknown field or value.
     """
     from transformers import AutoConfig
 
@@ -79,21 +79,21 @@ def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
         config = from_transformers(AutoConfig.for_model(**plain))
     except IncompatibleError as error:
         raise IncompatibleError(f"{label}{error}") from error
-    except Exception as error:  # values that do not go together: of any type
+    except Exception as error:  # inconsistent values may raise anything
         raise IncompatibleError(f"{label}{' '.join(str(error).split())}") from error
     windows = _windows(fields, config.layers, prefix)
     return DraftLayers(config, windows, bool(fields.get("attention_bias")))
 
 
 def refused(name: str, value: Any, reason: str, prefix: str = f"{_FIELD}.") -> IncompatibleError:
-    """Return the error that refuses a field of the layers."""
+    """Return the error of a field of the layers."""
     return IncompatibleError(f"{prefix}{name} = {value!r}: {reason}")
 
 
 def _windows(fields: Mapping[str, Any], layers: int, prefix: str) -> tuple[int | None, ...]:
     kinds, window = fields.get("layer_types"), fields.get("sliding_window")
     if kinds is None and fields.get("use_sliding_window"):
-        reason = "use_sliding_window = True does not say which layers have it"
+        reason = "use_sliding_window = True needs layer_types"
         raise refused("layer_types", kinds, reason, prefix)
     kinds = [_FULL] * layers if kinds is None else kinds
     known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
@@ -109,8 +109,8 @@ def layer_shapes(prefix: str, layers: DraftLayers, normed_heads: bool, width: in
     """Return the tensors of one layer under a prefix, with their shapes.
 
     Args:
-        normed_heads: whether queries and keys are normed.
-        width: hidden states that lie side by side in the input of attention.
+        normed_heads: whether queries and keys have norms.
+        width: number of hidden states concatenated in the attention's input.
     """
     c, read = layers.config, width * layers.config.hidden_size
     query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -136,11 +136,11 @@ _DESCRIBED = frozenset(
     | {"speculators_model_type", "speculators_config", "transformer_layer_config", "_name_or_path"}
     | {"has_no_defaults_at_init", "base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan"}
 )
-"""Fields of every algorithm about the file, or read separately."""
+"""Fields of every algorithm that describe the file or are read elsewhere."""
 EAGLE_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _UNTIED = {"tie_word_embeddings": False}
 _PROPOSAL: Mapping[str, Any] = {"proposal_type": "greedy", "verifier_accept_k": 1, "accept_tolerance": 0.0}
-"""A proposal method without loss."""
+"""Fields of a lossless proposal method; other values are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,31 +152,31 @@ class PublishedConfig:
     layers: DraftLayers
     target: ModelConfig
     tokens: int
-    """Tokens that the draft is meant to guess."""
+    """Number of tokens that the draft was made to predict."""
 
     def count(self, name: str) -> int:
-        """Return a field that is a positive whole number."""
+        """Return a field's value after a check: a positive whole number."""
         value = self.fields[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise IncompatibleError(f"{name} = {value!r}: must be a positive whole number")
         return value
 
     def flag(self, name: str) -> bool:
-        """Return a field that is true or false."""
+        """Return a field's value after a check: true or false."""
         value = self.fields[name]
         if not isinstance(value, bool):
             raise IncompatibleError(f"{name} = {value!r}: must be true or false")
         return value
 
     def token(self, name: str) -> int:
-        """Return a field that is a token of the target."""
+        """Return a field's value after a check: a token of the target."""
         value, size = self.fields[name], self.target.vocab_size
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
             raise IncompatibleError(f"{name} = {value!r}: must be one of the target's {size} tokens")
         return value
 
     def read_layers(self, name: str) -> tuple[int, ...]:
-        """Return a field with the target's layers of hidden states."""
+        """Return a field's value after a check: distinct target layers."""
         value, layer_count = self.fields[name], self.target.layers
         if value is None and name == EAGLE_LAYERS:
             return usual_layers(layer_count)
@@ -193,7 +193,7 @@ def usual_layers(layers: int) -> tuple[int, int, int]:
 
 @contextmanager
 def naming(directory: Path) -> Iterator[None]:
-    """Let errors of a checkpoint say where it is."""
+    """Add the checkpoint's directory to errors raised within."""
     try:
         yield
     except IncompatibleError as error:
@@ -208,10 +208,10 @@ def read_published(
     """Read the `config.json` of a checkpoint.
 
     Args:
-        known: the algorithm's fields, each with the library's value where the file has none.
+        known: the algorithm's fields with the library's default values.
 
     Raises:
-        IncompatibleError: naming the field that is not understood, or that does not fit the target.
+        IncompatibleError: naming a field that is unknown or does not match the target.
     """
     config = checked_config(directory, target_directory, algorithm)
     known = {**known, **_UNTIED}
@@ -230,23 +230,23 @@ def read_published(
 
 
 def must_be(fields: Mapping[str, Any], only: Mapping[str, Any]) -> None:
-    """Check fields of which only one value is understood.
+    """Check fields that have only one supported value.
 
     Raises:
-        IncompatibleError: naming the field that has another.
+        IncompatibleError: naming a field with another value.
     """
     for name, value in only.items():
         if fields.get(name, value) != value:
-            raise IncompatibleError(f"{name} = {fields[name]!r}: only {value!r} is understood")
+            raise IncompatibleError(f"{name} = {fields[name]!r}: only {value!r} is supported")
 
 
 def _check_verifier(
     config: Mapping[str, Any], layers: DraftLayers, target: ModelConfig, target_directory: Path
 ) -> None:
-    """Compare the target with a checkpoint's description of its verifier."""
+    """Check that the checkpoint's description of its verifier matches the target."""
     named = verifier_fields(config).get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise IncompatibleError(f"verifier.architectures = {named!r}: must be names")
+        raise IncompatibleError(f"verifier.architectures = {named!r}: must be a list of names")
     architectures = json.loads((target_directory / "config.json").read_bytes()).get("architectures") or ()
     if named and architectures and not set(named) & set(architectures):
         stated = f"verifier.architectures = {named!r}"
@@ -266,11 +266,11 @@ def _check_verifier(
 
 
 def _tokens(described: Mapping[str, Any], algorithm: str) -> int:
-    """Return the number of guessed tokens of a lossless proposal."""
+    """Return the number of drafted tokens; refuse lossy proposal methods."""
     must_be(described, {"algorithm": algorithm, "default_proposal_method": "greedy"})
     methods = described["proposal_methods"]
     if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
-        raise IncompatibleError(f"proposal_methods = {methods!r}: must be objects")
+        raise IncompatibleError(f"proposal_methods = {methods!r}: must be a list of objects")
     for method in methods:
         for name in sorted(method.keys() - {*_PROPOSAL, "speculative_tokens"}):
             raise IncompatibleError(f"proposal_methods.{name} = {method[name]!r}: not understood")

@@ -1,16 +1,15 @@
-"""Checkpoints of EAGLE-3 speculators, in the `speculators` library's layout.
+"""Read and write checkpoints of EAGLE-3, in the layout of `speculators`.
 
     fc.weight                               [hidden, layers * target hidden]
-    layers.0.hidden_norm.weight             in addition to a decoder layer, whose query, key and value
+    layers.0.hidden_norm.weight             besides a decoder layer, whose query, key and value
                                             read [2 * hidden]: norm of the embedding, then of the hidden state
     norm.weight, lm_head.weight             [draft vocabulary, hidden]
-    d2t, t2d                                target id = draft id + d2t[draft id]; which target ids are drafted
+    d2t, t2d                                target id = draft id + d2t[draft id]; t2d: mask of drafted target ids
     embed_tokens.weight                     if absent, the target's are used
 
-`config.json` has `speculators_model_type: eagle3`, the target's layers whose hidden states are read
-(`eagle_aux_hidden_state_layer_ids`: after so many layers), and `norm_before_residual`. The layer has the
-target's shape, unless another library wrote the file: then that of `transformer_layer_config`, and all other
-fields are read or refused.
+`config.json` has `speculators_model_type: eagle3`, `eagle_aux_hidden_state_layer_ids` (hidden states are read after
+this number of target layers) and `norm_before_residual`. Our own files have layers of the target's shape. In files of
+other libraries `transformer_layer_config` has the shape, and unknown fields are refused.
 """
 
 from collections.abc import Mapping
@@ -46,7 +45,7 @@ ALGORITHM = "eagle3"
 _RENAMED = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
 _EMBEDDING = "embed_tokens.weight"
 _UNKNOWN_PARTS = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
-"""Fields of parts that the layer here does not have."""
+"""Fields of parts that are not supported, with the only accepted values."""
 _FIELDS = {
     "draft_vocab_size": None,
     "norm_before_residual": False,
@@ -67,19 +66,19 @@ class EagleSource:
     token_ids: torch.Tensor
     """[draft vocabulary] target token of each draft token, ascending."""
     layers: tuple[int, ...]
-    """Numbers of the target's layers after which the hidden states are taken."""
+    """Numbers of target layers before each hidden state that is read."""
     norm_before_residual: bool = False
     """True if the residual is the normed hidden state."""
     embedding: torch.Tensor | None = None
-    """Its own embeddings [V, hidden]; None: the target's."""
+    """Embeddings [V, hidden]; None: the target's."""
     shape: ModelConfig | None = None
-    """Shape of its layer; None: the target's."""
+    """Shape of the layer; None: the target's."""
 
 
 def save_eagle(
     directory: Path, eagle: EagleSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint. `trained` records data, command, seed, time and figures."""
+    """Write a checkpoint; `trained`: record of command, data and results."""
     stored = {_stored(name): tensor for name, tensor in eagle.tensors.items()}
     if eagle.embedding is not None:
         stored[_EMBEDDING] = eagle.embedding
@@ -99,8 +98,8 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: if it was trained for another target, or is of another kind; naming what is not
-            understood.
+        IncompatibleError: if target or kind differ, or naming a field or tensor that is
+            unknown.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
     if FINGERPRINT not in verifier_fields(config):
@@ -118,14 +117,14 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
 
 
 def _load_published(directory: Path, target_directory: Path) -> EagleSource:
-    """Read a published checkpoint. A window limits the served context."""
+    """Read another library's checkpoint. A window limits the context."""
     config = read_published(directory, target_directory, ALGORITHM, _FIELDS)
     must_be(config.fields, _UNKNOWN_PARTS)
     read, layers = config.read_layers(EAGLE_LAYERS), config.layers
     if list(read) != sorted(read):
         raise IncompatibleError(f"{EAGLE_LAYERS} = {list(read)!r}: must ascend")
     if layers.config.layers != 1:
-        raise refused("num_hidden_layers", layers.config.layers, "EAGLE-3 has one layer here")
+        raise refused("num_hidden_layers", layers.config.layers, "must be 1: EAGLE-3 has one layer")
     vocabulary, size, hidden = (
         config.count("draft_vocab_size"),
         config.target.vocab_size,
@@ -152,7 +151,7 @@ def _stored(name: str) -> str:
 
 
 def _named(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename tensors for `EagleSource`, and drop the embeddings."""
+    """Return a file's tensors under the names of `EagleSource`, without embeddings."""
     back = {stored: usual for usual, stored in _RENAMED.items()}
     return {
         back.get(name, f"model.{name}" if name.startswith("layers.") else name): tensor

@@ -1,16 +1,16 @@
-"""DFlash and JetSpec drafts in `transformers`' layout: one flat `config.json`.
+"""Read DFlash and JetSpec drafts in `transformers`' layout: a flat `config.json`.
 
-The file describes Qwen3 layers, those of the draft, and has `block_size`, `num_target_layers` and an object
+The file describes the draft's Qwen3 layers, and has `block_size`, `num_target_layers` and an object
 `dflash_config`:
 
     mask_token_id        token of the masks
-    causal_head          true (JetSpec): positions of a block see no later ones; else (DFlash) all
+    causal_head          true (JetSpec): positions of a block do not see later ones; else (DFlash) they do
     target_layer_ids     0-based layers after which hidden states are read; absent: evenly spaced
     target_hidden_size   must be `hidden_size`
 
-Tensors are those of DFlash without a head or embeddings: the target's own are used. The file names no target,
-so the option `target` does. The newest layer's hidden state is refused: one library reads it before the final
-norm, another after.
+Tensors are those of DFlash without head and embeddings, which are the target's. The file names no target: the option
+`target` does. A draft that reads the last layer is refused: libraries differ in whether they read it before or after
+the final norm.
 """
 
 import json
@@ -33,14 +33,14 @@ _MASK, _CAUSAL, _LAYERS, _WIDTH = (
 _DEFAULTS = {_MASK: None, _CAUSAL: False, _LAYERS: None, _WIDTH: None}
 _OWN = frozenset({"block_size", "num_target_layers", FLAT_FIELD})
 _DESCRIBED = frozenset({"architectures", "auto_map"})
-"""Fields about the file."""
+"""Fields that describe the file."""
 
 
 def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
     """Read a DFlash or JetSpec checkpoint in either layout.
 
     Raises:
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
     if not is_flat_draft(json.loads((directory / "config.json").read_bytes())):
         return load_block_draft(DFlashSource, directory, target_directory)
@@ -70,7 +70,7 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
     shape = {name: value for name, value in config.items() if name not in _OWN | _DESCRIBED}
     layers, target = read_layers(shape, prefix=""), target_config(target_directory)
     if any(layers.windows):
-        raise refused("layer_types", config["layer_types"], "windows are not understood in this layout", "")
+        raise refused("layer_types", config["layer_types"], "windows are not supported in this layout", "")
     try:
         fields = {name: config[name] for name in ("block_size", "num_target_layers")}
     except KeyError as error:
@@ -83,7 +83,7 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
 
 
 def _inner(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `dflash_config` by their whole names."""
+    """Return the fields of `dflash_config` by dotted names."""
     inner = config.get(FLAT_FIELD) or {}
     if not isinstance(inner, dict):
         raise IncompatibleError(f"{FLAT_FIELD} = {inner!r}: must be an object")
@@ -94,7 +94,7 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_target(config: PublishedConfig, target_directory: Path) -> None:
-    """Compare sizes with those of the target."""
+    """Check that the draft's sizes equal the target's."""
     layer_config, target = config.layers.config, config.target
     width = config.fields[_WIDTH]
     for name, ours, theirs in (
@@ -108,7 +108,7 @@ def _check_target(config: PublishedConfig, target_directory: Path) -> None:
 
 
 def _states_read(config: PublishedConfig) -> tuple[int, ...]:
-    """Return how many layers precede each hidden state that the draft reads."""
+    """Return the number of target layers before each hidden state read."""
     ids, last = config.fields[_LAYERS], config.target.layers - 2
     if ids is None:
         ids = default_layer_ids(config.target.layers, config.layers.config.layers)
@@ -119,7 +119,7 @@ def _states_read(config: PublishedConfig) -> tuple[int, ...]:
 
 
 def default_layer_ids(target_layers: int, layers: int) -> list[int]:
-    """Return the layers of a file without `target_layer_ids`."""
+    """Return the 0-based layers for a file without `target_layer_ids`."""
     if layers == 1:
         return [target_layers // 2]
     return [round(1 + place * (target_layers - 4) / (layers - 1)) for place in range(layers)]

@@ -1,21 +1,21 @@
-"""MTP drafts: a decoder layer over the target's last hidden state.
+"""Draft with MTP: a decoder layer over the target's last hidden state.
 
     context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), f: before the target's final norm
     row j     x = proj [norm(embedding(t_{j+1})), norm(f_j)]      out = norm(layer(x)), position j
-              logits = head(out), the target's own head, of the token after t_{j+1}
-    node      its hidden state is the out of its parent's row
+              logits = head(out), the target's head; predicts the token after t_{j+1}
+    node      a row whose hidden state is its parent's out
 
-As EAGLE's, rows of nodes follow those of the context, all in one cache: that is how servers run such layers.
-(While they are trained each further step reads rows of its own for the whole context.) Tensors:
+As in EAGLE-3, rows of nodes follow the context's rows in one cache, as in other servers. (In training, each further
+step has its own rows for the whole context.) Tensors:
 
     mtp_layers.0.input_proj.weight              [hidden, 2 * hidden], of the embedding, then of the hidden state
     mtp_layers.0.token_layernorm.weight         norm of the embedding
     mtp_layers.0.hidden_layernorm.weight        norm of the hidden state
     mtp_layers.0.*, ....final_layernorm.weight  a decoder layer; its final norm
 
-Embeddings and output head are the target's. A draft in the target's own checkpoint (`own_mtp.py`) may have
+Embeddings and output head are the target's. A draft in the target's own checkpoint (`own_mtp.py`) may also have
 
-    mtp_layers.0.self_attn.gate_proj.weight     [heads * D, hidden], of gates of attention's output
+    mtp_layers.0.self_attn.gate_proj.weight     [heads * D, hidden], gates of the attention's output
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ from specinfer.model.torch.rotary import rotary_tables
 _PREFIX = "mtp_layers."
 GATE = "model.layers.0.self_attn.gate_proj.weight"
 _KIND = "qwen3"
-"""The only supported family of MTP layers; the library has hybrid ones."""
+"""The only supported family; the library also has hybrid MTP layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class MtpSource(PublishedSource):
 
     algorithm: ClassVar[str] = "mtp"
     target_norm: torch.Tensor | None = None
-    """Weight of the target's final norm, if rows read what it returns."""
+    """Weight of the target's final norm, if rows read normed states."""
 
 
 def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
     with naming(directory):
         config = read_published(
@@ -69,9 +69,11 @@ def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
         )
         must_be(config.fields, {"num_nextn_predict_layers": 1})
         if config.layers.config.family != _KIND:
-            raise refused("model_type", config.layers.config.family, f"MTP layers are of {_KIND}")
+            raise refused("model_type", config.layers.config.family, f"must be {_KIND} for an MTP layer")
         if config.layers.windows[0] is not None:
-            raise refused("sliding_window", config.layers.windows[0], "an MTP layer sees all positions")
+            raise refused(
+                "sliding_window", config.layers.windows[0], "must be absent: an MTP layer sees all positions"
+            )
         hidden, size = config.target.hidden_size, config.target.vocab_size
         wanted: Shapes = {f"{_PREFIX}0.input_proj.weight": (hidden, 2 * hidden)}
         for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
@@ -83,7 +85,7 @@ def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
 
 
 class MtpModel:
-    """The layer with its weights and the memory of its rows."""
+    """The layer, its weights and its cached rows."""
 
     def __init__(
         self, source: MtpSource, borrowed: Borrowed, dtype: torch.dtype, device: str, num_blocks: int
@@ -131,11 +133,11 @@ class MtpModel:
         return self._head(outs).float()
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Fail: no node of a tree is kept, so none moves."""
+        """Fail: nodes of drafts are dropped, never moved."""
         self._memory.move(source, target)
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Fail: the cache has no window, so nothing turns."""
+        """Fail: the cache has no window, so keys are never rotated again."""
         self._memory.rotate(slots, delta)
 
 
@@ -149,6 +151,6 @@ def _gated(attend: Attend, gates: torch.Tensor) -> Attend:
 
 
 class MtpDrafter(PublishedDrafter):
-    """Drafts a tree level by level, one pass of the layer each."""
+    """Draft a tree with one pass of the layer per level."""
 
     kind, model, runner = MtpSource, MtpModel, EagleRunner

@@ -1,10 +1,10 @@
-"""MTP drafts in a model's own checkpoint: Qwen 3.5, Qwen 3 Next.
+"""Read MTP drafts in models' own checkpoints: Qwen 3.5, 3 Next.
 
     safetensors   mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.norm, mtp.layers.0.*
     GGUF          blk.N.nextn.eh_proj, .enorm, .hnorm, .shared_head_norm, blk.N.*    N: number of the model's layers
 
-Both become those of `specinfer.drafters.published.mtp`. The layer is one that attends, dense or with experts, with a
-gate of each head's output. It reads the target's state after the final norm.
+Tensors get the names of `specinfer.drafters.published.mtp`. The layer has attention with output gates, and a dense or
+an expert MLP. It reads the target's hidden state after the final norm.
 """
 
 from collections.abc import Mapping
@@ -38,18 +38,18 @@ _QUERY = f"{_FIRST}self_attn.q_proj.weight"
 
 
 def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
-    """Read the draft of a model directory that has one.
+    """Read the draft in a model's directory.
 
     Args:
-        vocabulary: tokens to draft, the most frequent ones; 0: all.
+        vocabulary: number of tokens to draft, the most frequent ones; 0: all.
 
     Raises:
-        IncompatibleError: naming what is not understood.
+        IncompatibleError: naming an unknown tensor.
     """
     config = load_config(directory)
     weights, names = _stored(directory, config)
     if further := sorted(name for name in names.values() if not name.startswith(_FIRST)):
-        raise IncompatibleError(f"{directory}: {further[0]}: is not understood in an MTP draft")
+        raise IncompatibleError(f"{directory}: {further[0]}: unknown tensor of an MTP draft")
     sources = sources_of(config, names)
     if config.output_gate:
         rows = sources.pop(_QUERY)
@@ -75,7 +75,7 @@ def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
 
 
 def _stored(directory: Path, config: ModelConfig) -> tuple[Mapping[str, torch.Tensor], dict[str, str]]:
-    """Return the weights, and the draft's names: stored -> ours."""
+    """Return the model's weights, and our names of the draft's tensors."""
     gguf = kept_gguf(directory)
     if gguf is not None:
         weights: Mapping[str, torch.Tensor] = GgufWeights(gguf, blocks=False, further=True)
@@ -89,5 +89,5 @@ def _renamed(name: str) -> str:
 
 
 def _of_heads(heads: int, which: int, rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows of queries or gates, which alternate by head."""
+    """Return rows of queries or gates, which alternate by head."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, -1)[:, which].flatten(0, 1)

@@ -1,17 +1,17 @@
-"""P-EAGLE drafts: EAGLE-3's layers guess all depths in one pass.
+"""Draft with P-EAGLE: EAGLE-3's layers predict all depths in one pass.
 
-    context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), as of EAGLE-3; the last one guesses t_{n+1}
-    row n + i                     (mask_hidden, mask): guesses t_{n+1+i}; sees the rows before it, and is not kept
+    context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), as in EAGLE-3; the last one predicts t_{n+1}
+    row n + i                     (mask_hidden, mask): predicts t_{n+1+i}; sees the rows before; temporary
 
-A guess depends on no other guess, so trees grow as those of heads. In a layer with a window a row looks back that
-many positions among those of the context; a mask sees row n - 1, its anchor, in any case. Tensors:
+Predictions do not depend on each other, so trees grow as with heads (`heads.py`). In a layer with a window, a row sees
+only this number of context positions before it; a mask always sees row n - 1. Tensors:
 
-    fc.weight                        [hidden, layers read * hidden]; before it input_norm, or fc_norm.n by layer
-    layers.0.*                       as of EAGLE-3: its attention reads [2 * hidden], with hidden_norm
+    fc.weight                        [hidden, layers read * hidden]; before fc: input_norm, or fc_norm.n per layer
+    layers.0.*                       as in EAGLE-3: its attention reads [2 * hidden], with hidden_norm
     layers.i.*, norm.weight          further decoder layers; the final norm
-    lm_head.weight, d2t, t2d         as of EAGLE-3; the target's own head where it is absent
-    embed_tokens.weight              [V, hidden], trained with the draft; the target's where it is absent
-    mask_hidden                      [1, 1, layers read * hidden]: hidden states of a position beyond the first
+    lm_head.weight, d2t, t2d         as in EAGLE-3; absent: the target's head
+    embed_tokens.weight              [V, hidden], absent: the target's embeddings
+    mask_hidden                      [1, 1, layers read * hidden]: hidden states of the masks
 """
 
 from collections.abc import Sequence
@@ -70,9 +70,9 @@ class PEagleSource(PublishedSource):
 
     algorithm: ClassVar[str] = "peagle"
     depths: int
-    """Tokens that are guessed at once."""
+    """Number of tokens predicted in one pass."""
     mask: int
-    """Token of the positions beyond the first."""
+    """Token id of the masks."""
     norm_before_residual: bool
 
 
@@ -80,7 +80,7 @@ def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
     with naming(directory):
         config = read_published(directory, target_directory, PEagleSource.algorithm, _FIELDS)
@@ -116,7 +116,7 @@ def _shapes(config: PublishedConfig) -> Shapes:
 
 
 class PEagleModel:
-    """The layers with their weights and the memory of their rows."""
+    """The layers, their weights and their cached rows."""
 
     def __init__(
         self, source: PEagleSource, borrowed: Borrowed, dtype: torch.dtype, device: str, num_blocks: int
@@ -143,7 +143,7 @@ class PEagleModel:
             self.mask_hidden = self._project(parts.tensor("mask_hidden")[0])
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Return fc of the target's states [T, layers, hidden]: [T, hidden]."""
+        """Map the target's states [T, layers, hidden] to [T, hidden] by fc."""
         return self._project(in_order(states.to(self._device, self._dtype), self._source.layers))
 
     def _project(self, states: torch.Tensor) -> torch.Tensor:
@@ -177,13 +177,13 @@ class PEagleModel:
 
 
 class PEagleRunner:
-    """Grows trees of P-EAGLE."""
+    """Grow trees of P-EAGLE. Not thread-safe."""
 
     def __init__(self, model: PEagleModel, num_blocks: int) -> None:
         self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return a growing tree's temporary rows in the cache: its masks."""
+        """Return the number of cache rows that a tree's masks need."""
         return max(min(limits.depth, self._model.depths) - 1, 0) if limits.nodes else 0
 
     @torch.inference_mode()
@@ -192,7 +192,7 @@ class PEagleRunner:
     ) -> list[TokenTree]:
         """Read every task's new rows and grow its tree, in order.
 
-        No mask stays in the cache. Space for `rows_ahead` must be reserved.
+        Rows of masks are dropped afterwards. Callers must have reserved `rows_ahead` rows.
         """
         segments, hidden = [], []
         for item in tasks:
@@ -221,6 +221,6 @@ class PEagleRunner:
 
 
 class PEagleDrafter(PublishedDrafter):
-    """Drafts a tree of the tokens that are likely at each depth."""
+    """Draft a tree: level i has likely tokens of depth i."""
 
     kind, model, runner = PEagleSource, PEagleModel, PEagleRunner

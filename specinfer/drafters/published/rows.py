@@ -1,4 +1,4 @@
-"""Common parts of published drafts: tensors, cached rows, the target's parts."""
+"""Common parts of published drafts: tensors, cached rows, shared target tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from specinfer.model.weights.families import EMBEDDING, open_weights
 
 
 class RowMemory:
-    """Keys and values of rows, by layer and slot."""
+    """Cache of rows' keys and values, by layer and slot."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str, num_blocks: int) -> None:
         self._attention, self._device = ReferenceAttention(device), device
@@ -35,12 +35,12 @@ class RowMemory:
         )
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep keys and values [T, KV heads, D] in slots."""
+        """Store keys and values [T, KV heads, D] in slots."""
         self.keys[layer].index_copy_(0, slots, key)
         self.values[layer].index_copy_(0, slots, value)
 
     def attention(self, batch: Batch, windows: Sequence[int | None]) -> Attend:
-        """Store rows; return their attention in layers with these windows."""
+        """Return attention that stores a batch's rows; `windows`: per layer."""
         slots = torch.tensor(batch.write_slots, dtype=torch.int64, device=self._device)
         plans = {window: self._attention.plan(batch, window=window) for window in set(windows)}
 
@@ -51,11 +51,11 @@ class RowMemory:
         return attend
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Fail: no row of a draft is kept, so none moves."""
+        """Fail: rows of drafts are dropped, never moved."""
         raise NotImplementedError("drafts are dropped whole")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Fail: the cache has no window, so nothing turns."""
+        """Fail: the cache has no window, so keys are never rotated again."""
         raise NotImplementedError("this cache has no window")
 
 
@@ -70,9 +70,9 @@ class Borrowed:
     """Tensors that a draft shares with its target."""
 
     embedding: torch.Tensor
-    """[V, hidden]"""
+    """[V, hidden] embeddings."""
     head: torch.Tensor
-    """[draft vocabulary, hidden]"""
+    """[draft vocabulary, hidden] output head."""
 
     @classmethod
     def of(
@@ -91,16 +91,16 @@ class Borrowed:
 
 
 def in_order(states: torch.Tensor, layers: tuple[int, ...]) -> torch.Tensor:
-    """Reorder hidden states [R, layers, hidden] for a draft.
+    """Reorder hidden states [R, layers, hidden] from ascending layers to `layers`.
 
-    Layers ascend before, and have the draft's order after. The result is [R, layers * hidden].
+    The result is [R, layers * hidden].
     """
     ascending = sorted(layers)
     return states[:, [ascending.index(layer) for layer in layers]].flatten(1)
 
 
 _OF_TARGET = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
-"""Copies of the target's own tensors, by which drafts are trained."""
+"""Copies of the target's tensors, used only in training."""
 
 
 def read_tensors(
@@ -109,7 +109,7 @@ def read_tensors(
     """Return a checkpoint's tensors, and the target token of each draft token.
 
     Raises:
-        IncompatibleError: naming the tensor that is missing, of another shape, or not called for.
+        IncompatibleError: naming a tensor that is missing, unexpected or of another shape.
     """
     tensors, token_ids = own_tensors(directory)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_TARGET}
@@ -121,7 +121,7 @@ def read_tensors(
             raise IncompatibleError(f"config.json does not call for the tensor {name}")
         if tuple(tensor.shape) != shapes[name]:
             mismatch = f"{name} has shape {list(tensor.shape)}"
-            raise IncompatibleError(f"{mismatch}: config.json says {list(shapes[name])}")
+            raise IncompatibleError(f"{mismatch}: config.json implies {list(shapes[name])}")
     return tensors, _token_ids(token_ids, draft_vocabulary, vocabulary)
 
 
@@ -132,7 +132,7 @@ def _token_ids(tensor: torch.Tensor | None, draft_vocabulary: int, vocabulary: i
 
 
 def in_llama_names(tensors: Mapping[str, torch.Tensor], prefix: str = "layers.") -> dict[str, torch.Tensor]:
-    """Rename layers and final norm for our decoder."""
+    """Return tensors under our decoder's names of layers and final norm."""
     renamed = {"norm.weight": "model.norm.weight"}
     return {
         renamed.get(name, f"model.layers.{name.removeprefix(prefix)}" if name.startswith(prefix) else name): t
@@ -150,7 +150,7 @@ class PublishedSource:
     """[draft vocabulary] target token of each draft token."""
     draft_layers: DraftLayers
     layers: tuple[int, ...]
-    """Target layers of the hidden states, in the order of `fc`."""
+    """Target layers of the hidden states, in the order that `fc` reads."""
 
 
 P = TypeVar("P", bound=PublishedSource)
@@ -158,21 +158,21 @@ P = TypeVar("P", bound=PublishedSource)
 
 @dataclass(frozen=True, slots=True)
 class Published(Generic[P]):
-    """A checkpoint, and what it takes to run it."""
+    """A loaded checkpoint with everything needed to run it."""
 
     draft: P
     borrowed: Borrowed
     description: DrafterDescription
     memory: tuple[torch.dtype, str, int]
-    """Numbers, device and blocks of its cache."""
+    """Numeric type, device and number of blocks of the draft's cache."""
 
 
 def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
     """Load the checkpoint `options.model`, with its target's shared tensors.
 
     Raises:
-        SettingError: if it is no checkpoint of this kind.
-        IncompatibleError: for a field that is unknown or does not fit the target.
+        SettingError: if the directory has no checkpoint of this kind.
+        IncompatibleError: for a field that is unknown or does not match the target.
     """
     _check_torch(options, f"a draft of {kind.algorithm}")
     trained = load_trained(options, kind)
@@ -193,21 +193,21 @@ def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
 
 
 class PublishedDrafter(FeatureRowsDrafter):
-    """Drafts with a published checkpoint of one kind."""
+    """Draft with a published checkpoint of one kind."""
 
     kind: ClassVar[type[PublishedSource]]
     model: ClassVar[Callable[..., Any]]
-    """Takes the checkpoint, what it borrows from the target, and its memory."""
+    """Constructor of the model: (checkpoint, target's tensors, cache)."""
     runner: ClassVar[Callable[..., RowRunner]]
-    """Takes the model and the number of blocks of its cache."""
+    """Constructor of the runner: (model, blocks of its cache)."""
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> Self:
         """Load a checkpoint.
 
         Raises:
-            SettingError: naming the bad option.
-            IncompatibleError: naming what is not understood, or does not fit the target.
+            SettingError: naming the invalid option.
+            IncompatibleError: naming a field or tensor that is unknown or does not match the target.
         """
         shape, published = shape_of(options), load_published(options, cls.kind)
         runner = cls.runner(
@@ -220,10 +220,10 @@ def _check_torch(options: DrafterOptions, what: str) -> None:
     """Check the options of a draft that only runs in torch.
 
     Raises:
-        SettingError: if they ask for something else.
+        SettingError: if the executor is another one.
     """
     runner_options = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
     check_options(runner_options)
     if runner_options.executor not in ("auto", "torch"):
-        raise SettingError("executor", runner_options.executor, f"{what} runs in torch")
+        raise SettingError("executor", runner_options.executor, f"must be torch or auto for {what}")
     check_numbers(runner_options, f"{what} is held")

@@ -1,6 +1,6 @@
-"""Our speculator services as a proposer of vLLM 0.32 (docs/drafters.md).
+"""Use our speculator services as a proposer of vLLM 0.32 (docs/drafters.md).
 
-It is loaded by its class path:
+vLLM loads the class by its path:
 
 speculative_config={"method": "custom_class", "num_speculative_tokens": 4,
                     "model": "specinfer.integrations.vllm.SpeculatorProposer"}

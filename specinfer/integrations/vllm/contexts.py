@@ -1,8 +1,7 @@
-"""Finds the requests of vLLM's anonymous, moving rows. Pure.
+"""Match vLLM's batch rows, which have no request ids, with requests.
 
-A context only grows, so a row belongs to a context that is its prefix. A context with the row's length before
-this step is looked up; without one, the longest prefix is searched. Two rows of the same tokens may exchange
-contexts, which are equal, too.
+A context only grows, so a row belongs to a context that is its prefix. First a context of the row's length before this
+step is looked up, then the longest prefix is searched. Rows with equal tokens may exchange contexts, which are equal.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,31 +18,31 @@ from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.token_tree import Int32
 
 _TAIL = 8
-"""Last tokens of a context as lookup key, before the full comparison."""
+"""Number of last tokens in the lookup key of a context."""
 
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """Known state of one request."""
+    """State of one request."""
 
     request_id: str
     tokens: Int32
-    """[T] as they were in its latest step."""
+    """[T] tokens in the request's latest step."""
     state: RequestState | None = None
-    """State with which speculator services are called; None before its first step."""
+    """State for calls of speculator services; None before the first step."""
     drafts: list[tuple[int, TokenTree]] = field(default_factory=list)
-    """(speculator, tree) of its latest step."""
+    """(speculator number, tree) of the latest step."""
     path: list[int] = field(default_factory=list)
-    """Tokens proposed to vLLM then."""
+    """Tokens proposed to vLLM in the latest step."""
     unseen: int = 0
-    """Steps since then."""
+    """Number of steps since the latest step with this request."""
 
     def grow(self, tokens: Int32) -> list[int]:
-        """Take over the tokens of its row, and return the new ones."""
+        """Set the tokens to the row's; return the new ones."""
         new: list[int] = tokens[len(self.tokens) :].tolist()
         if self.state is None:
-            # vLLM reports neither sampling nor maximum length: greedy drafts of one more token; nor the
-            # caller and its consent to learning
+            # vLLM reports neither sampling parameters, maximum length, nor caller: use greedy drafts, and
+            # allow no learning
             request = GenerationRequest(self.request_id, tuple(new), 1, GREEDY, no_training=True)
             self.state = RequestState.new(request, 0.0, 0, drawn_for=False)
         else:
@@ -53,13 +52,13 @@ class Context:
 
     def entry(self, nodes: int, depth: int) -> StepEntry:
         """Return a step's entry for one branch of at most `nodes` nodes."""
-        assert self.state is not None, "a context has grown before it is drafted for"
+        assert self.state is not None, "`grow` comes before `entry`"
         limits = TreeLimits(nodes, depth, 1)
         last = len(self.state.tokens) - 1
         return StepEntry(self.state, last, (self.state.tokens[last],), True, limits, depth)
 
     def end(self) -> None:
-        """End a missing request; late answers for it are stale."""
+        """End the request; late answers for it are ignored."""
         if self.state is not None:
             self.state.finish = FinishReason.CANCELLED
 
@@ -71,14 +70,14 @@ class BatchRow:
     tokens: Int32
     """[T] prompt and committed tokens."""
     new: int
-    """Number of tokens that came in this step."""
+    """Number of tokens added in this step."""
 
 
 class ContextTable:
     """The requests of the latest steps.
 
     Args:
-        patience: steps after which a request that does not come back has ended.
+        patience: number of steps without the request after which it counts as ended.
     """
 
     def __init__(self, patience: int) -> None:
@@ -89,7 +88,7 @@ class ContextTable:
         return len(self._contexts)
 
     def match(self, rows: Sequence[BatchRow]) -> list[Context]:
-        """Return the rows' contexts, new if needed, with the previous step's tokens."""
+        """Return the rows' contexts, with the previous step's tokens."""
         matched = self._by_length(rows)
         matched_ids = set(map(id, matched))
         left = [context for context in self._contexts if id(context) not in matched_ids]
@@ -103,7 +102,7 @@ class ContextTable:
         return self._seen([context or self._new() for context in matched])
 
     def ended(self) -> list[str]:
-        """Remove the requests missing for too many steps; return their ids."""
+        """Remove requests missing for `patience` steps; return their ids."""
         gone = [context for context in self._contexts if context.unseen > self._patience]
         for context in gone:
             context.end()
@@ -134,7 +133,7 @@ def _key(tokens: Int32) -> tuple[int, bytes]:
 
 
 def _take(candidates: list[Context], row: BatchRow) -> Context | None:
-    """Take the first of the candidates that the row begins with."""
+    """Remove and return the first candidate that begins the row."""
     for place, context in enumerate(candidates):
         if _begins_with(row.tokens, context.tokens):
             return candidates.pop(place)

@@ -1,12 +1,12 @@
-"""The proposer for vLLM: calls speculator services for rows of tokens.
+"""Propose tokens to vLLM by calling speculator services.
 
     rows -> requests (contexts.py) -> outcomes of their last drafts (calibration)
          -> trees of all services that answer in time (remote/pool.py) -> merged -> best path
 
-vLLM checks sequences, so of a merged tree one path is proposed. It is chosen without knowledge of the noise
-by which vLLM samples, and sent without a distribution; so vLLM's rejection is exact, greedy or sampled.
+vLLM verifies sequences, so one path of the merged tree is proposed. The choice does not depend on vLLM's random
+numbers, and no draft distribution is sent, so vLLM's rejection sampling is exact.
 
-An exception in `propose` would end the engine: a fault of ours costs drafts, is logged and counted.
+An exception in `propose` would end vLLM's engine. So a fault is logged and counted, and the step has no drafts.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 
 
 class SpeculatorProposer:
-    """Proposes tokens that speculator services draft to vLLM."""
+    """vLLM proposer whose tokens come from speculator services."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """Connect to the services that $SPECINFER_VLLM_SPECULATORS names.
+        """Connect to the services in $SPECINFER_VLLM_SPECULATORS.
 
         Args:
             vllm_config: vLLM's `VllmConfig`.
 
         Raises:
-            SettingError: naming the variable that is missing or bad.
+            SettingError: naming the variable that is missing or invalid.
             IncompatibleError: if a service has another tokenizer than vLLM's model.
         """
         self._settings = VllmSettings.load()
@@ -55,10 +55,10 @@ class SpeculatorProposer:
         self._contexts = ContextTable(patience=2 * int(parallel.pipeline_parallel_size))
         self._calibration = Calibration()
         self.counters: Counter[str] = Counter()
-        """Rounds, requests, proposed and accepted tokens, faults. Services count `outcomes`."""
+        """Counts of rounds, requests, proposed and accepted tokens, and faults."""
         self.client = ""
-        """Name by which the services know us."""
-        # vLLM takes the drafts of the first rank of a tensor-parallel group and gives them to all
+        """Client name that is sent to the services."""
+        # vLLM broadcasts the drafts of a tensor-parallel group's first rank
         self._asks = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
         if self._asks:
             self._connect(vllm_config.model_config)
@@ -76,10 +76,10 @@ class SpeculatorProposer:
         """Return up to `num_speculative_tokens` tokens for each of B rows.
 
         Args:
-            sampled_token_ids: [B] tokens that each row got in this step; none while its prompt is being read.
-            num_tokens_no_spec: [B] tokens of each row, those included.
+            sampled_token_ids: [B] new tokens of each row; empty while its prompt is being read.
+            num_tokens_no_spec: [B] number of tokens of each row, with the new ones.
             token_ids_cpu: [B or more, longest] tokens of all rows.
-            slot_mappings: places in vLLM's cache; not used.
+            slot_mappings: not used.
         """
         proposed: list[list[int]] = [[] for _ in sampled_token_ids]
         if not self._asks:
@@ -94,12 +94,12 @@ class SpeculatorProposer:
                 proposed[place] = path
         except Exception:
             self.counters["faults"] += 1
-            log.exception("a fault cost the drafts of %d rows", len(rows))
+            log.exception("proposing tokens failed: %d rows get no drafts", len(rows))
         return proposed
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Drafts by outcome (`DraftStatistics`), resyncs and missed messages of services.
+        """Counts of drafts by outcome (`DraftStatistics`), resyncs and missed messages.
 
         Missed messages are late, lost, or not sent because a service was unavailable or busy.
         """
@@ -122,7 +122,7 @@ class SpeculatorProposer:
         policy = PoolPolicy(
             int(model_config.get_vocab_size()),
             tokenizer_fingerprint(model_config),
-            trust_draws=False,  # vLLM takes no distribution with a draft: speculators may only send points
+            trust_draws=False,  # vLLM accepts no draft distribution, so drawn proposals are refused
         )
         self.client = policy.client
         self._thread = LoopThread("specinfer-speculators")
@@ -147,7 +147,7 @@ class SpeculatorProposer:
         return [context.path for context in contexts]
 
     def _learn(self, context: Context, came: list[int]) -> None:
-        """Compare the latest drafts with the tokens that came."""
+        """Calibrate scores by comparing the latest drafts with the new tokens."""
         for number, tree in context.drafts:
             self._calibration.observe(number, tree, came)
         right = [drafted == token for drafted, token in zip(context.path, came, strict=False)]
@@ -156,7 +156,7 @@ class SpeculatorProposer:
     async def _draft(
         self, contexts: Sequence[Context], ended: list[str]
     ) -> dict[str, list[tuple[int, TokenTree]]]:
-        """Return trees of all speculators that are there, by request."""
+        """Return the trees of all available speculators, by request id."""
         self._speculators.release(ended)
         entries = [
             context.entry(self._max_tokens, room)
@@ -167,7 +167,7 @@ class SpeculatorProposer:
         return (await pool.draft(entries, frozenset(range(len(pool.names))))).trees
 
     def _room(self, tokens: Int32) -> int:
-        """Return the most tokens that may be proposed after these."""
+        """Return the maximum number of tokens to propose after these."""
         return min(self._max_tokens, self._longest - len(tokens) - 1)
 
     def _path(self, drafts: Sequence[tuple[int, TokenTree]], max_tokens: int) -> list[int]:
@@ -190,7 +190,7 @@ def tokenizer_fingerprint(model_config: Any) -> str:
 
 
 class _Speculators:
-    """The pool with its channels, and the releases that nobody waits for."""
+    """The pool, its channels and its background releases."""
 
     def __init__(self, settings: VllmSettings, policy: PoolPolicy) -> None:
         self._settings = settings
@@ -204,7 +204,7 @@ class _Speculators:
         return channel
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Begin to let the services forget requests."""
+        """Release requests at the services, in the background."""
         if request_ids:
             task = asyncio.get_running_loop().create_task(self.pool.release(request_ids))
             self._releases.add(task)

@@ -1,4 +1,4 @@
-"""Settings of the proposer, from variables SPECINFER_VLLM_*, inherited by vLLM's processes."""
+"""Settings of the proposer, from environment variables SPECINFER_VLLM_*."""
 
 import os
 
@@ -14,13 +14,13 @@ PREFIX = "SPECINFER_VLLM_"
 
 
 class VllmSettings(BaseSettings):
-    """Addresses of the speculators, and TLS towards them."""
+    """Addresses of the speculator services, and TLS for calling them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid")
 
-    speculators: str = Field(min_length=1, description="Addresses of speculator services, with commas.")
-    tls_ca: str = Field("", description="PEM file of the authorities of the services; with it TLS is used.")
-    tls_certificate: str = Field("", description="PEM file of our certificate for services that ask for one.")
+    speculators: str = Field(min_length=1, description="Addresses of speculator services, comma-separated.")
+    tls_ca: str = Field("", description="PEM file of the services' authorities; switches on TLS.")
+    tls_certificate: str = Field("", description="PEM file of our certificate, if services require one.")
     tls_key: str = Field("", description="PEM file of that certificate's private key.")
     tls_name: str = Field(
         "", description="Name in the services' certificates; empty: the host of each address."
@@ -33,7 +33,7 @@ class VllmSettings(BaseSettings):
 
     @property
     def tls(self) -> ClientTls:
-        """Files with which channels to the services are opened."""
+        """TLS files for channels to the services."""
         ca, certificate, key = map(as_path, (self.tls_ca, self.tls_certificate, self.tls_key))
         return ClientTls(ca, certificate, key, self.tls_name, prefix=f"{PREFIX.lower()}tls")
 

@@ -47,7 +47,7 @@ async def test_generate_goes_on_elsewhere_and_says_so() -> None:
         code, out, err = await ended(await started("generate", "hi", *flags))
     assert (code, out) == (0, TEXT + "\n"), err
     note, statistics = err.strip().splitlines()  # and nothing that gRPC itself has to say
-    assert note.startswith("gateway away (")
+    assert note.startswith("gateway unavailable (")
     assert note.endswith("); trying again")
     assert statistics.startswith("40 tokens in ")
     (before,), (after,) = first.calls, second.calls
@@ -99,7 +99,7 @@ async def test_a_lost_request_says_how_to_get_its_rest_and_attach_gets_it() -> N
             "generate", "hi", "--request-id", "a b", "--patience-seconds", "0.2", *flags
         )
         assert (code, out) == (1, "".join(f"<{i}>" for i in range(7)))
-        assert "\nthe rest, if a gateway has it: specinfer attach 'a b' --from-token 7\n" in err
+        assert "\nto stream the rest, if a gateway has it: specinfer attach 'a b' --from-token 7\n" in err
         assert err.splitlines()[-1].startswith(f"specinfer: error: gateway at {gateway.address}")
         await gateway.start(gateway.port)
         code, rest, err = await specinfer("attach", "a b", "--from-token", "7", *flags)

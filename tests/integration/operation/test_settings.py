@@ -107,7 +107,7 @@ BAD_COMMANDS = [
     (
         ["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "tree,tree"],
         2,
-        "modes = 'tree,tree': each",
+        "modes = 'tree,tree': names a mode twice",
     ),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--batch", "0"], 2, "batch = '0'"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--limit", "0"], 2, "limit = 0"),

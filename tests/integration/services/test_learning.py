@@ -331,7 +331,7 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         SpeculatorEngine([learner._load(Weights(0, str(ssm)))]),
         Checkpoints(tmp_path / "learn"),
     )
-    with pytest.raises(SettingError, match=r"learn = .*another service has this directory"):
+    with pytest.raises(SettingError, match=r"learn = .*another service uses this directory"):
         Checkpoints(tmp_path / "learn")
     first, thread = engine.drafters[0], EngineThread("again")
     again = Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials)
@@ -339,7 +339,7 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
     assert again.version == 2
     assert engine.drafters[0] is not first
     (checkpoints.version(2) / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(SettingError, match=r"learn = .*version-2.*cannot be gone on with"):
+    with pytest.raises(SettingError, match=r"learn = .*version-2.*cannot be loaded"):
         Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials).resume()
     checkpoints.close()
     thread.stop()

@@ -94,7 +94,7 @@ def test_it_goes_on_where_it_was_interrupted(
     kept = finished_jobs(whole / "corpus.jsonl")
     for changed in ({"minutes": 0.1}, {"seed": 1}, {"method": SpeculatorMethod.MEDUSA}):
         (name,) = changed
-        with pytest.raises(SettingError, match=rf"{name} = .*holds a run that began with .*; --overwrite"):
+        with pytest.raises(SettingError, match=rf"{name} = .*has a run with .*; --overwrite"):
             train(**({"minutes": 5.0} | changed))
     monkeypatch.setattr(
         training, "_TRAINERS", {SpeculatorMethod.SSM: lambda **given: interrupt(given["minutes"])}
@@ -111,11 +111,11 @@ def test_it_goes_on_where_it_was_interrupted(
     assert finished_jobs(whole / "corpus.jsonl").items() > kept.items()
     assert minutes[0] == minutes[1] < 5.0, "what corpus and features took is not given twice"
     said = capsys.readouterr().err.replace("\n", " ")
-    assert "going on with 4 continuations" in said
+    assert "continuing with 4 continuations" in said
     assert "corpus: 12 continuations are in" in said
     monkeypatch.undo()
     train(minutes=0.05, overwrite=True)
-    with pytest.raises(SettingError, match="holds a finished speculator; --overwrite"):
+    with pytest.raises(SettingError, match="has a finished speculator; --overwrite"):
         train()
 
 
@@ -129,7 +129,7 @@ def test_what_cannot_work_is_refused_at_once(
     for options, error, message in (
         ({"model": "no/such/model"}, SettingError, "model = 'no/such/model': no such directory"),
         ({"prompts": empty}, InvalidInputError, "prompts = .*: must have a line"),
-        ({"prompts": few}, InvalidInputError, "prompts = .*: has 9 prompts; needs 10 or more"),
+        ({"prompts": few}, InvalidInputError, "prompts = .*: has 9 prompts, 10 or more are needed"),
         ({"minutes": 1e-5}, SettingError, "minutes = 1e-05: too little: a pass of the target takes"),
         ({"minutes": -1.0}, SettingError, "minutes = -1.0: too little"),
         ({"device": "abacus"}, SettingError, "device = 'abacus'"),

@@ -339,7 +339,7 @@ async def test_a_fault_of_ours_costs_drafts_and_is_counted(
             broken.setattr("specinfer.integrations.vllm.proposer.best_path", _fails)
             assert await engine.propose([[5], [6]]) == [[], []]
         assert pool.counters.pop("faults") == 1
-        assert "a fault cost the drafts of 2 rows" in caplog.text
+        assert "proposing tokens failed: 2 rows get no drafts" in caplog.text
         assert await engine.propose([[5, 28], [6, 33]]) == [continuation(28, WIDTH), continuation(33, WIDTH)]
 
 

@@ -1,4 +1,4 @@
-"""A constraint as a table: which tokens may follow each path."""
+"""A constraint as a table of the tokens that may follow each path."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ Allowed = Callable[[tuple[int, ...]], Sequence[int]]
 
 
 class TableMatcher:
-    """`specinfer.tree.TokenMatcher` of such a table."""
+    """`specinfer.tree.TokenMatcher` by a function `Allowed`."""
 
     def __init__(self, vocab_size: int, allowed: Allowed) -> None:
         self._vocab_size, self._allowed = vocab_size, allowed

@@ -1,4 +1,4 @@
-"""Constraints whose masks are made when a test lets them: real matchers behind a gate."""
+"""Constraints whose masks wait until the test opens a gate; the matchers are real."""
 
 from threading import Event
 
@@ -9,7 +9,7 @@ from tests.support.system import VOCABULARY, ascii_tokenizer
 
 
 class GatedMatcher(Matcher):
-    """A matcher whose masks wait until as many tokens were let through as it has read."""
+    """A matcher whose mask after n tokens waits for gate n."""
 
     def __init__(self, inner: Matcher, gates: "Gates", tokens: int = 0) -> None:
         super().__init__(inner._inner, inner._vocab_size, inner._rows)
@@ -29,23 +29,23 @@ class GatedMatcher(Matcher):
 
 
 class Gates:
-    """Gates by the number of tokens that a matcher has read, all closed."""
+    """Gates by the number of tokens that a matcher has read; initially closed."""
 
     def __init__(self) -> None:
         self._events: dict[int, Event] = {}
 
     def at(self, tokens: int) -> Event:
-        """The gate of matchers that have read so many tokens."""
+        """Return the gate of matchers that have read `tokens` tokens."""
         return self._events.setdefault(tokens, Event())
 
     def open(self, tokens: int = 200) -> None:
-        """Open the gates up to so many tokens."""
+        """Open the gates up to `tokens` tokens."""
         for count in range(tokens + 1):
             self.at(count).set()
 
 
 class GatedCompiler(Compiler):
-    """A compiler of the tests' tokenizer; the masks of one constraint are behind gates."""
+    """A compiler of the tests' tokenizer; the masks of one constraint wait for gates."""
 
     def __init__(self, gated: Constraint, eos: int = 0) -> None:
         super().__init__(ascii_tokenizer().to_json(), VOCABULARY, [eos])

@@ -67,6 +67,6 @@ _SCHEMAS: list[dict[str, Any]] = [
     },
 ]
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-"""Without white space, which the tiny model loves."""
+"""No white space, which the tiny model would repeat without end."""
 SCHEMAS = [schema if index % 5 == 0 else _COMPACT | schema for index, schema in enumerate(_SCHEMAS)]
 TEXTS = [json.dumps(schema) for schema in SCHEMAS]

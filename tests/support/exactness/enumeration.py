@@ -1,7 +1,7 @@
-"""Exact output distributions: programs run over every outcome of their random choices, without sampling.
+"""Exact output distributions: run programs over every outcome of their random choices, without sampling.
 
-`outcomes(program)` calls `program(branches)` once per combination of outcomes; whatever the program decides
-at random it asks of `branches`. The real merge, cut and acceptance rule run unchanged: drafts ask for their
+`outcomes(program)` calls `program(branches)` once per combination of outcomes; the program makes every random
+choice by `branches`. The real merge, cut and acceptance rule run unchanged: drafts ask for their
 tokens, and the rule gets a generator whose numbers, compared with a threshold, branch into accepted and
 rejected with the probabilities that the comparison has (`BranchingRandomness`).
 """
@@ -20,20 +20,20 @@ from specinfer.verification.target import LateNodeError
 
 T = TypeVar("T")
 Path = tuple[int, ...]
-"""Tokens behind the context."""
+"""Tokens after the context."""
 Tables = list[Float64]
-"""Tables[d][path of d tokens] is the distribution [V] of the token behind it."""
+"""Tables[d][path of d tokens] is the distribution [V] of the next token."""
 
 
 Lateness = Callable[[Path], int]
-"""Times that a rule asks for the distribution behind a path before it is known: masks of constraints may be late."""
+"""Number of times that a rule asks for a path's distribution in vain, as its constraint's mask is late."""
 Choice = Callable[[Float64], int]
-"""Noise: a token, given unnormalised probabilities."""
+"""Noise: chooses a token by unnormalised probabilities."""
 
 
 class Branches:
-    """The random choices of one run: scripted up to where the runs before it have been, the first option
-    after."""
+    """The random choices of one run: those of a script, then the first option
+    of each."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = script
@@ -43,7 +43,7 @@ class Branches:
         """Probability of the run."""
 
     def choose(self, weights: Sequence[float] | Float64) -> int:
-        """An index, with probability in proportion to its weight; those of no weight are never taken."""
+        """Choose an index with probability proportional to its weight, never one of weight 0."""
         possible = np.flatnonzero(np.asarray(weights, float) > 0)
         at = len(self.trail)
         option = self._script[at] if at < len(self._script) else 0
@@ -63,7 +63,7 @@ class Branches:
 
 
 def outcomes(program: Callable[[Branches], T]) -> Iterator[tuple[T, float]]:
-    """Every outcome of a program with its probability."""
+    """Yield every outcome of a program with its probability."""
     script: list[int] | None = []
     while script is not None:
         branches = Branches(script)
@@ -90,7 +90,7 @@ class BranchingRandomness:
     """Stands in for `specinfer.verification.acceptance.Randomness`: a generator and a noise in one."""
 
     def __init__(self, branches: Branches, choose: Choice | None = None) -> None:
-        """`choose` is a given noise; without it the noise branches, too."""
+        """`choose` is a fixed noise; None: the noise branches, too."""
         self._branches, self._choose = branches, choose or branches.choose
 
     def stream(self, depth: int) -> Any:
@@ -124,7 +124,7 @@ class TableTarget:
 
 
 class LateTarget:
-    """The target where masks are late; a pass takes no request whose root has none."""
+    """A target with late masks; requests whose root has no mask are not in a pass."""
 
     def __init__(self, target: TableTarget, late: Lateness) -> None:
         self._target = target
@@ -150,7 +150,7 @@ class LateTarget:
 
 
 def after(tables: Tables, path: Path) -> Float64:
-    """[V] the distribution behind a path; where tables do not reach, that behind the context."""
+    """Return the distribution [V] after a path; beyond the tables, the one after the context."""
     return cast(Float64, tables[len(path)][path] if len(path) < len(tables) else tables[0])
 
 
@@ -161,11 +161,11 @@ def verified(
     choose: Choice | None = None,
     late: Lateness = lambda path: 0,
 ) -> dict[Path, float]:
-    """The tokens that one step commits, with their probabilities over the rule's own randomness.
+    """Return the tokens that one step commits, with their probabilities over the rule's own randomness.
 
     Args:
         choose: the noise, if the tree may know it.
-        late: masks that are. The step ends with the node whose mask the rule cannot do without.
+        late: how late masks are. The step ends at a node whose mask the rule needs.
     """
     verify: AcceptanceRule = find_rule(rule)
 
@@ -187,14 +187,14 @@ def joint(
     rule: str = "multi_step",
     late: Lateness = lambda path: 0,
 ) -> Float64:
-    """[V] * (length * requests): the joint distribution of the first `length` tokens of every request of a
-    batch.
+    """Return the joint distribution, [V] * (length * requests), of the first `length` tokens of a batch's
+    requests.
 
     Args:
-        draft: the cut trees of one step, one per request. Tokens that the step does not commit come from the
-            target, since the drafts of the next step are independent of this one's.
-        targets: of every request.
-        late: masks that are, as in `verified`.
+        draft: returns the cut trees of one step, one per request. Tokens that the step does not commit come from
+            the target, since the next step's drafts are independent of this step's.
+        targets: tables of every request's target.
+        late: how late masks are, as in `verified`.
     """
     probability: Any = 0.0
     known: dict[tuple[int, bytes], Float64] = {}
@@ -257,7 +257,7 @@ def _signature(tree: TokenTree) -> bytes:
 
 
 def random_tables(rng: np.random.Generator, size: int, depth: int, sharpness: float = 1.5) -> Tables:
-    """Random distributions behind every path of at most `depth` tokens; some tokens are impossible."""
+    """Return random distributions after every path of up to `depth` tokens; some tokens are impossible."""
     tables = []
     for d in range(depth + 1):
         weights = np.exp(sharpness * rng.normal(size=(size,) * (d + 1)))
@@ -270,7 +270,7 @@ def random_tables(rng: np.random.Generator, size: int, depth: int, sharpness: fl
 def drawn(
     branches: Branches, builder: TreeBuilder, node: int, kind: ProposalKind, q: Float64, count: int
 ) -> list[int]:
-    """Proposes `count` children drawn from q, in float32 as on the wire; returns their distinct nodes."""
+    """Propose `count` children drawn from q, in float32 as on the wire; return their distinct nodes."""
     ids = np.flatnonzero(q > 0).astype(np.int32)
     sent = q[ids].astype(np.float32)
     left, draws = sent.astype(np.float64), list[int]()

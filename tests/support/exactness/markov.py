@@ -1,5 +1,5 @@
-"""A target that is a Markov chain of four tokens, served by a whole system: whether sampled texts follow it
-can be counted."""
+"""A target that is a Markov chain of four tokens, served by a whole system, to test the distribution of
+sampled texts."""
 
 import asyncio
 from collections import Counter
@@ -31,7 +31,7 @@ def markov(seed: int) -> Any:
 async def serving(
     redis_url: str, drafters: Mapping[str, Drafter], target: Any, budget: int, **options: Any
 ) -> AsyncIterator[System]:
-    """A system of this target with trees of so many nodes; `options` are those of `running_system`."""
+    """Run a system of this target with trees of `budget` nodes; `options` are those of `running_system`."""
     async with running_system(
         redis_url,
         drafters,
@@ -48,7 +48,7 @@ async def serving(
 
 
 async def sampled(system: System, seeds: Iterable[int], tokens: int = TOKENS) -> list[list[int]]:
-    """Texts behind token 1. Where nobody draws, requests with the same seed have the same text."""
+    """Return texts after token 1. Without draws, requests with the same seed have the same text."""
     return await asyncio.gather(
         *(system.tokens([1], temperature=1.0, seed=seed, max_new_tokens=tokens) for seed in seeds)
     )

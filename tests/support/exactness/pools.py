@@ -52,7 +52,7 @@ def path_of(builder: TreeBuilder, node: int) -> tuple[int, ...]:
 
 
 def draws(tables: Tables, kind: ProposalKind, widths: Sequence[int]) -> Draft:
-    """Draws a tree of the given widths, level by level."""
+    """Return a draft that draws a tree of the given widths, level by level."""
 
     def draft(branches: Branches) -> TokenTree:
         builder, frontier = TreeBuilder(ROOT), [0]
@@ -67,7 +67,7 @@ def draws(tables: Tables, kind: ProposalKind, widths: Sequence[int]) -> Draft:
 
 
 def points(tables: Tables, widths: Sequence[int]) -> Draft:
-    """The most probable tokens, knowing nothing of anybody's randomness."""
+    """Return a draft of the most probable tokens, without randomness."""
 
     def draft(branches: Branches) -> TokenTree:
         builder, frontier = TreeBuilder(ROOT), [0]
@@ -84,7 +84,7 @@ def points(tables: Tables, widths: Sequence[int]) -> Draft:
 
 
 def mixed(tables: Tables, kind: ProposalKind) -> Draft:
-    """Somebody's function: what it does next hangs on what it drew; draws and points in one tree."""
+    """Return a draft like a user's function: draws and points in one tree, later ones depend on earlier draws."""
 
     def draft(branches: Branches) -> TokenTree:
         builder = TreeBuilder(ROOT)
@@ -131,7 +131,7 @@ class TableModel:
 
 
 def grown(tables: Tables, shape: GrowthShape, limits: TreeLimits) -> Draft:
-    """The real growth of SSM drafters: more is drawn than fits, and q lacks tokens that P has."""
+    """Return a draft by the real growth of SSMs: draws exceed the limits, and q lacks tokens of P."""
     growth = ReferenceGrowth(TableModel(tables).forward, shape, torch.arange(len(tables[0])))
 
     def draft(branches: Branches) -> TokenTree:
@@ -149,12 +149,12 @@ def merged(drafts: Sequence[Draft], branches: Branches) -> TokenTree:
 
 
 def step(pools: Sequence[Sequence[Draft]], cut: Cut) -> Callable[[Branches], list[TokenTree]]:
-    """The cut trees of a batch whose requests have these pools."""
+    """Return a program of the cut trees of a batch whose requests have these pools."""
     return lambda branches: cut([merged(drafts, branches) for drafts in pools])
 
 
 def to(*budgets: int, **options: object) -> Cut:
-    """Cuts the trees of a batch to so many nodes each, roots excluded."""
+    """Return a cut of a batch's trees to these numbers of nodes, roots excluded."""
     return lambda trees: cut_trees(trees, [budget + 1 for budget in budgets], **options)  # type: ignore[arg-type]
 
 

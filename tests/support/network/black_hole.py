@@ -1,4 +1,4 @@
-"""A place on the network that takes connections and never says a word, as behind a firewall that drops."""
+"""A server that accepts connections and never answers, like a firewall that drops packets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,23 +6,23 @@ from contextlib import asynccontextmanager
 
 
 class BlackHole:
-    """Its address, and who came."""
+    """A server that never answers, and a count of its connections."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.callers = 0
-        """Connections that it has taken."""
+        """Number of accepted connections."""
         self.writers: list[asyncio.StreamWriter] = []
 
     def take(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Keeps a connection, and reads nothing of it."""
+        """Accept a connection without reading from it."""
         self.callers += 1
         self.writers.append(writer)
 
 
 @asynccontextmanager
 async def black_hole() -> AsyncIterator[BlackHole]:
-    """One of them."""
+    """Run such a server."""
     hole = BlackHole("")
     listener = await asyncio.start_server(hole.take, "127.0.0.1", 0)
     hole.address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"

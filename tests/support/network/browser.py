@@ -1,4 +1,4 @@
-"""A real Chromium without a window, and pages in it that notice what goes wrong."""
+"""A headless Chromium, and pages that check for errors."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (Debia
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
-    """A running one."""
+    """Run a Chromium."""
     async with async_playwright() as playwright:
         # as root it has no sandbox; containers have little shared memory
         flags = ["--no-sandbox", "--disable-dev-shm-usage"]
@@ -30,7 +30,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def visit(
     chromium: Browser, url: str, width: int = 1280, height: int = 800, **options: Any
 ) -> AsyncIterator[Page]:
-    """A page; nothing may be written to its console, and it may load nothing from other hosts."""
+    """Open a page; it must not write to the console or load from other hosts."""
     viewport: Any = {"width": width, "height": height}
     context = await chromium.new_context(viewport=viewport, **options)
     page, problems = await context.new_page(), list[str]()
@@ -47,7 +47,7 @@ async def visit(
 
 
 async def barriers(page: Page) -> list[tuple[str, list[str]]]:
-    """Return what keeps people out by axe-core: its rules and the elements."""
+    """Return axe-core's violated accessibility rules, with their elements."""
     report = await Axe().run(page)
     return [
         (rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in report.response["violations"]

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 
 @asynccontextmanager
 async def cutting_proxy(address: str, cuts: list[int]) -> AsyncIterator[str]:
-    """A proxy to `address`, and its own address.
+    """Run a proxy to `address`; yield the proxy's address.
 
-    Its first connections break after so many bytes of the server's as `cuts` says, which is used up.
+    Each entry of `cuts`, which is emptied, breaks one connection after this number of the server's bytes.
     """
     host, port = address.split(":")
     running: set[asyncio.Task[None] | None] = set()
@@ -41,7 +41,7 @@ async def cutting_proxy(address: str, cuts: list[int]) -> AsyncIterator[str]:
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, left: int | None) -> None:
-    """Copies until the source ends, either side breaks, or so many bytes have passed."""
+    """Copy until the source ends, a side breaks, or `left` bytes have passed."""
     with suppress(ConnectionError):
         while data := await source.read(4096):
             sink.write(data if left is None else data[:left])

@@ -1,4 +1,4 @@
-"""A real gRPC server that plays a gateway: serves one answer, and fails as a script says, call by call."""
+"""A gRPC server in place of a gateway, which serves one answer and fails by a script."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -21,28 +21,28 @@ TEXT = "".join(f"<{token - 100}>" for token in TOKENS)
 
 @dataclass(frozen=True)
 class Turn:
-    """The course of one call. Without anything: the whole answer."""
+    """Script of one call; by default it serves the whole answer."""
 
     accepts: bool = False
-    """Says first that the request is accepted."""
+    """First reply that the request is accepted."""
     replies: int | None = None
-    """So many of them, then what follows; None: all."""
+    """Number of replies before the failure; None: all."""
     code: grpc.StatusCode | None = None
-    """Ends with this status."""
+    """End with this status."""
     details: str = ""
     hint_ms: str | None = None
     dies: bool = False
-    """The server is stopped at once."""
+    """Stop the server at once."""
     ends: bool = False
-    """The stream ends well, but without a summary."""
+    """End the stream with status OK, but without a summary."""
     raises: bool = False
-    """The handler raises."""
+    """Raise in the handler."""
     hangs: bool = False
-    """Nothing comes any more."""
+    """Send nothing more."""
     back: int = 0
-    """Begins so many tokens before what is asked for."""
+    """Begin this number of tokens before the requested position."""
     skip: int = 0
-    """Leaves out so many tokens behind `replies`, then goes on."""
+    """Leave out this number of tokens after `replies`, then continue."""
 
     @property
     def fails(self) -> bool:
@@ -55,7 +55,7 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
     """Answers in replies of `size` tokens; `calls` records what was asked."""
 
     script: list[Turn] = field(default_factory=list)
-    """One entry is taken by every call of Generate or Attach; then all goes well."""
+    """Scripts of the next calls of Generate and Attach; later calls succeed."""
     size: int = 1
     calls: list[Any] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)
@@ -65,18 +65,18 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call hangs."""
     states: list[generation_pb2.StatusReply] = field(default_factory=list)
-    """Answers of Status, one after another; the last one stays."""
+    """Successive answers of Status; the last one repeats."""
     refused: Turn | None = None
-    """Status is refused in this way."""
+    """Status of refused Status calls."""
     silent: asyncio.Event | None = None
-    """Status waits for it."""
+    """Status calls wait for this event."""
     tls: ServerTls | None = None
     """None: plaintext."""
     port: int = 0
     _server: grpc.aio.Server | None = None
 
     async def start(self, port: int = 0) -> None:
-        """Serves on loopback."""
+        """Serve on loopback."""
         self._server = grpc.aio.server(options=channel_options())
         generation_pb2_grpc.add_GenerationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         place = f"127.0.0.1:{port}"
@@ -87,40 +87,40 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
         await self._server.start()
 
     async def stop(self) -> None:
-        """Ends everything at once."""
+        """End all calls at once."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(0)
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address of the server."""
         return f"127.0.0.1:{self.port}"
 
     async def Generate(self, message: Any, context: Any) -> AsyncIterator[Reply]:
-        """The answer from its first token."""
+        """Stream the answer from its first token."""
         async for reply in self._play(message, 0, context):
             yield reply
 
     async def Attach(self, message: Any, context: Any) -> AsyncIterator[Reply]:
-        """The rest of it."""
+        """Stream the rest of the answer."""
         async for reply in self._play(message, message.from_token, context):
             yield reply
 
     async def Cancel(self, message: Any, context: Any) -> generation_pb2.CancelReply:
-        """Records who is cancelled."""
+        """Record the cancelled request."""
         self.metadata.append(dict(context.invocation_metadata()))
         self.cancelled.append(message.request_id)
         return generation_pb2.CancelReply()
 
     async def Watch(self, message: Any, context: Any) -> AsyncIterator[generation_pb2.WatchReply]:
-        """Tells, and has nothing to tell."""
+        """Send the first event, and no steps."""
         yield generation_pb2.WatchReply()
         self.reached.set()
         await asyncio.Event().wait()
 
     async def Status(self, message: Any, context: Any) -> generation_pb2.StatusReply:
-        """Its next state; without any its address, as the gateway's id."""
+        """Return the next of `states`; by default, a status with the address as gateway id."""
         self.metadata.append(dict(context.invocation_metadata()))
         if self.silent is not None:
             await self.silent.wait()
@@ -177,7 +177,7 @@ def _replies(start: int, size: int) -> Iterable[Reply]:
 
 @asynccontextmanager
 async def fake_gateways(*scripts: Sequence[Turn], size: int = 1) -> AsyncIterator[list[FakeGateway]]:
-    """Running ones, with these scripts."""
+    """Run a gateway per script."""
     gateways = [FakeGateway(list(script), size) for script in scripts]
     for gateway in gateways:
         await gateway.start()

@@ -1,4 +1,4 @@
-"""The HTTP service on loopback, as its process runs it, and clients of it."""
+"""Run the HTTP service on loopback, with clients."""
 
 import asyncio
 import ssl
@@ -18,7 +18,7 @@ from tests.support.network.fake_gateway import FakeGateway, Turn, fake_gateways
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = generation_pb2.StatusReply(model="tiny", max_context_len=512)
-"""Status of a gateway that is played."""
+"""Status of the fake gateway."""
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 SHAPE = {"message", "type", "param", "code"}
 JSON = {"Content-Type": "application/json"}
@@ -26,20 +26,20 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class HttpService:
-    """A running one."""
+    """A running HTTP service, with a client."""
 
     url: str
     registry: CollectorRegistry
     plain: httpx2.AsyncClient
-    """A client that knows nothing of OpenAI; it has the service's address."""
+    """Plain HTTP client with the service's address."""
     server: HttpServer
 
     def openai(self, api_key: str = "none", **options: Any) -> AsyncOpenAI:
-        """The real client, which tries nothing again unless it is told to."""
+        """Return OpenAI's client, by default without retries."""
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, **{"max_retries": 0, **options})
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of a metric; 0 if nothing was counted."""
+        """Return the value of a metric; 0 if nothing was counted."""
         return self.registry.get_sample_value(f"specinfer_http_{name}", labels) or 0.0
 
 
@@ -47,7 +47,7 @@ class HttpService:
 async def http_service(
     gateways: str, verify: ssl.SSLContext | bool = True, **settings: Any
 ) -> AsyncIterator[HttpService]:
-    """Serves at a free port until the context is left; `verify` is what the plain client trusts and shows."""
+    """Serve at a free port within the context; `verify`: TLS of the plain client."""
     given = {"listen": "127.0.0.1:0", "gateways": gateways, "drain_seconds": 1.0, **settings}
     registry, chosen, ending = CollectorRegistry(), HttpSettings(**given), asyncio.Event()
     server = HttpServer(chosen, build_app(chosen, chosen.access, registry, ending), ending)
@@ -62,7 +62,7 @@ async def http_service(
 
 @asynccontextmanager
 async def served(*script: Turn, **settings: Any) -> AsyncIterator[tuple[FakeGateway, HttpService]]:
-    """A gateway that follows a script, and an HTTP service that tries nothing again."""
+    """Run a scripted gateway, and an HTTP service without retries."""
     async with fake_gateways(script) as (gateway,):
         gateway.states.append(MODEL)
         options = {"patience_seconds": 0.0, **settings}
@@ -71,7 +71,7 @@ async def served(*script: Turn, **settings: Any) -> AsyncIterator[tuple[FakeGate
 
 
 def error_of(reply: Any) -> dict[str, Any]:
-    """The error in an answer, which has OpenAI's shape."""
+    """Return the error in an answer, after a check of its format."""
     error: dict[str, Any] = reply.json()["error"]
     assert set(error) == SHAPE
     return error

@@ -22,16 +22,16 @@ class RedisPair:
 
     @property
     def url(self) -> str:
-        """Where clients find the primary."""
+        """URL by which clients reach the primary."""
         return f"redis://{self._proxy.address}/0"
 
     def server(self, number: int) -> Redis:
-        """A client of one of them, past the proxy."""
+        """Return a client of one server, without the proxy."""
         return Redis(host="127.0.0.1", port=self.ports[number], decode_responses=True)
 
     async def fail_over(self) -> None:
-        """Promotes the second; the first stays up as its replica with all its connections, and new
-        connections reach the second."""
+        """Promote the second server. The first becomes its replica and keeps its connections; new connections
+        reach the second."""
         await RedisRoles(*self.ports).change()
         self._proxy.turn_to(self.ports[1])
 
@@ -57,7 +57,7 @@ def _servers(directory: Path) -> Iterator[tuple[int, int]]:
 
 @pytest.fixture(name="redis_pair")
 async def redis_pair_fixture(tmp_path: Path) -> AsyncIterator[RedisPair]:
-    """Both, empty."""
+    """Run both servers, empty."""
     with _servers(tmp_path) as ports:
         proxy = Proxy("redis", free_ports(1)[0], ports[0], time.monotonic)
         await proxy.start()

@@ -154,8 +154,8 @@ GB = 10**9
     ("memory", "disk", "model", "words"),
     [
         (8 * GB, 20 * GB, demo.PAIR[0], "1.6 GB to download once"),
-        (3 * GB, 20 * GB, "smollm2-135m", "5 GB of memory would be needed, 3.0 are available"),
-        (8 * GB, 1 * GB, "smollm2-135m", "3.1 GB of disk would be needed, 1.0 are free"),
+        (3 * GB, 20 * GB, "smollm2-135m", "5 GB of memory are needed, 3.0 are available"),
+        (8 * GB, 1 * GB, "smollm2-135m", "3.1 GB of disk are needed, 1.0 are free"),
     ],
 )
 def test_the_pair_is_taken_where_it_fits_and_the_reason_is_given(
@@ -166,7 +166,7 @@ def test_the_pair_is_taken_where_it_fits_and_the_reason_is_given(
     assert pair.model == model
     assert words in pair.why
     monkeypatch.setattr(demo, "is_pulled", lambda name: True)
-    assert (demo.choose(8 * GB, 2 * GB).draft, "both are here" in demo.choose(8 * GB, 2 * GB).why) == (
+    assert (demo.choose(8 * GB, 2 * GB).draft, "both in the cache" in demo.choose(8 * GB, 2 * GB).why) == (
         demo.PAIR[1],
         True,
     )

@@ -122,7 +122,7 @@ def test_another_text_of_the_same_tokens_differs() -> None:
     assert "character 6: plain 'wo', with speculation 'oo': differs" in text
 
 
-@pytest.mark.parametrize(("text", "words"), [("", "all answers are empty"), (None, "no completion")])
+@pytest.mark.parametrize(("text", "words"), [("", "all answers are empty"), (None, "not a completion")])
 def test_answers_without_text_prove_nothing(text: str | None, words: str) -> None:
     with pytest.raises(ServerRefusedError, match=words):
         run(saying(lambda body, before: {"text": text}))
@@ -179,9 +179,7 @@ def test_two_servers_are_compared() -> None:
 
 
 def test_a_server_whose_switch_is_not_known_needs_one() -> None:
-    with pytest.raises(
-        Exception, match=r"--off = None: no field is known .* vllm: give it as JSON, or --against"
-    ):
+    with pytest.raises(Exception, match=r"--off = None: needed: .* vllm: give it as JSON, or --against"):
         run(saying(honest, owner="vllm"))
     script = saying(honest, owner="vllm")
     assert run(script, "--off", '{"spec": {"k": 0}}')[0] == 0
@@ -192,7 +190,7 @@ def test_a_server_whose_switch_is_not_known_needs_one() -> None:
     ("options", "words"),
     [
         (["--off", "[1]"], "must be a JSON object"),
-        (["--off", "{"], "no JSON"),
+        (["--off", "{"], "invalid JSON"),
         (["--max-tokens", "0"], "--max-tokens = 0"),
         (["--max-tokens", "2000"], "status 400: .*at most 1000"),
         (["--against", "ftp://x"], "base_url = 'ftp://x'"),

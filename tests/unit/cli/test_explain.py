@@ -27,7 +27,7 @@ def test_who_drafts(tmp_path: Path) -> None:
     assert pool_words(LocalOptions()).endswith(f"ssm-smollm2-135m fits {DEFAULT_MODEL}")
     assert pool_words(LocalOptions(model=str(tiny))) == (
         "ngram in the verifier's process and suffix in services of their own: no draft for "
-        f"{tiny} is here (--draft names one)"
+        f"{tiny} on this machine; choose one with --draft"
     )
     options = LocalOptions(speculators={"a": {"drafter": "ngram+ssm"}, "b": {"drafter": "retrieval"}})
     assert pool_words(options) == "ngram, ssm, retrieval in services of their own, as asked"

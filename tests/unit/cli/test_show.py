@@ -75,4 +75,4 @@ def test_status_tells_who_drives_what() -> None:
     assert (rows["redis"], rows["verifier"]) == ("not answering", "ready")
     assert rows["verifier v:1"] == "ready, driven by this gateway: 3 running, 1 waiting"
     assert rows["verifier v:2"] == "ready, driven by gateway g2"
-    assert rows["verifier v:3"] == "not answering, driven by nobody"
+    assert rows["verifier v:3"] == "not answering, driven by no gateway"

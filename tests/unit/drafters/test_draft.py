@@ -85,7 +85,7 @@ def test_a_draft_of_another_tokenizer_is_refused_with_what_fits(
     fingerprint = drafts.tokenizer_facts(target).fingerprint
     registry(known("fits", fingerprint, 1), known("large", fingerprint, 3), known("alien", "x", 1))
     with pytest.raises(
-        SettingError, match=f"draft = '{other}': has another tokenizer than .*; known to fit: fits$"
+        SettingError, match=f"draft = '{other}': has another tokenizer than .*; matching models: fits$"
     ):
         check_draft(str(target), str(other))
     with pytest.raises(SettingError, match=r"draft = 'nothing': no such directory.* drafters ssm, eagle"):
@@ -119,7 +119,7 @@ def test_a_trained_speculator_is_run_by_the_drafter_of_its_kind(make: Make) -> N
     (directory / "config.json").write_text(
         json.dumps({"speculators_config": {}, "speculators_model_type": "oracle"})
     )
-    with pytest.raises(IncompatibleError, match="'oracle' is no drafter here"):
+    with pytest.raises(IncompatibleError, match="'oracle' is not a known drafter"):
         method_of(directory)
 
 

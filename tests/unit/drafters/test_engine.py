@@ -84,7 +84,7 @@ def test_bad_references_are_refused() -> None:
     small.description = DrafterDescription(vocab_size=10, reads_references=True)
     for engine, base, token, reason in (
         (SpeculatorEngine([blind]), 0, 5, "references = 1: no speculator of this service reads them"),
-        (SpeculatorEngine([reader]), 2, 5, "references = 1: come with base_len 0, not 2"),
+        (SpeculatorEngine([reader]), 2, 5, "references = 1: only with base_len = 0, not 2"),
         (SpeculatorEngine([reader]), 0, 2**31, f"references.token_ids: not in the vocabulary of {2**31}"),
         (SpeculatorEngine([small]), 0, 10, "references.token_ids: not in the vocabulary of 10"),
     ):

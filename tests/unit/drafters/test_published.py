@@ -194,11 +194,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"draft_vocab_size": 41}, "draft_vocab_size = 41|lm_head.weight has shape"),
     ("dflash", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
     ("dspark", {"markov_head_type": "lstm"}, "markov_head_type = 'lstm': must be one of vanilla, gated, rnn"),
-    ("dspark", {"markov_rank": 7}, r"weight has shape \[1, 38\]: config.json says \[1, 39\]"),
-    ("peagle", {"norm_output": True}, "norm_output = True: only False is understood"),
-    ("peagle", {"norm_before_fc": True}, "fc_norm = True: only False is understood"),
+    ("dspark", {"markov_rank": 7}, r"weight has shape \[1, 38\]: config.json implies \[1, 39\]"),
+    ("peagle", {"norm_output": True}, "norm_output = True: only False is supported"),
+    ("peagle", {"norm_before_fc": True}, "fc_norm = True: only False is supported"),
     ("peagle", {"fc_norm": False}, "does not call for the tensor fc_norm.0.weight"),
-    ("mtp", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers = 2: only 1 is understood"),
+    ("mtp", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers = 2: only 1 is supported"),
 ]
 REFUSED_LAYERS: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"model_type": "qwen3_next"}, "model_type = 'qwen3_next': supported are llama, qwen3"),
@@ -240,9 +240,9 @@ def test_layers_that_are_not_understood_are_refused_by_name(
     [
         (("verifier", "architectures"), ["LlamaForCausalLM"], "verifier.architectures = .* is of "),
         (("verifier", "name_or_path"), None, "name_or_path = None: must name the target"),
-        (("algorithm",), "eagle3", "algorithm = 'eagle3': only 'dflash' is understood"),
-        (("proposal_methods", 0, "accept_tolerance"), 0.1, "accept_tolerance = 0.1: only 0.0 is understood"),
-        (("proposal_methods", 0, "verifier_accept_k"), 2, "verifier_accept_k = 2: only 1 is understood"),
+        (("algorithm",), "eagle3", "algorithm = 'eagle3': only 'dflash' is supported"),
+        (("proposal_methods", 0, "accept_tolerance"), 0.1, "accept_tolerance = 0.1: only 0.0 is supported"),
+        (("proposal_methods", 0, "verifier_accept_k"), 2, "verifier_accept_k = 2: only 1 is supported"),
         (("proposal_methods", 0, "mood"), "good", "proposal_methods.mood = 'good': not understood"),
         (("proposal_methods",), [], "speculative_tokens = None"),
     ],

@@ -31,14 +31,14 @@ def test_chat_leaves_them_out(choice: dict[str, Any], caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, LOGGER):
         body = chat([OTHERS[0], CHAT, *OTHERS[1:]], **choice)
     assert [tool.function.name for tool in body.tools or ()] == ["f"]
-    assert caplog.messages == ["left out tools that are no functions: custom, local_shell, web_search"]
+    assert caplog.messages == ["ignored tools that are not functions: custom, local_shell, web_search"]
 
 
 def test_responses_leave_them_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, LOGGER):
         body = ResponsesBody.model_validate({"model": "m", "input": "a", "tools": [*OTHERS, RESPONSES]})
     assert [tool.name for tool in body.tools or ()] == ["f"]
-    assert caplog.messages == ["left out tools that are no functions: custom, local_shell, web_search"]
+    assert caplog.messages == ["ignored tools that are not functions: custom, local_shell, web_search"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])

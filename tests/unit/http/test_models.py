@@ -72,7 +72,7 @@ async def test_names_that_are_given_are_the_only_ones_and_the_first_is_the_answe
     good, other, names = await gateway.checks(models, "mini", "gpt", "tiny")
     assert (good, gateway.asked) == ("gpt-4o", 1)
     assert [error.detail for error in (other, names)] == [
-        f"model = {name!r}: not served here; 'gpt-4o', 'mini' are" for name in ("gpt", "tiny")
+        f"model = {name!r}: not served here, only 'gpt-4o', 'mini'" for name in ("gpt", "tiny")
     ]
     client = cast(AsyncClient, gateway)
     assert [one["id"] for one in await models.describe(client)] == ["gpt-4o", "mini"]

@@ -16,7 +16,7 @@ SIBLING = Gains("small", 20.0, (1.1, 1.5, 1.4))
         ([Gains("own", 20.0, (2.0, 2.0, 2.0)), SIBLING], "serve it: specinfer serve --model m --draft own"),
         (
             [Gains("own", 20.0, (0.8, 1.2, 1.3)), SIBLING],
-            "do not serve it: small brings more; .* --draft small",
+            "do not serve it: small is faster; .* --draft small",
         ),
         ([Gains("own", 20.0, (0.8, 0.9, 1.3))], "do not serve it: .*--draft none"),
         ([Gains("own", 20.0, (0.8,)), Gains("small", 20.0, (1.0,))], "do not serve it: .*--draft none"),

@@ -178,7 +178,7 @@ def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
     (tree,) = drafter.draft([job])
     assert isinstance(tree, TokenTree)
     assert len(tree) == 5
-    with pytest.raises(SettingError, match="holds a finished speculator"):
+    with pytest.raises(SettingError, match="has a finished speculator"):
         train()
 
 

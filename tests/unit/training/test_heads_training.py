@@ -116,7 +116,7 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
 
     monkeypatch.setattr(distil, "train_step", interrupted)
     with pytest.raises(
-        InterruptionError, match=f"are saved in .*state-{method}.pt; the same command goes on"
+        InterruptionError, match=f"are saved in .*state-{method}.pt; the same command continues"
     ):
         train(1.0)
     monkeypatch.setattr(distil, "train_step", step)
@@ -129,7 +129,7 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
     assert config["speculators_model_type"] == method
     assert f"train {method} --model {target} --heads 2 --markov-rank 256 " in config["trained"]["command"]
     assert len(config["trained"]["success_held_out"]) == 2
-    with pytest.raises(SettingError, match="holds a finished speculator"):
+    with pytest.raises(SettingError, match="has a finished speculator"):
         train(0.01)
 
     drafter = make_drafter(method, DrafterOptions(model=str(tmp_path / "heads"), dtype="float32"))

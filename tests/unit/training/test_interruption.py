@@ -171,7 +171,7 @@ def test_train_ssm_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_
     train()
     assert not (work / "state.pt").exists()
     result = (out / "model.safetensors").read_bytes()
-    with pytest.raises(SettingError, match=r"out = .*ssm': holds a finished SSM; --overwrite trains again"):
+    with pytest.raises(SettingError, match=r"out = .*ssm': has a finished SSM; --overwrite trains again"):
         train()
     assert (out / "model.safetensors").read_bytes() == result
     (out / "model.safetensors").write_bytes(b"another")
@@ -189,7 +189,7 @@ def test_train_corpus_is_interrupted_goes_on_and_is_not_repeated(target: Path, t
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[-1] == (
         f"specinfer train: interrupted: while continuing prompts, 2 of 6 are in {out}; "
-        "the same command without --overwrite goes on"
+        "the same command without --overwrite continues"
     )
     kept = out.read_text()
     assert len(finished_jobs(out)) == 2
@@ -236,6 +236,6 @@ def test_specinfer_train_passes_signals_on(tmp_path: Path, target: Path) -> None
                 process.send_signal(signal.SIGINT)
                 assert process.wait(120) == 130
             assert process.stderr is not None
-            assert "interrupted: what is finished is kept" in process.stderr.read()
+            assert "interrupted: finished work is kept" in process.stderr.read()
         finally:
             process.kill()

@@ -219,12 +219,12 @@ def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "layer", "reason"),
     [
-        ({"norm_before_fc": True}, {}, "norm_before_fc = True: only False is understood"),
-        ({"fc_norm": True}, {}, "fc_norm = True: only False is understood"),
-        ({"norm_output": True}, {}, "norm_output = True: only False is understood"),
+        ({"norm_before_fc": True}, {}, "norm_before_fc = True: only False is supported"),
+        ({"fc_norm": True}, {}, "fc_norm = True: only False is supported"),
+        ({"norm_output": True}, {}, "norm_output = True: only False is supported"),
         ({"mood": 1}, {}, "mood = 1: not understood for eagle3"),
         ({"eagle_aux_hidden_state_layer_ids": [5, 2]}, {}, "must ascend"),
-        ({}, {"num_hidden_layers": 2}, "num_hidden_layers = 2: EAGLE-3 has one layer here"),
+        ({}, {"num_hidden_layers": 2}, "num_hidden_layers = 2: must be 1"),
     ],
 )
 def test_what_a_published_layer_has_beyond_ours_is_refused_by_name(

@@ -128,7 +128,7 @@ def test_a_flat_checkpoint_drafts_for_the_model_that_is_served(draft: Path, targ
     assert (
         load_drafters("draft", group | {"kv-tokens": "256"}, options)["dflash"].description.vocab_size == 97
     )
-    with pytest.raises(SettingError, match=f"target = '': must be the model of {draft}"):
+    with pytest.raises(SettingError, match=f"target = '': must be the target of {draft}"):
         make_drafter("dflash", DrafterOptions(model=str(draft)))
     with pytest.raises(SettingError, match="'dflash', this drafter reads 'dspark'"):
         make_drafter("dspark", DrafterOptions(model=str(draft), target=str(target)))
@@ -147,7 +147,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"inner": {"target_layer_ids": [0, 0]}}, r"target_layer_ids = \[0, 0\]: must be different"),
     ({"inner": {"target_layer_ids": [0, True]}}, "target_layer_ids = "),
     ({"inner": {"target_layer_ids": []}}, "target_layer_ids = "),
-    ({"inner": {"target_layer_ids": [1]}}, r"fc.weight has shape \[32, 64\]: config.json says \[32, 32\]"),
+    ({"inner": {"target_layer_ids": [1]}}, r"fc.weight has shape \[32, 64\]: config.json implies \[32, 32\]"),
     ({"dflash_config": 3}, "dflash_config = 3: must be an object"),
     ({"dflash_config": None}, "dflash_config.mask_token_id = None: "),
     ({"num_target_layers": 4}, "num_target_layers = 4: .* has 3"),
@@ -160,11 +160,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "does not call for the tensor layers.1."),
     ({"attention_bias": True}, "weights lack layers.0.self_attn.k_proj.bias"),
     ({"gate": True}, "^[^ ]* gate = True: not understood"),
-    ({"model_type": "llama"}, "model_type = 'llama': only 'qwen3' is understood"),
-    ({"architectures": ["DFlash2DraftModel"]}, "architectures = .*: only .*DFlashDraftModel.* is understood"),
+    ({"model_type": "llama"}, "model_type = 'llama': only 'qwen3' is supported"),
+    ({"architectures": ["DFlash2DraftModel"]}, "architectures = .*: only .*DFlashDraftModel.* is supported"),
     (
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6},
-        r"^[^ ]* layer_types = \['full_attention', 'sliding_attention'\]: windows are not understood",
+        r"^[^ ]* layer_types = \['full_attention', 'sliding_attention'\]: windows are not supported",
     ),
 ]
 

@@ -226,7 +226,7 @@ def test_a_batch_does_not_change_its_members() -> None:
 def test_what_cannot_run_is_refused() -> None:
     weights = weights_of()
     for options, reason in (
-        (RunnerOptions(executor="gpu"), "an EAGLE layer runs in native or torch"),
+        (RunnerOptions(executor="gpu"), "must be native, torch or auto for an EAGLE layer"),
         (RunnerOptions(weights="q8_0", executor="torch"), "weights = 'q8_0': needs the native executor"),
         (RunnerOptions(dtype="float16", executor="native"), "float32 and bfloat16 are supported"),
     ):
