@@ -49,6 +49,8 @@ class Costs:
     """Seconds that speculators need to read a token."""
     ngrams: bool = False
     """True if the fast speculator drafts only in self-copying, predictable text."""
+    speed_change: float = 0.0
+    """Probability per step of a change between usual and half speed."""
 
     @cached_property
     def curve(self) -> PassCurve:
@@ -123,6 +125,8 @@ class Machine:
         self.pace = 0.97 * self.pace + self._drift.gauss(0, 0.03)
         self._slope = 0.97 * self._slope + self._drift.gauss(0, 0.03)
         self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._drift.random() < 0.0005)
+        if self.costs.speed_change and self._drift.random() < self.costs.speed_change:
+            self.slowness = 3.0 - self.slowness
 
     def slowed(self, seconds: float) -> float:
         """Return the current time of work of `seconds`."""

@@ -20,6 +20,7 @@ _BURST = 3
 """Steps of a trial. The first is untypical: caches are cold."""
 _OPTIMISM = 1.0
 """Standard errors by which a row's optimistic tokens exceed its mean."""
+_USUAL_GAIN = 0.3
 _WORTH = 0.01
 """Minimum relative gain of speed that justifies a trial."""
 _CREDIT = 3.0
@@ -28,7 +29,7 @@ _MAX_CREDIT = 12.0
 """Maximum credit to pay for trials, in steps of the best row."""
 _REPEATED = 4
 """Steps for which a choice is valid at constant load."""
-_SHARES = 16.0, 256.0, 4.0
+_SHARES = 16.0, 128.0, 16.0
 """Steps per earned credit: initially, at most; steps per increase by 1."""
 _UNSEEN = 4.0
 """Weight of a size's prior expectation, in trees."""
@@ -228,13 +229,25 @@ class TablePlanner:
         largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
         alternatives = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
         trial = max(alternatives, key=lambda row: row.speed_at_best(best), default=None)
-        if trial is not None and self._affordable(batch, trial, best):
-            return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
+        if trial is not None:
+            reading = self._reading_steps(trial, best)
+            steps = self._burst(trial) + int(reading)
+            if self._affordable(batch, trial, best, steps, reading):
+                return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, steps
         return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
 
     def _burst(self, row: TableRow) -> int:
-        """Return the steps of a trial."""
+        """Return the minimum steps of a trial."""
         return _BURST + self._cold[bool(row.asked)]
+
+    def _reading_steps(self, trial: TableRow, best: TableRow) -> float:
+        """Return the time in which speculators read missed context, in steps.
+
+        A trial lasts so many steps longer: what was read would otherwise be lost.
+        """
+        if not trial.asked or best.asked:
+            return 0.0
+        return self.texts.unread * self._read_s * self.seconds.pace / best.seconds
 
     def _earn(self, size: int) -> None:
         """Add to the credit for the steps since the last plan."""
@@ -243,17 +256,16 @@ class TablePlanner:
         age = self._ages[size] = self._ages.get(size, 0) + steps
         self._credit = min(self._credit + steps / min(first + age / per, last), _MAX_CREDIT)
 
-    def _affordable(self, batch: int, trial: TableRow, best: TableRow) -> bool:
+    def _affordable(
+        self, batch: int, trial: TableRow, best: TableRow, steps: int, reading_steps: float
+    ) -> bool:
         """Pay for a trial if it is worth it; return whether."""
         gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False
         min_seconds = max(trial.fear(best, _OPTIMISM), batch / trial.seconds)
-        cost = self._burst(trial) * max(1 - min_seconds / best.speed, 0.0) * trial.seconds
-        if trial.asked and not best.asked:
-            cost += self.texts.unread * self._read_s * self.seconds.pace
-        cost /= best.seconds
-        paid = min(cost, _MAX_CREDIT)
+        cost = reading_steps + steps * max(1 - min_seconds / best.speed, 0.0) * trial.seconds / best.seconds
+        paid = min(cost * max(1.0, _USUAL_GAIN / gain), _MAX_CREDIT)
         if paid > self._credit or cost > min(_HORIZON * gain, _DEAREST * _MAX_CREDIT):
             return False
         self._credit -= paid

@@ -52,6 +52,16 @@ def test_free_nodes_are_used(batch: int) -> None:
     assert world.by_choice[64].steps > 80
 
 
+@pytest.mark.parametrize(("batch", "nodes", "prompts"), [(1, 4, 20), (4, 0, 60)])
+def test_a_machine_that_alternates_between_two_speeds_changes_no_choice(
+    batch: int, nodes: int, prompts: int
+) -> None:
+    """With one request four nodes are the best, with four requests plain decoding is."""
+    costs = Costs(speed_change=1 / 40)
+    speeds = [World(10, batch, choose, costs).answer(prompts).speed for choose in (TablePlanner, nodes)]
+    assert speeds[0] > 0.93 * speeds[1]
+
+
 def test_after_a_disturbed_start_it_is_back_within_300_steps() -> None:
     world = World(3, 1, TablePlanner, FLAT)
     world.machine.slowness = 3.0
