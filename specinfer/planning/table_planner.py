@@ -17,12 +17,13 @@ from specinfer.scheduling.limits import NodeBudget
 _FIRST_NODES = 4
 """Maximum nodes of the first trees. Larger trees are tried later."""
 _BURST = 3
-"""Steps of a trial. The first is untypical: caches are cold."""
+"""Minimum steps of a trial. The first is untypical: caches are cold."""
 _OPTIMISM = 1.0
 """Standard errors by which a row's optimistic tokens exceed its mean."""
-_USUAL_GAIN = 0.3
 _WORTH = 0.01
 """Minimum relative gain of speed that justifies a trial."""
+_USUAL_GAIN = 0.3
+"""Possible gain of speed below which a trial costs more credit."""
 _CREDIT = 3.0
 """Initial credit to pay for trials, in steps of the best row."""
 _MAX_CREDIT = 12.0
