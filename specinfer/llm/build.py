@@ -155,7 +155,7 @@ def build_engine(
 
     def end() -> None:
         try:
-            runner.cache.save_prefixes()
+            runner.cache.pool.save_prefixes()
         finally:
             close()
 

@@ -220,9 +220,9 @@ class VerifierEngine:
         cached.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
         # the last token is always computed, now or as a tree's root, as its logits may be needed
-        cache, before = self.runner.cache, self.runner.cache.restored_tokens
+        cache, before = self.runner.cache, self.runner.cache.pool.restored_tokens
         known = cached.cached_tokens = cache.share(cached.sequence, job.delta[:-1], job.read_limit or None)
-        part = job.part_to_read(known, cache.restored_tokens - before)
+        part = job.part_to_read(known, cache.pool.restored_tokens - before)
         try:
             cache.reserve(cached.sequence, len(part), len(nodes), parents)
         except ExhaustedError:
