@@ -25,7 +25,7 @@ from benchmarks.prompts import read_prompts_by_source
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.options.shared import read_numbers
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.llm.build import build_engine
