@@ -136,7 +136,7 @@ async def verifier(
         yield
     finally:
         server.close()
-        await thread.call(runner.cache.save_prefixes)
+        await thread.call(runner.cache.pool.save_prefixes)
 
 
 @asynccontextmanager

@@ -19,8 +19,9 @@ from benchmarks.publish import RESULTS
 from deploy.grafana.picture import TimeRange, draw
 from deploy.prometheus.local import command, local_configuration
 from specinfer.cli.demo import PAIR
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalSystem
 from specinfer.client import AsyncClient
 from specinfer.hub import resolve_model
 from specinfer.tokenizer import Tokenizer

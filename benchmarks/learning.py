@@ -30,8 +30,9 @@ from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import Child
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalSystem
 from specinfer.cli.show import console
 from specinfer.client import AsyncClient
 from specinfer.drafters import DrafterOptions, make_drafter

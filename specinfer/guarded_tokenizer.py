@@ -6,10 +6,12 @@ Special tokens are renamed, so that the tokenizer reads their old names as ordin
 import json
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from specinfer.chat.forms import TEXT_MARKS
 from specinfer.chat.hidden import Hider
 
 _SIGN = "\U0010ffff"
@@ -19,32 +21,58 @@ _INSTEAD = "\ufffd"
 
 
 class GuardedTokenizer:
-    """A tokenizer with renamed special tokens."""
+    """A tokenizer with renamed special tokens, made when first needed."""
 
-    def __init__(self, stages: str, names: Iterable[str]) -> None:
-        """Rename tokens.
+    def __init__(self, fast: FastTokenizer, templates: Iterable[str]) -> None:
+        """Find names of special tokens and of other marks in templates."""
+        self._original, texts = fast, "".join(templates)
+        names = {
+            token.content
+            for token in fast.get_added_tokens_decoder().values()
+            if token.content and (token.special or _is_mark(token.content, texts))
+        }
+        self.names = sorted(names, key=len, reverse=True)
+        self.hider = Hider(self.names)
+        self._pattern = re.compile("|".join(map(re.escape, self.names)))
+
+    def is_needed(self, hidden: str, shown: str) -> bool:
+        """Return whether names of special tokens overlap a caller's text.
 
         Args:
-            stages: content of a `tokenizer.json`.
-            names: names of special tokens, and of other marks that a chat template writes.
+            hidden: a conversation with texts encoded by `hider`.
+            shown: the same conversation with its texts again.
         """
-        listed = sorted(names, key=len, reverse=True)
-        self._hider = Hider(listed)
-        self._names = re.compile("|".join(map(re.escape, listed)))
-        read = json.loads(stages)
-        self._fast = FastTokenizer.from_str(json.dumps(_renamed(read, frozenset(listed)), ensure_ascii=False))
-        self._fast.encode_special_tokens = False
+        if hidden == shown:
+            return False
+        places = [[match.span() for match in self._pattern.finditer(text)] for text in (hidden, shown)]
+        return places[0] != places[1]
+
+    @cached_property
+    def _renamed(self) -> tuple[FastTokenizer, dict[int, int]]:
+        """The tokenizer with renamed tokens, and their original ids."""
+        read = json.loads(self._original.to_str())
+        fast = FastTokenizer.from_str(
+            json.dumps(_with_new_names(read, frozenset(self.names)), ensure_ascii=False)
+        )
+        fast.encode_special_tokens = False
         ids = {token["content"]: token["id"] for token in read.get("added_tokens") or ()}
-        self._ids = {self._fast.token_to_id(_SIGN + name): ids[name] for name in listed}
+        return fast, {fast.token_to_id(_SIGN + name): ids[name] for name in self.names}
 
     def encode(self, hidden: str) -> list[int]:
-        """Return the token ids of a conversation with texts encoded by `Hider`."""
-        marked = self._names.sub(lambda match: _SIGN + match[0], hidden.replace(_SIGN, _INSTEAD))
-        (encoding,) = self._fast.encode_batch_fast([self._hider.show(marked)], add_special_tokens=False)
-        return [self._ids.get(token, token) for token in encoding.ids]
+        """Return the token ids of a conversation with texts encoded by `hider`."""
+        fast, ids = self._renamed
+        marked = self._pattern.sub(lambda match: _SIGN + match[0], hidden.replace(_SIGN, _INSTEAD))
+        (encoding,) = fast.encode_batch_fast([self.hider.show(marked)], add_special_tokens=False)
+        return [ids.get(token, token) for token in encoding.ids]
 
 
-def _renamed(stages: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+def _is_mark(name: str, templates: str) -> bool:
+    """Return whether an added token is a mark used by chat templates."""
+    framed = not (name[0].isalnum() or name[0].isspace() or name[-1].isalnum() or name[-1].isspace())
+    return name in TEXT_MARKS or (framed and len(name) > 2 and name in templates)
+
+
+def _with_new_names(stages: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Return the content of `tokenizer.json` with renamed added tokens."""
     model = dict(stages["model"])
     vocabulary = model.get("vocab")

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
 from specinfer.chat.forms import TEXT_MARKS, ChatForm
-from specinfer.chat.hidden import Hider
 from specinfer.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.guarded_tokenizer import GuardedTokenizer
@@ -91,8 +90,7 @@ class Tokenizer:
         if problem := chat.problem():
             raise SettingError("chat_template", str(path), problem)
         self._chat = chat
-        for cached in ("_guarded_names", "_name_pattern", "_hider", "_guarded"):
-            self.__dict__.pop(cached, None)
+        self.__dict__.pop("_guarded", None)
 
     @property
     def vocab_size(self) -> int:
@@ -169,42 +167,17 @@ class Tokenizer:
             IncompatibleError: if the model has no chat template.
         """
         parsed = self.parse_special_tokens or self._fast.encode_special_tokens
-        if parsed or not self._guarded_names:
+        if parsed or not self._guarded.names:
             return self._encode(self._chat.render(messages, tools, end, variables), add_special_tokens=False)
-        hidden = self._chat.render(messages, tools, end, variables, hider=self._hider)
-        shown = self._hider.show(hidden)
-        if not self._has_hidden_names(hidden, shown):
+        hidden = self._chat.render(messages, tools, end, variables, hider=self._guarded.hider)
+        shown = self._guarded.hider.show(hidden)
+        if not self._guarded.is_needed(hidden, shown):
             return self._encode(shown, add_special_tokens=False)
         return self._guarded.encode(hidden)
 
-    def _has_hidden_names(self, hidden: str, shown: str) -> bool:
-        """Return whether names of special tokens overlap a caller's text."""
-        if hidden == shown:
-            return False
-        places = [[match.span() for match in self._name_pattern.finditer(text)] for text in (hidden, shown)]
-        return places[0] != places[1]
-
-    @cached_property
-    def _guarded_names(self) -> frozenset[str]:
-        """Names of special tokens, and of other marks in chat templates."""
-        texts = "".join(self._chat.texts.values())
-        return frozenset(
-            token.content
-            for token in self._fast.get_added_tokens_decoder().values()
-            if token.content and (token.special or _is_mark(token.content, texts))
-        )
-
-    @cached_property
-    def _name_pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, sorted(self._guarded_names, key=len, reverse=True))))
-
-    @cached_property
-    def _hider(self) -> Hider:
-        return Hider(self._guarded_names)
-
     @cached_property
     def _guarded(self) -> GuardedTokenizer:
-        return GuardedTokenizer(self.to_json(), self._guarded_names)
+        return GuardedTokenizer(self._fast, self._chat.texts.values())
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < _LONG_TEXT:
@@ -283,12 +256,6 @@ class Tokenizer:
         """True if each character of a token's name encodes one byte."""
         decoder = json.loads(self.to_json())["decoder"]
         return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
-
-
-def _is_mark(name: str, templates: str) -> bool:
-    """Return whether an added token is a mark used by chat templates."""
-    framed = not (name[0].isalnum() or name[0].isspace() or name[-1].isalnum() or name[-1].isspace())
-    return name in TEXT_MARKS or (framed and len(name) > 2 and name in templates)
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:

@@ -49,7 +49,7 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
         server = ServiceServer(settings, [SERVICE])
         verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
         await run_until_signalled(server)
-        await thread.call(runner.cache.save_prefixes)
+        await thread.call(runner.cache.pool.save_prefixes)
     if tracer is not None:
         tracer.close()
 

@@ -221,9 +221,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
                 self._engine.cached_requests,
                 cache.capacity_tokens,
                 cache.free_tokens,
-                cache.queried_tokens,
-                cache.shared_tokens,
-                cache.restored_tokens,
+                cache.pool.queried_tokens,
+                cache.pool.shared_tokens,
+                cache.pool.restored_tokens,
                 self._engine.evicted_tokens,
             )
         )

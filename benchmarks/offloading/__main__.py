@@ -24,7 +24,8 @@ from benchmarks.prompts import EvaluationPrompt, load_prompts
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local.system import NO_METRICS, LocalOptions, LocalSystem
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.local.system import NO_METRICS, LocalSystem
 from specinfer.cli.show import console
 from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.drafters.draft import default_services

@@ -17,7 +17,8 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
-from specinfer.model.weights.files import GgufWeights, shape_of
+from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import kept_gguf

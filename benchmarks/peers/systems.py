@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.load import Load, generate_all
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.local.system import LocalSystem
 from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.llm import LLM, RequestOutput, SamplingParams
 from specinfer.v1 import generation_pb2

@@ -24,11 +24,12 @@ from benchmarks.prompts import read_prompts_by_source
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.options.shared import read_numbers
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.llm.build import LLMOptions, build_engine
+from specinfer.llm.build import build_engine
 from specinfer.llm.engine import LocalEngine
+from specinfer.llm.options import LLMOptions
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import Choice
 from specinfer.planning.step_report import StepPlanner, StepReport

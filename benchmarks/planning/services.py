@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from benchmarks.load import Load, generate_all
 from gateway.app import Gateway, build_gateway, load_tokenizer
 from gateway.settings import GatewaySettings
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.local.system import LocalSystem
 from specinfer.client import AsyncClient
 from specinfer.drafters.pools import Flags
 from specinfer.engine.step import StepMachine

@@ -25,7 +25,8 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.speed.turns import Measured, part_of, run_turn, warm_up
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.local.system import LocalSystem
 from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
 from specinfer.drafters.draft import AUTO_DRAFT, default_services

@@ -12,8 +12,9 @@ from typing import Any, Protocol, Self
 from redis import Redis
 
 from benchmarks.step.ledger import Reading, in_process_counters, process_counters, service_counters, used
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import free_ports
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalSystem
 from specinfer.client import AsyncClient
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.llm import LLM, SamplingParams

@@ -3,7 +3,6 @@
 Invariant: the event loop never tokenizes a long text. A few threads do that.
 """
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,11 +11,10 @@ from typing import TypeVar
 
 from gateway.api.callers import Caller
 from gateway.api.conversation import end_of, texts_of, tools_of, turns_of, variables_of
-from gateway.api.turns import FairPlaces
+from gateway.api.turns import FairPlaces, FairThreads
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
-from specinfer.system.threads import background_threads
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
 from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
@@ -92,9 +90,7 @@ class RequestDecoder:
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
         self._limits = limits or RequestLimits()
-        # own threads, not the event loop's: a text of a cancelled call occupies its thread until it is done
-        self._threads = background_threads(self._limits.tokenizing, "tokenizing")
-        self._tokenizing, self._checking = FairPlaces(self._limits.tokenizing), FairPlaces(2)
+        self._threads, self._checking = FairThreads(self._limits.tokenizing, "tokenizing"), FairPlaces(2)
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
         """Return the request of a message, every default filled in.
@@ -269,11 +265,8 @@ class RequestDecoder:
             raise InvalidInputError("chat.messages", [], "must not be empty")
         _check_number("chat.messages", chat.messages, self._limits.messages)
         size = self._check_bytes("chat.messages", list(texts_of(chat)))
-        turns, tools, end = turns_of(chat.messages), tools_of(chat), end_of(chat)
-        variables = variables_of(chat)
-        return await self._tokenize(
-            size, caller, lambda: self._tokenizer.encode_chat(turns, tools, end, variables)
-        )
+        parts = turns_of(chat.messages), tools_of(chat), end_of(chat), variables_of(chat)
+        return await self._tokenize(size, caller, lambda: self._tokenizer.encode_chat(*parts))
 
     def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
         size = sum(len(text.encode()) for text in texts)
@@ -286,17 +279,7 @@ class RequestDecoder:
         return size
 
     async def _tokenize(self, size: int, caller: Caller, work: Callable[[], list[T]]) -> list[T]:
-        if size <= self._limits.inline_bytes:
-            return work()
-        async with self._tokenizing.take(caller):
-            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-            try:
-                return await asyncio.shield(running)
-            except asyncio.CancelledError:
-                await asyncio.gather(
-                    running, return_exceptions=True
-                )  # the place is free only when the thread is
-                raise
+        return work() if size <= self._limits.inline_bytes else await self._threads.run(caller, work)
 
 
 def _check_number(field: str, items: Sequence[object], max_number: int) -> None:

@@ -6,11 +6,15 @@ ones. No caller with a key uses all places if there are several.
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from gateway.api.callers import Caller
 from specinfer.errors import ExhaustedError
+from specinfer.system.threads import background_threads
+
+T = TypeVar("T")
 
 
 class FairPlaces:
@@ -91,3 +95,25 @@ class FairPlaces:
                 self._waiting.move_to_end(name)
                 if not turns:
                     del self._waiting[name]
+
+
+class FairThreads:
+    """A number of threads for callers' jobs, in turn."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        # own threads, not the event loop's: a job of a cancelled call occupies its thread until it is done
+        self._threads, self._places = background_threads(threads, name), FairPlaces(threads)
+
+    async def run(self, caller: Caller, work: Callable[[], T]) -> T:
+        """Do the work in a thread; return its result.
+
+        Raises:
+            ExhaustedError: as in `FairPlaces.take`.
+        """
+        async with self._places.take(caller):
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.gather(running, return_exceptions=True)  # until then the place is in use
+                raise

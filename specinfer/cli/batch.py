@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from specinfer.cli.connection import API_KEY_VARIABLE
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.running import local_system
-from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options.choices import DtypeChoice
 from specinfer.cli.options.shared import (
     Draft,

@@ -10,8 +10,8 @@ import typer
 from specinfer.cli.about import about_this_run
 from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_bench, write_runs
 from specinfer.cli.connection import Connection, client_tls
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import gateway, load_in_process
-from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice
 from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specinfer.cli.connection import client_tls
-from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.options.shared import TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output
 from specinfer.drafters.pools import Flags

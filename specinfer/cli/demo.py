@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system, pull
-from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.marked import print_marked, style_of
 from specinfer.cli.options.choices import DtypeChoice
 from specinfer.cli.options.shared import Draft, Dtype

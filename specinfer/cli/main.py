@@ -20,8 +20,8 @@ from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_veri
 from specinfer.cli.demo import demo
 from specinfer.cli.exact import exact
 from specinfer.cli.generate import attach, cancel, generate
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
-from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.models import keys_app, models_app
 from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, planner_name
 from specinfer.cli.options.shared import (

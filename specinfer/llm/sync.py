@@ -12,10 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.llm.build import LLMOptions, Speculators, build_engine
+from specinfer.llm.build import Speculators, build_engine
 from specinfer.llm.driver import DEFAULT_PARAMS, Driver, Prompt, Request, TextDelta
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.metrics import Metric
+from specinfer.llm.options import LLMOptions
 from specinfer.llm.outputs import RequestOutput
 from specinfer.llm.params import SamplingParams
 from specinfer.model.runner import ModelRunner

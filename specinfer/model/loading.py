@@ -28,7 +28,8 @@ from specinfer.model.weights.account import HEAD, check_rope, check_tensors, loa
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers, load_transformers_config
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
-from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf

@@ -112,7 +112,7 @@ class ModelRunner:
         if self.cache.states is not None:
             raise SettingError(field, str(directory), "states of recurrent layers are not kept in files")
         prefixes = PrefixDirectory(directory, f"{fingerprint} {blocks.block_layout}", limit_bytes)
-        self.cache.keep_prefixes(prefixes, blocks)
+        self.cache.pool.keep_prefixes(prefixes, blocks)
         return prefixes
 
     def open(self, scope: str = "") -> KVSequence:

@@ -1,4 +1,4 @@
-"""Count outcomes of drafts, and quarantine speculators with malformed trees. Pure."""
+"""Count outcomes; quarantine speculators with malformed trees. Pure."""
 
 import logging
 from collections import Counter, defaultdict
@@ -106,6 +106,14 @@ class DraftFaults:
 
     def note_sound(self, speculator: int) -> None:
         self._quarantines[speculator].sound()
+
+
+@dataclass(slots=True)
+class ServiceCounters:
+    """Counts of messages answered in time, and of missed steps."""
+
+    answered: int = 0
+    missed: int = 0
 
 
 Outcome: TypeAlias = Literal["ok", "late", "failed", "malformed", "stale"]

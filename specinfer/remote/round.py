@@ -76,7 +76,6 @@ class DraftRound:
             service.busy = False
         self._take(service, asked, reply, features_until)
         service.last_seconds = time.perf_counter() - started
-        service.note_reply(service.last_seconds, reply)
         read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
         self._times.append(service.draft_time(reply, read))
 
@@ -111,6 +110,8 @@ class DraftRound:
         in_time = not self.over
         service.counters.answered += in_time
         service.counters.missed += not in_time
+        if reply.HasField("learning"):
+            service.learning = reply.learning
         open_ = dict(asked)
         for result in reply.entries:
             until = features_until.get(result.request_id, 0)

@@ -16,7 +16,7 @@ from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.step_report import DraftTime
 from specinfer.remote.description import consent_of, scope_of
 from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
-from specinfer.remote.faults import DraftFaults, DraftStatistics
+from specinfer.remote.faults import DraftFaults, DraftStatistics, ServiceCounters
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import LatestDrafts, StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
@@ -25,23 +25,12 @@ from specinfer.tree import TokenTree, depth_limit
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
-_NEWEST = 0.1
-"""Weight of the latest message in the mean `wire_s`."""
-
 
 class DraftQuery(NamedTuple):
     """One request's entry and the speculators asked to draft for it."""
 
     entry: StepEntry
     speculators: SpeculatorSet
-
-
-@dataclass(slots=True)
-class ServiceCounters:
-    """Counts of messages answered in time, and of missed steps."""
-
-    answered: int = 0
-    missed: int = 0
 
 
 @dataclass(slots=True)
@@ -75,8 +64,6 @@ class SpeculatorService:
     busy: bool = False
     last_seconds: float = 0.0
     """Seconds from the latest message to its answer."""
-    wire_s: float = 0.0
-    """Mean seconds of a message and its answer, without computation."""
     learning: common_pb2.LearningState | None = None
     """State of learning in the latest reply that contained it."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
@@ -135,15 +122,6 @@ class SpeculatorService:
         if longest == math.inf:
             return depth
         return min(depth, depth_limit(0, len(entry.state.tokens), int(longest)))
-
-    def note_reply(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
-        """Record a reply after `seconds`; return the seconds of its computation."""
-        compute_s = min(reply.compute_us / 1e6, seconds)
-        wire_s = seconds - compute_s
-        self.wire_s = wire_s if not self.wire_s else self.wire_s + _NEWEST * (wire_s - self.wire_s)
-        if reply.HasField("learning"):
-            self.learning = reply.learning
-        return compute_s
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -297,12 +275,8 @@ class SpeculatorService:
         reported = zip(self.members, reply.speculator_us, strict=False)
         # reported seconds are limited by the measured seconds of the answer
         own_s = {s: min(us / 1e6, self.last_seconds) for s, us in reported if us}
-        return DraftTime(
-            frozenset(self.members),
-            own_s,
-            max(0.0, self.last_seconds - sum(own_s.values())),
-            read,
-        )
+        wire_s = max(0.0, self.last_seconds - sum(own_s.values()))
+        return DraftTime(frozenset(self.members), own_s, wire_s, read)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Remove all records of requests."""

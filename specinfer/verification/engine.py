@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.masks import MaskThreads
-from specinfer.errors import ConstraintError, ExhaustedError, FaultError, SpecInferError, UnavailableError
+from specinfer.errors import ExhaustedError, FaultError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import about
-from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
@@ -141,10 +140,6 @@ class VerifierEngine:
     def release(self, request_ids: Sequence[str]) -> int:
         """Forget requests; return how many were known."""
         self._constraining.forget(request_ids)
-        return self._release(request_ids)
-
-    def _release(self, request_ids: Sequence[str]) -> int:
-        """Forget requests, except masks that no step has taken."""
         known = self._drop(request_ids)
         if known:
             self.on_release(known)
@@ -218,11 +213,11 @@ class VerifierEngine:
             )
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         cached.last_used = self._clock()
-        nodes, parents = _tentative(job.tree)
+        nodes, parents = job.tentative()
         # the last token is always computed, now or as a tree's root, as its logits may be needed
-        cache, before = self.runner.cache, self.runner.cache.restored_tokens
+        cache, before = self.runner.cache, self.runner.cache.pool.restored_tokens
         known = cached.cached_tokens = cache.share(cached.sequence, job.delta[:-1], job.read_limit or None)
-        part = job.part_to_read(known, cache.restored_tokens - before)
+        part = job.part_to_read(known, cache.pool.restored_tokens - before)
         try:
             cache.reserve(cached.sequence, len(part), len(nodes), parents)
         except ExhaustedError:
@@ -240,7 +235,7 @@ class VerifierEngine:
     ) -> VerifyOutcome:
         if isinstance(verified, SpecInferError):
             self.release([job.request_id])
-            return VerifyOutcome(job.request_id, _status_of(verified), verified.for_logs)
+            return VerifyOutcome.refused(job.request_id, verified)
         cached = self._cached[job.request_id]
         sequence = cached.sequence
         self._constraining.threads.cut += verified.cut
@@ -249,7 +244,8 @@ class VerifierEngine:
             cached.adjustment.read(sequence.length, job.tree.token_ids[list(accepted)].tolist())
             if cached.adjustment.masks is not None and verified.verdict is not None and not verified.finished:
                 self._constraining.settle(cached.adjustment.masks, verified.verdict.bonus)
-        self._unsettled.append((sequence, [node - 1 for node in accepted]))
+        kept = [node - 1 for node in accepted]
+        self._unsettled.append((sequence, kept))
         return VerifyOutcome(
             job.request_id,
             EntryStatus.OK,
@@ -257,7 +253,7 @@ class VerifierEngine:
             logprobs=verified.logprobs,
             cached_len=sequence.length + len(accepted),
             top_k=verified.top_k,
-            features=self._features(job, sequence, accepted, feature_bytes),
+            features=self._features(sequence, kept, job.features_from, feature_bytes),
             finished=verified.finished,
             cached_tokens=cached.cached_tokens,
         )
@@ -269,21 +265,14 @@ class VerifierEngine:
         """
         sequence = self._cached[request_id].sequence
         accepted = next((kept for other, kept in self._unsettled if other is sequence), [])
-        return self._read_features(sequence, accepted, since, max_bytes)
+        return self._features(sequence, accepted, since, max_bytes)
 
     def _features(
-        self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], max_bytes: int
-    ) -> FeatureSpan:
-        if job.features_from is None:
-            return NO_FEATURES
-        return self._read_features(sequence, [node - 1 for node in accepted], job.features_from, max_bytes)
-
-    def _read_features(
-        self, sequence: KVSequence, accepted: Sequence[int], since: int, max_bytes: int
+        self, sequence: KVSequence, accepted: Sequence[int], since: int | None, max_bytes: int
     ) -> FeatureSpan:
         """Return hidden states of context and accepted nodes, from a context position."""
         store = self.runner.features
-        if not store.layers:
+        if since is None or not store.layers:
             return NO_FEATURES
         return features_of(store, self.runner.cache, sequence, accepted, since, max_bytes)
 
@@ -291,16 +280,14 @@ class VerifierEngine:
         cached = self._cached.get(job.request_id)
         if cached is not None and not cached.sequence.blocks:
             self._drop([job.request_id])  # this job has opened it
-        cached_len = self._cached_len(job.request_id)
-        return VerifyOutcome(job.request_id, _status_of(error), error.for_logs, cached_len=cached_len)
+        return VerifyOutcome.refused(job.request_id, error, self._cached_len(job.request_id))
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
         """Forget the request after an internal fault; return the outcome."""
         self._faults += 1
         log.exception("an entry failed; its request is forgotten", extra=about(job.request_id))
         self.abandon([job.request_id])
-        reason = FaultError("internal error", error).for_logs
-        return VerifyOutcome(job.request_id, EntryStatus.ERROR, reason)
+        return VerifyOutcome.refused(job.request_id, FaultError("internal error", error))
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds
@@ -309,17 +296,3 @@ class VerifierEngine:
             log.warning(
                 "forgetting %d requests idle for %.0f s", self.release(idle), self.limits.idle_seconds
             )
-
-
-def _status_of(error: SpecInferError) -> EntryStatus:
-    """Return the status of an entry with this error."""
-    if isinstance(error, (ExhaustedError, UnavailableError)):
-        return EntryStatus.EXHAUSTED
-    return EntryStatus.INVALID if isinstance(error, ConstraintError) else EntryStatus.ERROR
-
-
-def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
-    """Return tokens and parents below the root, whose index is -1."""
-    if tree is None:
-        return [], []
-    return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specinfer.constraints.constraint import Constraint
-from specinfer.errors import InvalidInputError, SettingError
+from specinfer.errors import (
+    ConstraintError,
+    ExhaustedError,
+    InvalidInputError,
+    SettingError,
+    SpecInferError,
+    UnavailableError,
+)
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.sampling import Sampling
 from specinfer.statuses import EntryStatus, LogprobRow
@@ -65,6 +72,12 @@ class VerifyJob:
     left for a later step, as the root of a tree.
     """
 
+    def tentative(self) -> tuple[list[int], list[int]]:
+        """Return tokens and parents below the tree's root, whose index is -1."""
+        if self.tree is None:
+            return [], []
+        return self.tree.token_ids[1:].tolist(), (self.tree.parents[1:] - 1).tolist()
+
     def part_to_read(self, known: int, restored: int = 0) -> Sequence[int]:
         """Return the tokens to compute after the delta's `known` cached tokens.
 
@@ -94,6 +107,14 @@ class VerifyOutcome:
     """True if the bonus token completes the constrained text."""
     cached_tokens: int = 0
     """Tokens of the delta whose keys and values were already cached."""
+
+    @classmethod
+    def refused(cls, request_id: str, error: SpecInferError, cached_len: int = 0) -> "VerifyOutcome":
+        """Return the outcome of an entry with this error."""
+        status = EntryStatus.INVALID if isinstance(error, ConstraintError) else EntryStatus.ERROR
+        if isinstance(error, (ExhaustedError, UnavailableError)):
+            status = EntryStatus.EXHAUSTED
+        return cls(request_id, status, error.for_logs, cached_len=cached_len)
 
 
 MAX_TOP_K = 256

@@ -11,7 +11,7 @@ from all_in_one.settings import ServeSettings
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.cli.main import app
-from specinfer.llm.build import LLMOptions
+from specinfer.llm.options import LLMOptions
 from specinfer.service.settings import ProcessSettings
 from speculator_svc.settings import SpeculatorSettings
 from verifier_svc.settings import VerifierSettings

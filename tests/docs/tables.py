@@ -11,7 +11,7 @@ from typing import Any
 from specinfer.client.options import known_options
 from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import SamplingParams
-from specinfer.llm.build import LLMOptions
+from specinfer.llm.options import LLMOptions
 from tests.docs.blocks import ROOT
 from tests.docs.metrics import metrics
 from tests.docs.neutral import neutral_fields

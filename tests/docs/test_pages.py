@@ -5,7 +5,7 @@ import re
 import pytest
 
 from specinfer.llm import SamplingParams
-from specinfer.llm.build import LLMOptions
+from specinfer.llm.options import LLMOptions
 from tests.docs import options
 from tests.docs.blocks import ROOT
 from tests.docs.tables import GENERATED, TABLES, dataclass_fields, stored

@@ -11,7 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from specinfer.cli.local import system as local
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.local.system import LocalSystem
 from tests.support.background import services_of
 from tests.support.preloaded import ForkedChild, run_preloaded
 from tests.support.tiny_models import tiny_transformers

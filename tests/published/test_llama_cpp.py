@@ -16,7 +16,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 
 PYTHON, MODEL = (os.environ.get(f"SPECINFER_LLAMA_{name}") for name in ("PYTHON", "MODEL"))
 PROGRAM = Path(__file__).parent / "programs" / "llama_greedy.py"

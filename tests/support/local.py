@@ -5,8 +5,9 @@ from typing import Any
 
 from specinfer.drafters import Drafter
 from specinfer.llm import LLM, SamplingParams
-from specinfer.llm.build import LLMOptions, assemble
+from specinfer.llm.build import assemble
 from specinfer.llm.engine import LocalEngine
+from specinfer.llm.options import LLMOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.pass_curve import PassCurve
 from tests.support.system import ascii_tokenizer

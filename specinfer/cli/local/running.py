@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specinfer.cli.connection import Connection
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.local.system import LocalSystem
 from specinfer.cli.show import waiting
 from specinfer.errors import SpecInferError
 from specinfer.hub.pull import pull_model

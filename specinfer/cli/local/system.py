@@ -8,8 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -17,6 +16,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import (
     Child,
     check_http,
@@ -31,16 +31,14 @@ from specinfer.cli.local.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
-from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, check_named_draft, draft_group
+from specinfer.drafters.draft import check_named_draft
 from specinfer.drafters.pools import (
-    INDEPENDENT,
     MODEL_DRAFTERS,
     SERVICE_FLAGS,
     Flags,
     check_speculator,
 )
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.resolve import check_model_folder
 from specinfer.service.channel import direct
 from specinfer.service.outage import backoff
@@ -66,61 +64,6 @@ NO_METRICS = {
     "gateway": {"SPECINFER_GATEWAY_METRICS_PORT": "0"},
 }
 """Switches a service's metrics off, unless the user has set their port."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """Options of a local system. `Flags` are a service's flags without dashes."""
-
-    model: str = DEFAULT_MODEL
-    dtype: str = "bfloat16"
-    device: str | None = None
-    """Device of the models; None: the services' variables, else the CPU."""
-    listen: str | None = None
-    """Address of the gateway; None: a free port of loopback."""
-    verifier: Flags = field(default_factory=dict)
-    gateway: Flags = field(default_factory=dict)
-    speculators: Mapping[str, Flags] | None = None
-    """Flags of speculator services by name; None: the default services."""
-    addresses: Sequence[str] = ()
-    """Addresses of running speculator services to use in addition."""
-    draft: str | None = None
-    """The verifier's `--draft`; None: "auto", or "none" with services."""
-    metrics: bool = False
-    """True if the gateway serves metrics, at its default port."""
-    http: str | None = None
-    """Address of the HTTP service; None: no HTTP service."""
-    http_flags: Flags = field(default_factory=dict)
-
-    @property
-    def hosted_draft(self) -> str:
-        """The verifier's `--draft`, with its default resolved."""
-        if self.draft is not None:
-            return self.draft
-        return AUTO_DRAFT if self.speculators is None else NO_DRAFT
-
-    @property
-    def hosted(self) -> Flags | None:
-        """Flags of the speculators in the verifier's process; None: no such speculators.
-
-        Raises:
-            InvalidInputError: if the draft does not fit the model, or cannot be read.
-        """
-        executor = str(self.verifier.get("executor", "auto"))
-        target = executor, self.dtype, self.device or "cpu"
-        return draft_group(self.model, self.hosted_draft, self.offloaded, *target)
-
-    @property
-    def offloaded(self) -> bool:
-        """True if the verifier's layers are offloaded."""
-        return self.verifier.get("offload", "none") != "none"
-
-    @property
-    def services(self) -> Mapping[str, Flags]:
-        """Flags of the speculator services by name."""
-        return INDEPENDENT if self.speculators is None else self.speculators
-
-
 _TRY_OFTEN = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

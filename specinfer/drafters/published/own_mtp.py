@@ -22,7 +22,7 @@ from specinfer.model.families.experts import ROUTER
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.families import RenamedWeights, open_weights, sources_of
-from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import kept_gguf
 

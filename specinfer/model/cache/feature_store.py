@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.model.cache.kv_cache import BlockStorage, KVStorage
+from specinfer.model.cache.block_pool import BlockStorage
+from specinfer.model.cache.kv_cache import KVStorage
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 
 Bfloat16 = NDArray[np.int16]

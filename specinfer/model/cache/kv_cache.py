@@ -7,30 +7,24 @@
 A forward pass writes the keys and values of appended context and of tree nodes. `commit(path)` keeps the nodes of
 one path from the root as context, moves their entries to consecutive positions, and drops the other nodes.
 
-Prefix cache: a full block of context is filed under a hash of its tokens and of the block before it, and `share`
-lets other sequences use it. Shared blocks are full, so no sequence writes to them. A block that no sequence uses
-keeps its content until it is allocated again, least recently used first.
+Full blocks of context are shared between sequences and outlive them (`BlockPool`).
 
 With a window (`KVWindow`, StreamingLLM, arXiv 2309.17453) the cache keeps a request's first tokens, the attention
 sinks, and its last tokens; `slide` drops whole blocks between them. Rotary attention depends only on differences
 of positions, so a drop rotates only the sinks' keys (`KVStorage.rotate`). A window is lossy and off by default;
 windowed prefixes are not shared.
 
-Invariant (`check`): a block is free, or its count is the number of sequences that use it; a sequence has exactly
-the blocks its tokens need.
+Invariant (`check`): a sequence has exactly the blocks its tokens need; the invariant of `BlockPool` is valid, too.
 """
 
-import hashlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Any, Protocol
 
 from specinfer.errors import ExhaustedError, InvalidInputError
-from specinfer.model.cache.prefix_directory import PrefixDirectory
+from specinfer.model.cache.block_pool import BlockPool
 from specinfer.model.cache.recurrent_states import RecurrentStates
-from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, blocks_for
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, block_hash, blocks_for
 
 CACHE_TOKENS = 32768
 """Default capacity of a cache, in context tokens."""
@@ -48,25 +42,6 @@ class KVStorage(Protocol):
         """Rotate the keys of slots by `delta` rotary positions."""
 
 
-@runtime_checkable
-class BlockStorage(Protocol):
-    """Memory whose blocks can be copied out and in."""
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block's keys and values, of all layers."""
-
-    @property
-    def block_layout(self) -> str:
-        """Name of the bytes' format; only equal formats share blocks."""
-
-    def read_block(self, block: int) -> bytes:
-        """Return the bytes of a block."""
-
-    def write_block(self, block: int, data: bytes) -> None:
-        """Fill a block with bytes of `read_block`."""
-
-
 class PagedKVCache:
     """Allocation of a storage's blocks to sequences."""
 
@@ -77,22 +52,12 @@ class PagedKVCache:
         window: KVWindow | None = None,
         states: RecurrentStates[Any] | None = None,
     ) -> None:
-        self.num_blocks, self._storage, self.window = num_blocks, storage, window
+        self._storage, self.window = storage, window
         self.states = states
         """States of recurrent layers; None: the model has no such layers."""
-        # in order of allocation
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._uses = [0] * num_blocks
-        self._filed: dict[bytes, int] = {}  # hash of a full block -> block
-        self._hash_of: dict[int, bytes] = {}  # block -> hash
+        self.pool = BlockPool(num_blocks, states)
+        """All blocks, with counts of shared tokens."""
         self._sequences: list[KVSequence] = []
-        self.queried_tokens = 0
-        """Context tokens looked up, in whole blocks, since the start."""
-        self.shared_tokens = 0
-        """Looked-up tokens that `share` found, since the start."""
-        self.restored_tokens = 0
-        """Found tokens that came from the directory of prefixes, since the start."""
-        self._prefixes: tuple[PrefixDirectory, BlockStorage] | None = None
 
     @property
     def block_tokens(self) -> int:
@@ -102,52 +67,12 @@ class PagedKVCache:
     @property
     def capacity_tokens(self) -> int:
         """Tokens that fit into all blocks together."""
-        return self.num_blocks * BLOCK_TOKENS
+        return self.pool.num_blocks * BLOCK_TOKENS
 
     @property
     def free_tokens(self) -> int:
         """Tokens that fit into the free blocks."""
-        return len(self._free) * BLOCK_TOKENS
-
-    def keep_prefixes(self, directory: PrefixDirectory, storage: BlockStorage) -> None:
-        """Write evicted blocks to a directory; let `share` read them."""
-        self._prefixes = directory, storage
-
-    def save_prefixes(self) -> None:
-        """Write all filed blocks that the directory of prefixes lacks.
-
-        A directory that is too small keeps the last written. So recently used blocks are written last, and of a
-        prompt the first blocks, as later blocks are useless without them.
-        """
-        used = [block for block in reversed(self._hash_of) if block not in self._free]
-        for block in (*self._free, *used):
-            if block in self._hash_of:
-                self._save(self._hash_of[block], block, wait=True)
-        if self._prefixes is not None:
-            self._prefixes[0].flush()
-
-    def _save(self, key: bytes, block: int, wait: bool = False) -> None:
-        if self._prefixes is not None and key not in self._prefixes[0]:
-            directory, storage = self._prefixes
-            directory.write(key, storage.read_block(block), wait)
-
-    def _restore(self, key: bytes) -> int | None:
-        """Read a block from the directory into a free block; return it.
-
-        None: no block is free, or the directory lacks the block.
-        """
-        if self._prefixes is None or not self._free:
-            return None
-        directory, storage = self._prefixes
-        data = directory.read(key, storage.block_bytes)
-        if data is None:
-            return None
-        block = self._take_free()
-        self._give_back(block)
-        storage.write_block(block, data)
-        self._filed[key], self._hash_of[block] = block, key
-        self.restored_tokens += BLOCK_TOKENS
-        return block
+        return self.pool.free_blocks * BLOCK_TOKENS
 
     def open(self, scope: str = "") -> KVSequence:
         """Return an empty sequence; sequences of the same scope share blocks."""
@@ -166,13 +91,13 @@ class PagedKVCache:
             ExhaustedError: if too few blocks or states are free; the sequence is unchanged.
         """
         missing = blocks_for(sequence.cached + sequence.nodes + delta + nodes) - len(sequence.blocks)
-        if missing > len(self._free):
-            raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
+        if missing > self.pool.free_blocks:
+            raise ExhaustedError(f"KV cache full: {missing} blocks needed, {self.pool.free_blocks} free")
         if self.states is not None:
             ends = sequence.block_ends(delta, parents)
             self.states.claim(sequence, _STATES_OF_DELTA if delta else 0, nodes, ends)
         for _ in range(missing):
-            sequence.blocks.append(self._take_free())
+            sequence.blocks.append(self.pool.take())
 
     def share(self, sequence: KVSequence, tokens: Seq[int], max_restored: int | None = None) -> int:
         """Extend the context by leading blocks of `tokens` from the cache.
@@ -188,41 +113,10 @@ class PagedKVCache:
             return 0
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
-        blocks = self._claim(sequence, tokens, max_restored)
+        blocks = self.pool.claim(sequence.last_hash, tokens, max_restored)
         sequence.blocks.extend(blocks)
         self._extend(sequence, tokens[: len(blocks) * BLOCK_TOKENS])
-        self.shared_tokens += sequence.length - start
         return sequence.length - start
-
-    def _claim(self, sequence: KVSequence, tokens: Seq[int], max_restored: int | None) -> list[int]:
-        """Return the filed blocks of a sequence's next tokens, counted as used.
-
-        With recurrent layers, the last of them has a stored state after its last token.
-        """
-        blocks: list[int] = []
-        restored: list[bytes] = []
-        known, queried = _last_hash(sequence), len(tokens)
-        for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            known = _block_hash(known, tokens[at : at + BLOCK_TOKENS])
-            block = self._filed.get(known)
-            if block is None:
-                if max_restored is not None and len(restored) * BLOCK_TOKENS >= max_restored:
-                    queried = at  # the next call looks the rest up
-                    break
-                block = self._restore(known)
-                if block is None:
-                    break
-                restored.append(known)
-            self._free.pop(block, None)
-            self._uses[block] += 1
-            blocks.append(block)
-        self.queried_tokens += queried // BLOCK_TOKENS * BLOCK_TOKENS
-        if self._prefixes is not None:
-            self._prefixes[0].note_use(restored)
-        if self.states is not None:
-            while blocks and _last_slot(blocks[-1]) not in self.states:
-                self._give_back(blocks.pop())
-        return blocks
 
     def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
         """Add context tokens whose keys and values the pass has written."""
@@ -294,7 +188,7 @@ class PagedKVCache:
             return 0
         sinks, dropped = self.window.sink_blocks, 0
         while sequence.cached - dropped - BLOCK_TOKENS >= self.window.tokens:
-            self._give_back(sequence.blocks.pop(sinks))
+            self.pool.give_back(sequence.blocks.pop(sinks))
             dropped += BLOCK_TOKENS
         if dropped:
             sequence.evicted += dropped
@@ -326,28 +220,11 @@ class PagedKVCache:
         keep = blocks_for(sequence.cached + sequence.nodes)
         self._drop(sequence, keep)
 
-    def _take_free(self) -> int:
-        """Return the least recently used free block; save its content first."""
-        block, _ = self._free.popitem(last=False)
-        known = self._hash_of.pop(block, None)
-        if known is not None:
-            self._save(known, block)
-            del self._filed[known]
-        if self.states is not None:
-            self.states.forget(range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))
-        self._uses[block] = 1
-        return block
-
     def _drop(self, sequence: KVSequence, keep: int) -> None:
         """Free the blocks after the first `keep`; the last are reused first."""
         for block in reversed(sequence.blocks[keep:]):
-            self._give_back(block)
+            self.pool.give_back(block)
         del sequence.blocks[keep:]
-
-    def _give_back(self, block: int) -> None:
-        self._uses[block] -= 1
-        if not self._uses[block]:
-            self._free[block] = None
 
     def _extend(self, sequence: KVSequence, tokens: Seq[int], scored: int = 0) -> None:
         """Add committed tokens and file the blocks that they complete.
@@ -366,49 +243,12 @@ class PagedKVCache:
         while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
             index = len(sequence.chain)
             part = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-            sequence.chain.append(_block_hash(_last_hash(sequence), part))
-            block = sequence.blocks[index]
-            self._file(sequence.chain[-1], block)
-
-    def _file(self, key: bytes, block: int) -> None:
-        """File a block by hash; one with a recurrent state replaces another."""
-        filed = self._filed.get(key)
-        if block in self._hash_of:
-            return
-        if filed is not None:
-            if (
-                self.states is None
-                or _last_slot(filed) in self.states
-                or _last_slot(block) not in self.states
-            ):
-                return
-            del self._hash_of[filed]
-        self._filed[key], self._hash_of[block] = block, key
+            sequence.chain.append(block_hash(sequence.last_hash, part))
+            self.pool.file(sequence.chain[-1], sequence.blocks[index])
 
     def check(self) -> None:
         """Assert the cache's invariant; no pass may be running."""
         owned = Counter(block for sequence in self._sequences for block in sequence.blocks)
-        for block in range(self.num_blocks):
-            assert self._uses[block] == owned[block], "a block's count is wrong"
-            assert (block in self._free) == (not owned[block]), "a block was lost, or is free and in use"
+        self.pool.check(owned)
         for sequence in self._sequences:
             assert len(sequence.blocks) == blocks_for(sequence.cached + sequence.nodes), "wrong block count"
-        assert self._filed == {known: block for block, known in self._hash_of.items()}, "files disagree"
-
-
-def _last_slot(block: int) -> int:
-    return (block + 1) * BLOCK_TOKENS - 1
-
-
-def _last_hash(sequence: KVSequence) -> bytes:
-    """Return the hash of the last full block; without one, the scope's."""
-    if sequence.chain:
-        return sequence.chain[-1]
-    return hashlib.blake2b(sequence.scope.encode(), digest_size=16, person=b"scope").digest()
-
-
-def _block_hash(before: bytes, tokens: Seq[int]) -> bytes:
-    """Return a 128-bit hash of a block's tokens and the hash `before`."""
-    digest = hashlib.blake2b(before, digest_size=16)
-    digest.update(np.asarray(tokens, np.int32).tobytes())
-    return digest.digest()

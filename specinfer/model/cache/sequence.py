@@ -1,7 +1,10 @@
 """A request's tokens in the paged cache, and their blocks."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from specinfer.errors import SettingError
 
@@ -48,6 +51,13 @@ class KVSequence:
         """Number of tentative tree nodes."""
         return len(self.node_parents)
 
+    @property
+    def last_hash(self) -> bytes:
+        """Hash of the last full block; without one, the scope's."""
+        if self.chain:
+            return self.chain[-1]
+        return hashlib.blake2b(self.scope.encode(), digest_size=16, person=b"scope").digest()
+
     def slots(self, start: int, stop: int) -> list[int]:
         """Return the physical slots of positions [start, stop) in the cache."""
         table = self.blocks
@@ -78,6 +88,13 @@ class KVSequence:
 def blocks_for(tokens: int) -> int:
     """Return the number of blocks for this many tokens."""
     return -(-tokens // BLOCK_TOKENS)
+
+
+def block_hash(before: bytes, tokens: Sequence[int]) -> bytes:
+    """Return a 128-bit hash of a block's tokens and the hash `before`."""
+    digest = hashlib.blake2b(before, digest_size=16)
+    digest.update(np.asarray(tokens, np.int32).tobytes())
+    return digest.digest()
 
 
 SINKS = 4

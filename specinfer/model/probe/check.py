@@ -28,7 +28,8 @@ from specinfer.model.weights.account import check_tensors, model_of, with_layers
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers, load_transformers_config
 from specinfer.model.weights.families import in_llama_names
-from specinfer.model.weights.files import GgufWeights, TensorSlice
+from specinfer.model.weights.files import TensorSlice
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 from specinfer.system.progress import progress

@@ -18,7 +18,8 @@ from specinfer.model.families.experts import merged_experts
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
-from specinfer.model.weights.files import GgufWeights, shape_of
+from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.source import kept_gguf
 
 HEAD = "lm_head.weight"

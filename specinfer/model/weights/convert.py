@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from specinfer.errors import IncompatibleError, SpecInferError
-from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.system.apart import finish
 from specinfer.system.progress import Report
 

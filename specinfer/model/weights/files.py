@@ -1,34 +1,19 @@
-"""Reads a model's tensors from safetensors shards or a GGUF file.
+"""Reads a model's tensors, or parts of them, from safetensors shards.
 
-Names are Hugging Face's. Tensors are read one at a time on request, so that memory never has two copies of a model.
+Tensors are read one at a time on request, so that memory never has two copies of a model.
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.families import gguf_layout
-from specinfer.model.weights.gguf_files.metadata import ROPE_TENSORS, GgufFile, Metadata, hf_names, one_count
-from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
-from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
-from specinfer.model.weights.interfaces import Blocks, NamedTensors
+from specinfer.model.weights.interfaces import NamedTensors
 
-MATRICES = frozenset(
-    {
-        *("F16", "BF16", "F32"),
-        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
-        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    }
-)
-"""GGUF types of matrices that the kernels multiply, returned by `GgufWeights.blocks`."""
 _WHOLE = "model.safetensors"
 
 
@@ -143,199 +128,3 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise IncompatibleError(f"{path}: not a safetensors file: {error}") from error
-
-
-class GgufWeights(NamedTensors):
-    """All tensors of a GGUF file, perhaps split, in float32.
-
-    They are dequantised, under Hugging Face names. Each is read from the file on request: pages of a mapped file would
-    count as memory of the process.
-    """
-
-    def __init__(self, path: Path, blocks: bool = True, further: bool = False) -> None:
-        """Open the file.
-
-        Args:
-            blocks: False: the method `blocks` returns None, so that all weights are numbers.
-            further: True: only the layers for multi-token prediction; False: all other tensors.
-
-        Raises:
-            IncompatibleError: naming a missing part or key, or an unknown tensor.
-        """
-        self._blocks = blocks
-        readers = read_parts(path)
-        self.parts = len(readers)
-        """Number of files of a split model."""
-        self._tensors = {tensor.name: (reader, tensor) for reader in readers for tensor in reader.tensors}
-        self.metadata = Metadata(read_fields(readers[0]))
-        self._first = readers[0]
-        self._layout = layout = gguf_layout(self.metadata.architecture)
-        self._heads = self._kv_heads = 0
-        if layout.attends:
-            self._heads = one_count(self.metadata, "attention.head_count")
-            self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
-        layers = self.metadata.count("block_count")
-        if layers > len(self._tensors):
-            raise IncompatibleError(
-                f"GGUF: block_count = {layers}: the file has only {len(self._tensors)} tensors"
-            )
-        main_layers = self.metadata.layers
-        predicting = tuple(f"blk.{layer}." for layer in range(main_layers, layers))
-        self._tensors = {
-            name: stored for name, stored in self._tensors.items() if name.startswith(predicting) == further
-        }
-        if further:
-            names = hf_names(layout.parts | layout.further, range(main_layers, layers), {}, {})
-        else:
-            names = hf_names(layout.parts, range(main_layers), layout.tensors, layout.top, layout.layers)
-        self._names = {hf: name for hf, name in names if name in self._tensors}
-        self._check_tensors()
-
-    def _check_tensors(self) -> None:
-        """Check that each tensor of the file is known and readable."""
-        import gguf
-
-        if unused := sorted(self._tensors.keys() - self._names.values() - ROPE_TENSORS):
-            raise IncompatibleError(
-                f"GGUF: tensor {unused[0]} is not understood ({len(unused)} unknown tensors)"
-            )
-        plain = {kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"}
-        for name, (_, tensor) in self._tensors.items():
-            if tensor.tensor_type.name not in plain:
-                raise IncompatibleError(
-                    f"GGUF: {name} has type {tensor.tensor_type.name}: supported are {', '.join(sorted(plain))}"
-                )
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """Metadata about the tokenizer."""
-        return Vocabulary({name: self._first.value(name) for name in self._first.fields})
-
-    @property
-    def rope_factors(self) -> dict[str, list[float]]:
-        """The file's lists of divisors of the rotary frequencies, by tensor name."""
-        return {name: self._tensors[name][1].data.tolist() for name in ROPE_TENSORS & self._tensors.keys()}
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights."""
-        return sum(int(tensor.n_elements) for _, tensor in self._tensors.values())
-
-    def bytes_by_type(self) -> Counter[str]:
-        """Return the number of bytes of all tensors, by type."""
-        sizes = Counter[str]()
-        for _, tensor in self._tensors.values():
-            sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
-        return sizes
-
-    def config(self) -> Any:
-        """Return the `transformers` configuration that the metadata describes.
-
-        Raises:
-            IncompatibleError: naming a missing or unknown key.
-        """
-        shapes = {
-            name: tuple(map(int, reversed(tensor.shape))) for name, (_, tensor) in self._tensors.items()
-        }
-        file = GgufFile(self.metadata, shapes, self.rope_factors)
-        common = file.common_fields() if self._layout.attends else file.embedding_fields()
-        config, metadata_config = self._layout.config(file)
-        self.metadata.check_used()
-        return config(**(common | metadata_config))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._numbers(name)
-
-    def _undone(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        assert self._layout.undo is not None, "only called for layouts with `undo`"
-        original = self._layout.undo(self.metadata, name, tensor, 1)
-        assert original is not None, "numbers can be put in any order"
-        return original
-
-    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Return a part of a tensor.
-
-        Only the part's rows are read, unless rows are stored in another order.
-        """
-        if span.dim or self._row_heads(name) or self._layout.undo is not None:
-            return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
-        return self._numbers(name, span.start, span.stop)
-
-    def _numbers(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        import gguf
-
-        reader, stored = self._tensors[self._names[name]]
-        array = gguf.dequantize(reader.bytes_of(stored, start, stop), stored.tensor_type)
-        tensor = self._in_order(name, torch.from_numpy(np.asarray(array, np.float32)))
-        if self._layout.undo is not None:
-            return self._undone(name, tensor)
-        return tensor - 1 if self._layout.raised and name.endswith("norm.weight") else tensor
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape = tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
-        if self._layout.undo is None:
-            return shape
-        return tuple(self._undone(name, torch.empty(shape, device="meta")).shape)
-
-    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored, (type, bytes [N, row bytes]), or None."""
-        reader, stored = self._tensors[self._names[name]]
-        if not self.in_blocks(name):
-            return None
-        rows = self._in_order(name, torch.from_numpy(reader.bytes_of(stored)).view(torch.uint8))
-        if self._layout.undo is not None:
-            import gguf
-
-            weights, _ = gguf.GGML_QUANT_SIZES[stored.tensor_type]
-            undone = self._layout.undo(self.metadata, name, rows, weights)
-            return None if undone is None else (stored.tensor_type.name, undone)
-        return stored.tensor_type.name, rows
-
-    def in_blocks(self, name: str) -> bool:
-        """Return whether `blocks` returns a matrix."""
-        _, stored = self._tensors[self._names[name]]
-        return self._blocks and len(stored.shape) == 2 and stored.tensor_type.name in MATRICES
-
-    def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return one matrix of a stacked tensor in its stored format.
-
-        Only that matrix is read.
-        """
-        reader, stored = self._tensors[self._names[name]]
-        if not self._blocks or stored.tensor_type.name not in MATRICES:
-            return None
-        rows = torch.from_numpy(reader.bytes_of(stored, index, index + 1)).view(torch.uint8)
-        return stored.tensor_type.name, rows[0]
-
-    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return rows of a matrix as stored, [rows, bytes of a row].
-
-        Only these rows are read.
-        """
-        reader, stored = self._tensors[self._names[name]]
-        read = [reader.bytes_of(stored, row, row + 1) for row in rows]
-        return torch.from_numpy(np.concatenate(read)).view(torch.uint8)
-
-    def _row_heads(self, name: str) -> int:
-        """Return the number of heads whose rows are reordered; 0: none."""
-        if self._layout.paired and ".q_proj." in name:
-            return self._heads
-        return self._kv_heads if self._layout.paired and ".k_proj." in name else 0
-
-    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        heads = self._row_heads(name)
-        if not heads:
-            return rows
-        if len(rows) % (2 * heads):
-            raise IncompatibleError(f"{name} has {len(rows)} rows: must be twice a multiple of {heads} heads")
-        return _unpermute(rows, heads)
-
-
-def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo llama.cpp's reordering of rotary pairs.
-
-    Rows (h, D/2, 2, ...) become (h, 2, D/2, ...).
-    """
-    rest = tensor.shape[1:]
-    pairs = tensor.view(heads, tensor.shape[0] // heads // 2, 2, *rest)
-    return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from specinfer.cli.connection import Connection
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import free_ports
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalSystem
 from specinfer.cli.status import get_status
 from specinfer.client.request import make_request
 from specinfer.model.parallel.layout import Layout, Place

@@ -98,7 +98,7 @@ async def test_a_prompt_in_the_cache_and_a_long_one(redis_url: str) -> None:
     async with running_system(redis_url, {"reader": reader}, prefill_chunk=32) as system:
         await system.tokens(prompt, request_id="one", max_new_tokens=12)
         await system.tokens([*prompt, 50], request_id="two", max_new_tokens=12)
-        assert system.verifier.runner.cache.shared_tokens >= 48
+        assert system.verifier.runner.cache.pool.shared_tokens >= 48
     for name in ("one", "two"):
         ((start, states),) = reader.stretches(name)
         assert (start, len(states)) == (0, len(reader.last_context(name)) - 1)

@@ -18,7 +18,7 @@ from specinfer.hub.resolve import check_model_folder
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.config_files import load_config
-from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.tokenizer import Tokenizer
 from tests.support.models.gguf_models import model_file, write_model_file

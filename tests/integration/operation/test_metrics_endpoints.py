@@ -8,8 +8,9 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from specinfer import __version__
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import DEFAULT_METRICS_PORT, free_ports
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalSystem
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2_grpc
 from speculator_svc.settings import SpeculatorSettings

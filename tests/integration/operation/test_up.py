@@ -14,8 +14,9 @@ import pytest
 from openai import OpenAI
 
 from specinfer.cli.local import system as local
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import Child, check_listen_address, free_ports
-from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalSystem
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings

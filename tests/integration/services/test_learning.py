@@ -26,9 +26,10 @@ from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2, learning_pb2, learning_pb2_grpc
 from speculator_svc.learning import judgement
 from speculator_svc.learning.checkpoints import Checkpoints
-from speculator_svc.learning.follow import LearningLink, OnlineTraining, parts_of, train_follow
+from speculator_svc.learning.follow import LearningLink, parts_of, train_follow
 from speculator_svc.learning.judgement import Trial
 from speculator_svc.learning.learner import Learner, Weights
+from speculator_svc.learning.online_training import OnlineTraining
 from speculator_svc.learning.replay import Episode, Replay
 from speculator_svc.learning.trials import run_trials, steps_of
 from speculator_svc.training.student import Student

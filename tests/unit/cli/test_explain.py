@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from specinfer.cli.check import explanation, passes_words, pool_words
-from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.local.options import LocalOptions
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import verifier_pb2
 from tests.chaos.model_directory import write_model

@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from specinfer.cli.local import system as local
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import Child, check_http
-from specinfer.cli.local.system import LocalOptions, LocalSystem, _arguments
+from specinfer.cli.local.system import LocalSystem, _arguments
 from specinfer.cli.main import app
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError

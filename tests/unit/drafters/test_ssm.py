@@ -343,8 +343,8 @@ def test_requests_of_several_scopes_share_no_prompt() -> None:
     engine, prompt = SpeculatorEngine([drafter]), [3 + place % 90 for place in range(40)]
 
     def shared(name: str, scope: str) -> int:
-        before = drafter._runner.cache.shared_tokens
+        before = drafter._runner.cache.pool.shared_tokens
         engine.draft([DraftEntry(name, 0, prompt, TreeLimits(2, 2), GREEDY, cache_scope=scope)])
-        return drafter._runner.cache.shared_tokens - before
+        return drafter._runner.cache.pool.shared_tokens - before
 
     assert [shared("a", "alice"), shared("b", "bob"), shared("c", "alice"), shared("d", "")] == [0, 0, 32, 0]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.local.options import LocalOptions
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.draft import draft_group
 from specinfer.drafters.engine import SpeculatorEngine

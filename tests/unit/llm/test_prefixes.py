@@ -7,7 +7,7 @@ import pytest
 
 from specinfer.errors import SettingError
 from specinfer.llm import LLM, SamplingParams
-from specinfer.llm.build import LLMOptions
+from specinfer.llm.options import LLMOptions
 from tests.support.models.saved_model import save_target
 
 PROMPT = {"prompt_token_ids": [(7 * i) % 90 + 3 for i in range(60)]}

@@ -97,7 +97,7 @@ def test_a_full_cache_refuses_and_changes_nothing() -> None:
 
 def test_the_check_notices_a_lost_block() -> None:
     cache = make_cache()
-    cache._free.popitem()
+    cache.pool._free.popitem()
     with pytest.raises(AssertionError, match="lost"):
         cache.check()
 
@@ -132,7 +132,7 @@ def test_a_shared_prefix_is_found_and_counted() -> None:
     cache.release(first)
     cache.check()
     assert marks(cache, second)[:48] == expected_entries(prompt[:48])
-    assert cache.shared_tokens == 3 * BLOCK_TOKENS
+    assert cache.pool.shared_tokens == 3 * BLOCK_TOKENS
 
 
 def test_released_blocks_are_found_until_they_are_needed() -> None:

@@ -53,7 +53,7 @@ def saved_prefixes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torc
     """A directory with the prompt, and the logits after it."""
     runner = runner_at(directory := tmp_path_factory.mktemp("prefixes"))
     _, expected = answer(runner)
-    runner.cache.save_prefixes()
+    runner.cache.pool.save_prefixes()
     return directory, expected
 
 
@@ -63,10 +63,10 @@ def test_another_process_finds_the_prefix_and_computes_the_same_bits(tmp_path: P
     first = runner_at(tmp_path, kv_type=kv_type)
     known, expected = answer(first)
     assert known == 0
-    first.cache.save_prefixes()
+    first.cache.pool.save_prefixes()
     second = runner_at(tmp_path, kv_type=kv_type)
     known, cached_len = answer(second)
-    assert known == SHARED == second.cache.restored_tokens == second.cache.shared_tokens
+    assert known == SHARED == second.cache.pool.restored_tokens == second.cache.pool.shared_tokens
     assert torch.equal(cached_len, expected)
 
 
@@ -78,7 +78,7 @@ def test_blocks_that_memory_loses_come_back_from_the_directory(tmp_path: Path) -
         answer(runner, prompt=[(start + 5 * i) % 97 for i in range(112)])
     known, cached_len = answer(runner)
     assert known == SHARED
-    assert runner.cache.restored_tokens > 0
+    assert runner.cache.pool.restored_tokens > 0
     assert torch.equal(cached_len, expected)
 
 
@@ -95,19 +95,21 @@ def test_a_limited_prompt_is_restored_over_several_steps_with_the_same_bits(
     before = engine.runner.open()
     cache.share(before, PROMPT[: in_memory * 16])
     cache.release(before)
-    cached_len, restored = 0, cache.restored_tokens
+    cached_len, restored = 0, cache.pool.restored_tokens
     while cached_len < len(PROMPT) - 1:
         limited = VerifyJob("r", cached_len, PROMPT[cached_len:], None, GREEDY, read_limit=limit)
         (outcome,) = engine.verify([limited])
         assert outcome.status is EntryStatus.OK
-        newly, restored = cache.restored_tokens - restored, cache.restored_tokens
+        newly, restored = cache.pool.restored_tokens - restored, cache.pool.restored_tokens
         computed = outcome.cached_len - cached_len - outcome.cached_tokens
         assert newly < limit + 16
         assert computed <= max(0, limit - newly)
         assert newly + computed > 0, "the step was of use"
         cached_len = outcome.cached_len
     assert restored == SHARED, "a limit loses nothing that is stored"
-    assert cache.queried_tokens == SHARED + in_memory * 16, "each block counts once for the share of hits"
+    assert cache.pool.queried_tokens == SHARED + in_memory * 16, (
+        "each block counts once for the share of hits"
+    )
     (sequence,) = cache._sequences
     (logits,) = engine.runner.forward([Segment(sequence, PROMPT[-1:], want_last=True)])
     assert torch.equal(logits, expected)
@@ -118,7 +120,7 @@ def test_a_limited_prompt_is_restored_over_several_steps_with_the_same_bits(
 def test_another_model_or_format_finds_nothing(tmp_path: Path, change: dict[str, str]) -> None:
     first = runner_at(tmp_path)
     answer(first)
-    first.cache.save_prefixes()
+    first.cache.pool.save_prefixes()
     assert answer(runner_at(tmp_path, **change))[0] == 0
 
 
@@ -129,7 +131,7 @@ def test_damaged_files_are_left_aside_with_one_line(
 ) -> None:
     first = runner_at(tmp_path)
     _, expected = answer(first)
-    first.cache.save_prefixes()
+    first.cache.pool.save_prefixes()
     files = sorted(tmp_path.rglob("*.kv"))
     assert len(files) == SHARED // 16
     for path in files:
@@ -157,7 +159,7 @@ def test_a_directory_that_is_gone_or_cannot_be_written_costs_nothing_but_the_pre
 ) -> None:
     first = runner_at(tmp_path / "gone")
     _, expected = answer(first)
-    first.cache.save_prefixes()
+    first.cache.pool.save_prefixes()
     second = runner_at(tmp_path / "gone")
     for path in (tmp_path / "gone").rglob("*.kv"):
         path.unlink()
@@ -168,7 +170,7 @@ def test_a_directory_that_is_gone_or_cannot_be_written_costs_nothing_but_the_pre
     third = runner_at(tmp_path / "file")
     with caplog.at_level(logging.WARNING):
         assert torch.equal(answer(third)[1], expected)
-        third.cache.save_prefixes()
+        third.cache.pool.save_prefixes()
     assert len([line for line in caplog.messages if "cannot be written" in line]) == 1
 
 
@@ -179,7 +181,7 @@ def test_scopes_share_no_prefix(tmp_path: Path) -> None:
     assert answer(runner, "bob")[0] == 0
     assert answer(runner)[0] == 0
     assert answer(runner, "alice")[0] == SHARED
-    runner.cache.save_prefixes()
+    runner.cache.pool.save_prefixes()
     later = runner_at(tmp_path)
     assert answer(later, "eve")[0] == 0
     assert answer(later, "bob")[0] == SHARED
@@ -212,7 +214,7 @@ def test_a_directory_that_is_too_small_keeps_beginnings_of_the_last_prompts(tmp_
     first = runner_at(tmp_path, limit=3 * block)
     answer(first, prompt=[(5 * i) % 97 for i in range(100)])
     answer(first)
-    first.cache.save_prefixes()
+    first.cache.pool.save_prefixes()
     assert answer(runner_at(tmp_path))[0] == 3 * 16
 
 
@@ -222,13 +224,13 @@ def test_a_prompt_that_was_read_loses_its_end_first(tmp_path: Path) -> None:
     block = runner_at(tmp_path).features.block_bytes + 56
     first = runner_at(tmp_path)
     answer(first)
-    first.cache.save_prefixes()
+    first.cache.pool.save_prefixes()
     again = runner_at(tmp_path, limit=(SHARED // 16 + 1) * block)
     assert answer(again)[0] == SHARED
-    again.cache.save_prefixes()
+    again.cache.pool.save_prefixes()
     other = runner_at(tmp_path, limit=(SHARED // 16 + 1) * block)
     answer(other, prompt=[(5 * i) % 97 for i in range(40)])
-    other.cache.save_prefixes()
+    other.cache.pool.save_prefixes()
     assert 0 < answer(runner_at(tmp_path))[0] < SHARED
 
 

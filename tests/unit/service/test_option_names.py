@@ -6,7 +6,7 @@ from all_in_one.settings import ServeSettings
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.errors import SettingError
-from specinfer.llm.build import LLMOptions
+from specinfer.llm.options import LLMOptions
 from specinfer.option_names import meant
 from specinfer.service.settings import ProcessSettings
 from speculator_svc.settings import SpeculatorSettings

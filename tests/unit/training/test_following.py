@@ -8,7 +8,7 @@ import torch
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import save_ssm
 from specinfer.model.weights.families import open_weights
-from speculator_svc.learning.follow import REFUSALS, OnlineTraining
+from speculator_svc.learning.online_training import REFUSALS, OnlineTraining
 from speculator_svc.training.student import Student
 from tests.support.models.saved_model import save_target
 

@@ -38,7 +38,7 @@ def test_trees_are_verified_ahead_and_nothing_of_them_stays(limits: EngineLimits
     cache.check()
     assert engine.cached_requests == 0
     assert cache.free_tokens == cache.capacity_tokens
-    assert cache.shared_tokens == 0
+    assert cache.pool.shared_tokens == 0
 
 
 def test_where_a_step_takes_a_second_few_are_run() -> None:

@@ -33,7 +33,7 @@ def test_what_a_later_lease_forgets_keeps_its_prefix_blocks() -> None:
     assert engine.cached_requests == 0
     (gap,) = engine.verify([VerifyJob("r", 40, [5], TokenTree.root_only(5), GREEDY)])
     assert gap.status is EntryStatus.RESYNC
-    shared = engine.runner.cache.shared_tokens
+    shared = engine.runner.cache.pool.shared_tokens
     (again,) = engine.verify([job])
     assert again.verdict == before.verdict
-    assert engine.runner.cache.shared_tokens > shared, "most of the prompt was found"
+    assert engine.runner.cache.pool.shared_tokens > shared, "most of the prompt was found"

@@ -1,4 +1,4 @@
 """Names, parts and metadata of GGUF files.
 
-Their tensors: `GgufWeights` in `specinfer.model.weights.files`.
+Their tensors: `specinfer.model.weights.gguf_weights`.
 """

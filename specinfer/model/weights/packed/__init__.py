@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed.dequantised import DequantisedWeights
 from specinfer.model.weights.packed.scheme import read_scheme
 from specinfer.model.weights.source import kept_gguf

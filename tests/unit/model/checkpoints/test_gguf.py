@@ -19,8 +19,9 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.model.weights.files import MATRICES, GgufWeights, TensorSlice
+from specinfer.model.weights.files import TensorSlice
 from specinfer.model.weights.gguf_files.reader import QuickReader
+from specinfer.model.weights.gguf_weights import MATRICES, GgufWeights
 from tests.support.models.gguf_files import Gguf
 from tests.support.tiny_models import reference_logits
 

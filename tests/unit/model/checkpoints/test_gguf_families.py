@@ -17,7 +17,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors, model_of
 from specinfer.model.weights.config_files import from_transformers, load_config
 from specinfer.model.weights.families import RenamedWeights, in_llama_names
-from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 from tests.support.models.families import random_model
 from tests.support.models.gguf_files import Gguf
 from tests.support.tiny_models import reference_logits

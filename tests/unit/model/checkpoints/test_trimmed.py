@@ -12,7 +12,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 from tests.support.models.gguf_files import Gguf
 from tests.support.tiny_models import replaceable_head, runner_of, tiny_transformers
 

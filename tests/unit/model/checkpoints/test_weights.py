@@ -17,7 +17,8 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers, load_config
-from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.gguf_weights import GgufWeights
 from tests.support.tiny_models import (
     reference_logits,
     silence_attention,
