@@ -7,7 +7,7 @@
 // Invariant: a token's result does not depend on other tokens of the pass. Every output number is one chain of multiply-adds
 // over k (or over positions, or over blocks of k: block_float.h, blocks.h) in a fixed order, for any number of rows. A tree
 // node visits its positions in the order that they will have once committed. So trees, chains and plain decoding agree
-// bit for bit, even in bfloat16.
+// bit for bit, also in bfloat16.
 //
 // Layouts (S = elements per 32-bit step: 2 for bfloat16, 1 for float32)
 //   weights   [N/tile][K/S][tile/16][16][S]   dense; a tile has 32 columns, or 16 * WIDE; without bfloat16 products as
