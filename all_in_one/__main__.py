@@ -179,7 +179,7 @@ class Union(Collector):
 
 
 def united(registries: Sequence[CollectorRegistry]) -> CollectorRegistry:
-    """Return a registry that shows the metrics of these."""
+    """Return a registry with the metrics of all these registries."""
     whole = CollectorRegistry(auto_describe=False)
     whole.register(Union(registries))
     return whole

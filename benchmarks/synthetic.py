@@ -115,7 +115,7 @@ def verify_synthetic(tree: TokenTree, target: Target, randomness: Randomness) ->
 
 @contextmanager
 def synthetic_rules(histogram: AcceptanceHistogram) -> Iterator[None]:
-    """Replace every acceptance rule in the context, also for greedy requests."""
+    """Replace the acceptance rules of greedy and sampled requests in the context."""
     rules = dict(RULES)
     _active.append(histogram)
     RULES.update(dict.fromkeys([*RULES, RULE_NAME], RULE))

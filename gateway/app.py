@@ -87,7 +87,7 @@ class Gateway:
         while self.token_streams.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # no common event
             await asyncio.sleep(_DRAIN_POLL_S)
         self.token_streams.fail_all(
-            UnavailableError("this gateway ends; attach to the request at another gateway")
+            UnavailableError("this gateway is shutting down; attach to the request at another gateway")
         )
         self.watches.close()
 

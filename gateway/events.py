@@ -46,7 +46,7 @@ class Events(Protocol):
         """Handle requests that run for the first time."""
 
     def progress_stored(self, item: Progress) -> None:
-        """Handle stored new tokens of a request, or its stored end."""
+        """Handle stored new tokens of a request, or its stored `Ending`."""
 
     def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         """Count a finished step."""

@@ -37,8 +37,8 @@ class RequestSettings(ProcessSettings):
     api_keys: str = Field("", description="File of API keys (`specinfer keys`); empty: any client is served.")
     prefix_scope: Literal["all", "key"] = Field(
         "all",
-        description="Which requests share cached prompts: all, or key: only those of the same API key, so that "
-        "times reveal no other key's prompts.",
+        description="Requests that share cached prompts: all, or key, only those of one API key, so that "
+        "timing reveals no other key's prompts.",
     )
     vllm_metrics: bool = Field(
         False, description="Also export the load under vLLM's metric names, for endpoint pickers."
@@ -124,7 +124,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         description="Redis with the request state. For a single gateway: embedded: (in memory) or embedded:PATH"
-        " (also in a file).",
+        " (with a file).",
     )
     start_timeout_seconds: float = Field(
         60.0, gt=0, description="Seconds to wait for Redis and a verifier at start."
@@ -170,7 +170,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     )
     planner: str = Field(
         PLANNERS[0],
-        description="Planner: measured (a table of steps), learned (a linear model of texts and steps), or a "
+        description="Planner: measured (a table of steps), learned (a linear model of accepted tokens), or a "
         "file of initial weights for the learned planner from `specinfer train scheduler`.",
     )
     record_steps: str = Field(

@@ -40,7 +40,7 @@ class DecodedStep:
     plan: HostPlan
     grant: Grant
     refused: dict[int, VerifyOutcome] = field(default_factory=dict)
-    """Outcomes of refused entries, by their place in the message."""
+    """Outcomes of refused entries, by their index in the message."""
 
     def outcomes(self, served: Sequence[VerifyOutcome]) -> list[VerifyOutcome]:
         """Return one outcome per entry of the message, served or refused."""

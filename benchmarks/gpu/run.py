@@ -132,7 +132,7 @@ Rows = list[dict[str, Any]]
 
 
 def give_back_memory(device: str) -> None:
-    """Free unused device memory, also of executors in reference cycles."""
+    """Free unused device memory, including executors in reference cycles."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()

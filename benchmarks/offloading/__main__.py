@@ -163,7 +163,7 @@ def _limits(batch: int, size: int) -> dict[str, str]:
 async def _measure(
     system: OffloadedSystem, prompts: Sequence[EvaluationPrompt], batch: int, new_tokens: int, size: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Measure modes in turns: plain decoding, trees, and perhaps sequences."""
+    """Measure modes in turns: plain decoding, trees, and sequences if asked."""
     tree = f"tree of {size}" if size else CHOSEN
     modes = {PLAIN: generation_pb2.SPECULATION_OFF, tree: generation_pb2.SPECULATION_TREE}
     if not size:

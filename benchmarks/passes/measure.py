@@ -165,12 +165,12 @@ class Figures:
 
 
 def section(title: str, figures: dict[str, Figures], size: int, about: dict[str, Any]) -> str:
-    """Return the section of one model and context.
+    """Return the report's section on one model and context length.
 
     Args:
         figures: figures by system; the first system is compared with the others.
         size: bytes of the matrices that a pass reads.
-        about: origin of the run, with the formats in `weights`.
+        about: command, commit, time and machine of the run; `weights` has the formats.
     """
     first, *others = figures
     rows = [*figures[first].passes]

@@ -22,7 +22,7 @@ from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128
 FILL_CONTEXT = 0
-"""Value of `max_new_tokens` for all tokens that the context has room for."""
+"""Value of `max_new_tokens`: up to the end of the context."""
 _NOT_READ_YET = (0,)
 """Placeholder of the prompt, as cheaper fields are checked first."""
 

@@ -53,7 +53,7 @@ class StatusReporter:
     def reply(self) -> generation_pb2.StatusReply:
         """Return the state of the system, as this gateway knows it.
 
-        Planner and speculators are those of the gateway's first session.
+        Planner and speculators describe the gateway's first session.
         """
         sessions, lease_manager, totals = list(self._sessions), self._lease_manager, self._totals()
         target = sessions[0].description if sessions else self._target

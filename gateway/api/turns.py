@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class FairPlaces:
-    """A number of places for concurrent jobs, given to callers in turn."""
+    """Places for concurrent jobs, given to callers round-robin."""
 
     def __init__(self, places: int) -> None:
         """Set the maximum of concurrent jobs."""
@@ -26,7 +26,7 @@ class FairPlaces:
         self._used = Counter[str]()
         """Number of places in use by caller."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Waiting jobs by caller, in order of turns."""
+        """Waiting jobs by caller, the next caller first."""
 
     @asynccontextmanager
     async def take(self, caller: Caller) -> AsyncIterator[None]:
@@ -82,7 +82,7 @@ class FairPlaces:
         self._next()
 
     def _next(self) -> None:
-        """Give free places to waiting callers, in turn."""
+        """Give free places to waiting callers, round-robin."""
         for name in list(self._waiting):
             turns = self._waiting[name]
             while turns and turns[0].done():  # cancelled, and not removed yet

@@ -51,7 +51,7 @@ class Rebalancer:
         self.adopt_from = time.monotonic() + seconds
 
     async def adopt(self, alive: Sequence[GatewayReport]) -> None:
-        """Adopt unowned requests if the queues have room."""
+        """Adopt unowned requests if batches and queues have space."""
         room = sum(session.spare for session in self._sessions)
         places = self._settings.max_waiting - sum(
             session.loop.scheduler.waiting for session in self._sessions

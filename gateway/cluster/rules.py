@@ -7,7 +7,7 @@ from gateway.store.leases import GatewayReport
 
 
 class Offers:
-    """Remembers which reports' room was already used.
+    """Remembers which reports' free capacity was already used.
 
     Otherwise a gateway that reads one report twice would give away twice as many requests as the reporting gateway
     has room for.
@@ -17,7 +17,7 @@ class Offers:
         self._used: dict[str, int] = {}
 
     def fresh(self, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
-        """Return the reports; used ones have no room."""
+        """Return the reports, with room = 0 in used ones."""
         return [
             replace(report, room=0) if self._used.get(report.gateway_id) == report.number else report
             for report in alive

@@ -69,7 +69,7 @@ class VerifierSessions:
         return next(matching, None)
 
     def owns(self, request_id: str) -> bool:
-        """Return whether a session has a request or its unstored end."""
+        """Return whether a session runs a request or must store its `Ending`."""
         return self._holder(request_id) is not None
 
     def _holder(self, request_id: str) -> VerifierSession | None:

@@ -11,11 +11,11 @@ from specinfer.scheduling.statistics import SpeculationCounts
 
 log = logging.getLogger(__name__)
 WINDOW = 1000
-"""Number of drafts per judgement."""
+"""Number of drafts in a window."""
 MIN_SHARE = 0.1
-"""Minimum share of the usual accepted tokens per draft."""
+"""Share of the usual accepted tokens below which acceptance has collapsed."""
 _NEWEST = 0.05
-"""Weight of the latest window in the usual value."""
+"""Weight of the latest window in `usual`."""
 
 
 @dataclass(slots=True)

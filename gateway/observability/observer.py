@@ -95,7 +95,7 @@ class Observer:
             self.metrics.requests.admitted(state)
 
     def progress_stored(self, item: Progress) -> None:
-        """Record stored new tokens of a request, or its stored end."""
+        """Record stored new tokens of a request, or its stored `Ending`."""
         self._progress.append(item)
         if item.final and item.state.finish is not None:
             self.count()
@@ -106,7 +106,7 @@ class Observer:
         self._record(step, pool.names)
 
     def count(self) -> None:
-        """Count recorded events. Called twice a second and at ends of requests."""
+        """Count recorded events. Called twice a second and when a request ends."""
         steps, self._steps = self._steps, []
         progress, self._progress = self._progress, []
         pools = {id(pool): pool for _, pool in steps}

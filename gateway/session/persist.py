@@ -42,7 +42,7 @@ class _Batch(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        """True for first tokens or an end, which are delivered at once."""
+        """True if a request begins or ends; this is delivered at once."""
         return any(item.final or item.start == 0 for item in self.progress)
 
 
@@ -77,10 +77,10 @@ class Persistence:
         self._publisher = Publisher(token_streams, events, names, watches)
         self._model, self._patience_s = model, redis_patience_s
         self.unfinished: dict[str, int] = {}
-        """Adoption number of each request without a stored end."""
+        """Adoption number of each request without a stored `Ending`."""
         self._waiting: list[_Batch] = []
         self._due, self._room = asyncio.Event(), asyncio.Event()
-        """Events: a delivery is due; the queue has room."""
+        """Events: a delivery is due; the queue is not full."""
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
         """Start of the latest delivery, by the loop's clock in seconds."""

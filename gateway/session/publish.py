@@ -29,7 +29,7 @@ class Publisher:
         )
 
     def publish(self, item: Progress) -> None:
-        """Publish stored new tokens of a request, or its stored end."""
+        """Publish stored new tokens of a request, or its stored `Ending`."""
         item.published = True
         self.tell(item)
         token_stream = self._token_streams.get(item.request_id)

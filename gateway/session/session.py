@@ -91,13 +91,13 @@ class VerifierSession:
 
     @property
     def room(self) -> int:
-        """Free places of the batch; gateways' reports use `spare`."""
+        """Free slots of the batch; gateways' reports use `spare`."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
 
     @property
     def spare(self) -> int:
-        """Number of further requests that could run, with average cache use."""
+        """Number of additional requests that could run at average cache use."""
         return max(0, self.loop.scheduler.spare - self._expected)
 
     @property

@@ -37,7 +37,7 @@ class TokenStream:
     failure: Exception | None = None
     """Error for readers, if this gateway cannot continue the stream."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
-    """Futures of readers that wait for further tokens."""
+    """Futures of readers that wait for new tokens."""
 
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None

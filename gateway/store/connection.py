@@ -220,7 +220,7 @@ def redis_reason(error: Exception) -> str:
 
 
 _NO_PRIMARY = re.compile(r"(^|[ -])(READONLY|MASTERDOWN|LOADING) ")
-"""Refusal of a replica or a loading server, also in script errors."""
+"""Refusal of a replica or loading server, even in a script's error."""
 
 
 def is_no_primary(error: Exception) -> bool:

@@ -86,7 +86,7 @@ class EmbeddedStore(RequestStore):
     async def append(
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
-        """Make new tokens and ends durable, as `RequestStore.append` does."""
+        """Make new tokens and finish reasons durable, as `RequestStore.append` does."""
         written = dict[str, Written]()
         items = unite(progress)
         while items:
@@ -261,7 +261,7 @@ class EmbeddedStore(RequestStore):
             if caller := entry.request.caller:
                 count = len(change.delivery.tokens)
                 self._rates.setdefault(caller, deque()).append((self._clock(), count))
-                self._rate(caller)  # removes old counts, also of callers without a quota
+                self._rate(caller)  # removes old counts, even without a quota
         if change.ending is not None:
             self._note_end(entry, change.ending, change.ended)
         return change.written

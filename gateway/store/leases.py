@@ -17,7 +17,7 @@ class GatewayReport:
     sessions: int = 0
     """Number of driven verifiers."""
     room: int = 0
-    """Number of further requests that the gateway could run at once."""
+    """Number of additional requests that the gateway could run at once."""
     draining: bool = False
     models: tuple[str, ...] = ()
     """Fingerprints of the models it serves; a begun request needs its model."""

@@ -41,7 +41,7 @@ class Record:
 
 
 class Known(NamedTuple):
-    """Already read part of a request that another gateway runs."""
+    """Part read so far of a request that another gateway runs."""
 
     tokens: int
     """Number of known tokens, and of their log-probabilities."""

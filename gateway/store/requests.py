@@ -116,13 +116,13 @@ class RequestStore(RequestReader):
     async def append(
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
-        """Make new tokens and ends durable; return each request's outcome.
+        """Make new tokens and finish reasons durable; return each request's outcome.
 
         A request's first tokens fix its model, and whether speculators may sample for it. Before that, each
         adopting gateway decides again.
 
         Args:
-            progress: new tokens and ends, in order.
+            progress: new tokens and finish reasons, in order.
             names: speculators' names by number.
             adoptions: number of this gateway's adoption by request id.
             model: fingerprint of the model that generated the tokens.

@@ -1,6 +1,6 @@
 """Define an embedded store's requests, and the lines of its file.
 
-A line is a request, a delivery of tokens, an end or a removal. A record of the file is a line, or a list of lines
+A line is a request, a delivery of tokens, an `Ending` or a removal. A record of the file is a line, or a list of lines
 written together.
 """
 
@@ -89,7 +89,7 @@ class Delivery:
 
 
 def end_line(entry: StoredRequest, tokens: int, ending: Ending, at: float) -> Line:
-    """Return the line of an end after `tokens` tokens."""
+    """Return the line of an `Ending` after `tokens` tokens."""
     return {"id": entry.request.request_id, "tokens_before": tokens, "end": ending.to_json(), "at": at}
 
 
@@ -104,7 +104,7 @@ def to_record(lines: Sequence[Line]) -> bytes:
 
 @dataclass(slots=True)
 class Change:
-    """A request's new tokens and end, written before they are visible."""
+    """A request's new tokens and `Ending`, written before they are visible."""
 
     request_id: str
     entry: StoredRequest | None

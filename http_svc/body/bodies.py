@@ -163,7 +163,7 @@ class ChatBody(Conversation, Body):
             ("resumable", self.resumable),
         ):
             if excluded:
-                raise PydanticCustomError("excluded", "{field}: excludes tools", {"field": field})
+                raise PydanticCustomError("excluded", "{field}: not supported with tools", {"field": field})
 
 
 class CompletionBody(Body):

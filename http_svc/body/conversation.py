@@ -25,7 +25,7 @@ class Conversation(Strict):
     add_generation_prompt: bool | None = None
     """vLLM's field. False: the template adds no header of an assistant's turn."""
     chat_template_kwargs: Schema | None = None
-    """vLLM's field: further variables of the chat template."""
+    """vLLM's field: additional variables of the chat template."""
     enable_thinking: bool | None = None
     """Variable of chat templates (Qwen3 and others)."""
     reasoning_effort: Text | None = None
@@ -41,7 +41,7 @@ class Conversation(Strict):
     @model_validator(mode="after")
     def _check_end(self) -> "Conversation":
         if self.continue_final_message and self.add_generation_prompt:
-            reason = "{field}: excludes add_generation_prompt"
+            reason = "{field}: cannot be used with add_generation_prompt"
             raise PydanticCustomError("excluded", reason, {"field": "continue_final_message"})
         self._check_tools()
         return self

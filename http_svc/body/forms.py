@@ -29,7 +29,7 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     content: Schema | None = Field(default=None, alias="schema")
-    """JSON schema in the format of llama.cpp and Together, also with `json_object`."""
+    """JSON schema as llama.cpp and Together name it; `json_object` allows it, too."""
 
     @model_validator(mode="after")
     def _check(self) -> "ResponseFormat":

@@ -85,7 +85,7 @@ class AnswerReader:
 
     @property
     def ended(self) -> bool:
-        """True once further text is ignored."""
+        """True once all later text is ignored."""
         return self._calls is not None and self._calls.ended
 
     def push(self, text: str) -> list[Delta]:

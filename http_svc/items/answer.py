@@ -12,7 +12,7 @@ Event = dict[str, Any]
 _TEXT_EVENT = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _FIELDS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
 _MORE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
-"""Further fields of an item's text events, by type of item."""
+"""Additional fields of an item's text events, by type of item."""
 _COMPLETED, _INCOMPLETE, _RUNNING = "completed", "incomplete", "in_progress"
 
 

@@ -158,7 +158,7 @@ class ResponsesBody(Strict):
     prompt_cache_retention: Ignored = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Schema | None = None
-    """The same field as in a chat body; `enable_thinking`, too."""
+    """As in a chat body, like `enable_thinking`."""
     enable_thinking: bool | None = None
     include: Ignored = None
     truncation: Annotated[None, only("disabled")] = None

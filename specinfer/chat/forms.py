@@ -28,7 +28,7 @@ class CallForm:
     mark: str
     """Text before the first call, found nowhere else; empty: plain JSON."""
     begin: str
-    """Further text before the first call."""
+    """Optional second text before the first call."""
     before: str
     """Text before a call's function name."""
     middle: str
@@ -119,7 +119,7 @@ class ChatForm:
     begins_in_thoughts: bool = False
     """True if the prompt ends with the begin mark of reasoning."""
     begins_in_thoughts_if_asked: bool = False
-    """The same if the variables `enable_thinking` and `thinking` are true."""
+    """`begins_in_thoughts` if the variables `enable_thinking` and `thinking` are true."""
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of special tokens that are marks, by text."""
 

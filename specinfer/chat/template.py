@@ -148,7 +148,7 @@ class ChatTemplate:
         return ChatForm(calls, thoughts, begins, if_asked)
 
     def _begins_with(self, mark: str, variables: Mapping[str, Any]) -> bool:
-        """Return whether the header of the assistant's turn ends with a mark."""
+        """Return whether the prompt ends with a mark of reasoning."""
         if not mark:
             return False
         values = {"add_generation_prompt": True, **variables}
@@ -292,7 +292,7 @@ def _to_json(
 
 
 _BEYOND_ASCII = re.compile("[^\x00-\x7f\udc00-\udfff]")
-"""Characters to escape, without the hider's surrogates."""
+"""Characters to escape; surrogates hide characters (`Hider`) and stay."""
 
 
 def _escaped(match: re.Match[str]) -> str:

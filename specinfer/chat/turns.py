@@ -40,7 +40,7 @@ def _with_short_ids(turn: Message) -> Message:
 
 
 def _short(identity: str) -> str:
-    text = "".join(identity)  # a plain `str`, also of a hidden text
+    text = "".join(identity)  # a plain `str`, even of a hidden text
     return identity if _CALL_ID.fullmatch(text) else call_id_of(text.encode(errors="surrogatepass"))
 
 

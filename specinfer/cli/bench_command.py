@@ -122,9 +122,11 @@ def bench(
 
 def _check_together(context: typer.Context, address: str | None, local: bool) -> None:
     if local:
-        refuse_with(context, ("address", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway")
+        refuse_with(
+            context, ("address", *GATEWAY_OPTIONS), "cannot be used with --local: it needs no gateway"
+        )
     if address is not None:
-        refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway keeps its own setting")
+        refuse_with(context, LOCAL_OPTIONS, "cannot be used with --address: a gateway has its own setting")
     else:
         refuse_with(context, GATEWAY_OPTIONS, "needs --address: a local system has no TLS")
 

@@ -168,7 +168,7 @@ def generate(
 
 def _check_together(context: typer.Context, local: bool) -> None:
     if local:
-        refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which needs no gateway")
+        refuse_with(context, GATEWAY_OPTIONS, "cannot be used with --local: it needs no gateway")
     else:
         refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway keeps its own setting")
 
@@ -185,7 +185,7 @@ def print_answer(answer: Answer, as_json: bool) -> None:
 def _prompt(argument: str | None, file: Path | None) -> str:
     """Return the prompt of the argument, a file or standard input."""
     if argument is not None and file is not None:
-        raise InvalidInputError("--prompt-file", str(file), "excludes a prompt as argument")
+        raise InvalidInputError("--prompt-file", str(file), "cannot be used with a prompt as argument")
     if argument is None and file is None:
         raise InvalidInputError("prompt", None, "needed: as argument, - for standard input, or --prompt-file")
     if argument is None or argument == "-":

@@ -193,7 +193,7 @@ class AsyncClient:
     def watch(self, request_id: str = "") -> AsyncGenerator[generation_pb2.WatchReply, None]:
         """Yield live steps of a request, or of this key's requests.
 
-        The request may run at any gateway, and may arrive later. The errors are those of `watch_steps`. Close
+        The request may run at any gateway, and may arrive later. Errors are as for `watch_steps`. Close
         the generator with `aclose`.
         """
         return watch_steps(self._gateways, self._metadata, request_id)

@@ -88,7 +88,7 @@ class Failure:
 
     @property
     def no_room(self) -> bool:
-        """True if the gateway has no room for the request."""
+        """True if the gateway's queue or the caller's share is full."""
         return self.code is _Code.RESOURCE_EXHAUSTED
 
     def __str__(self) -> str:

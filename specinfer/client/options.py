@@ -173,7 +173,9 @@ class RequestOptions(ConstraintOptions, total=False):
     presence_penalty: Annotated[
         float, RequestOption("subtracted from the logits of generated tokens, -2 to 2", number, 0.0)
     ]
-    frequency_penalty: Annotated[float, RequestOption("the same, once per occurrence", number, 0.0)]
+    frequency_penalty: Annotated[
+        float, RequestOption("subtracted per earlier occurrence, -2 to 2", number, 0.0)
+    ]
     min_p: Annotated[
         float,
         RequestOption("minimum share of the highest probability; 0 keeps all", number, 0.0),

@@ -23,7 +23,7 @@ class _Place(NamedTuple):
     escaped: bool = False
     """True after a backslash in a string."""
     digits: int = 0
-    """Number of consecutive digits before this place, outside strings."""
+    """Number of consecutive digits at the prefix's end, outside strings."""
     before: "_Place | None" = None
     """State before the last token."""
 

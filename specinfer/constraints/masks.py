@@ -46,7 +46,7 @@ class MaskThreads:
     """Threads for the masks of all requests of an engine."""
 
     def __init__(self, budget_s: float = BUDGET_S, max_over_s: float = MAX_OVER_S) -> None:
-        """Create threads with a budget (seconds) per request and step."""
+        """Create threads; the arguments are as `BUDGET_S` and `MAX_OVER_S`."""
         self.budget_s, self.max_over_s = budget_s, max_over_s
         self.until = 0.0
         """Time (`time.monotonic`) until which the current step waits for masks."""
@@ -56,7 +56,7 @@ class MaskThreads:
         """Entries deferred by late masks; verdicts cut before a late mask."""
         self._counting = threading.Lock()
         self._shared = background_threads(THREADS, "masks")
-        self._alone = background_threads(1, "dear-masks", LAST)
+        self._alone = background_threads(1, "expensive-masks", LAST)
 
     def wait_for(self, seconds: float) -> None:
         """Let the current step wait for masks, for `seconds` in all."""
@@ -131,7 +131,7 @@ class RequestMasks:
             ConstraintError: if the constraint is too expensive, or does not allow the path.
         """
         if not self.made(path):
-            raise MaskLateError("its masks are being made")
+            raise MaskLateError("its masks are being computed")
         self._check_debt()
         return self._state(path).mask
 
@@ -158,7 +158,7 @@ class RequestMasks:
             future.cancel()
 
     def end_step(self) -> None:
-        """Add the budget of one step."""
+        """Credit one step's budget against the used processor time."""
         with self._counting:
             self._debt_s = max(0.0, self._debt_s - self._threads.budget_s)
 
@@ -236,7 +236,7 @@ def _states(matcher: Matcher, path: Sequence[int]) -> MaskState:
         return MaskState(matcher, None)
     mask = matcher.mask()
     if not mask.any():
-        raise ConstraintError("needs text of which the model has no tokens")
+        raise ConstraintError("needs text that no tokens of the model spell")
     return MaskState(matcher, mask)
 
 

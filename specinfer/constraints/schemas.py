@@ -90,12 +90,12 @@ def _exact(schema: Any, place: str, lenient: bool) -> Any:
             if changed is None:
                 kept[key] = value
             elif not lenient:
-                raise InexactNumberError(f"{changed} (at {where}): whole numbers up to 2**53 are exact")
+                raise InexactNumberError(f"{changed} (at {where}): inexact in float64, use at most 2**53")
         elif key in (*_LOWER, *_UPPER) and _is_whole(value):
             kept[key] = _inner_bound(value, key in _LOWER)
         elif key == "multipleOf" and _is_whole(value) and _as_kept(value) != value:
             if not lenient:
-                raise InexactNumberError(f"{value} (at {where}): whole numbers up to 2**53 are exact")
+                raise InexactNumberError(f"{value} (at {where}): inexact in float64, use at most 2**53")
         else:
             kept[key] = _exact(value, where, lenient)
     return _with_end(kept)

@@ -29,7 +29,7 @@ class CustomDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
-        """Import the function, also from the working directory.
+        """Import the function; modules may be in the working directory.
 
         Raises:
             SettingError: if the function cannot be imported or called.
@@ -44,7 +44,7 @@ class CustomDrafter:
         except (ImportError, AttributeError) as error:
             raise SettingError("function", options.function, str(error)) from error
         if not callable(function):
-            raise SettingError("function", options.function, "cannot be called")
+            raise SettingError("function", options.function, "must be callable")
         return cls(function, options.function, options.proposal != "point")
 
     @property

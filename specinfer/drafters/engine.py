@@ -217,10 +217,13 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
     """
     fingerprints = {d.tokenizer_fingerprint for d in descriptions} - {""}
     if len(fingerprints) > 1:
-        raise IncompatibleError(f"the drafters have different tokenizers: {', '.join(sorted(fingerprints))}")
+        shown = ", ".join(
+            f"{d.model}: {d.tokenizer_fingerprint}" for d in descriptions if d.tokenizer_fingerprint
+        )
+        raise IncompatibleError(f"the drafters of a service need the same tokenizer: {shown}")
     sizes = {d.feature_size for d in descriptions} - {0}
     if len(sizes) > 1:
-        raise IncompatibleError(f"the drafters read hidden states of different sizes: {sorted(sizes)}")
+        raise IncompatibleError(f"the drafters of a service need hidden states of one size: {sorted(sizes)}")
     return DrafterDescription(
         vocab_size=min((d.vocab_size for d in descriptions if d.vocab_size), default=0),
         tokenizer_fingerprint=min(fingerprints, default=""),

@@ -8,8 +8,8 @@ them as nodes of the tree: row 0 as a trunk, and the younger rows below it, colu
            b0   b1   b2      row 1                  write if the guesses before them were right
 
 A pool stores these n-grams by first token, with the n-grams of prompt and answer. N-grams that begin with the root are
-proposed in addition to the window. The target's predictions come back for all nodes (`target_top_k`), also of other
-speculators: a path of the target's own choices is an n-gram, too. If a limit or the planner cuts the window, fewer
+proposed in addition to the window. The target's predictions come back for all nodes (`target_top_k`), of any
+speculator: a path of the target's own choices is an n-gram, too. If a limit or the planner cuts the window, fewer
 n-grams are found.
 
 Every request has its own pool, since a shared pool would reveal texts by timing. Every proposal is a point (not

@@ -6,7 +6,7 @@
                         +-dog
 
 A matrix stores the target's most probable next tokens after every token seen so far, at all nodes of every verified
-tree, also rejected ones. It needs no training. All requests share the matrix, so one user's answer can become another
+tree, even rejected ones. It needs no training. All requests share the matrix, so one user's answer can become another
 user's *draft*: outputs never change, but timing can reveal the answer. Every proposal is a point (not drawn).
 """
 

@@ -31,7 +31,7 @@ _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
 """Trust factor by length of the match; beyond, `_MAX_TRUST`."""
 _MAX_TRUST = 0.92
 _WEIGHT = 4.0
-"""Factor of a match's weight per further matching token."""
+"""Factor of a match's weight per additional matching token."""
 _MAX_LEARNT = 1 << 18
 """Maximum tokens of finished requests."""
 

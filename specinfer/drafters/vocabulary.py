@@ -25,7 +25,7 @@ class TrafficVocabulary:
                 self.missing[token] = None
 
     def swap(self) -> dict[int, int]:
-        """Give missing tokens the least recently used rows; return them by row."""
+        """Give missing tokens the least recently used rows; return tokens by row."""
         changed = {}
         for token in list(self.missing)[-len(self._rows) :]:
             _, row = self._rows.popitem(last=False)

@@ -114,7 +114,7 @@ class LocalPool:
     def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet
     ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:
-        """Draft; return (member, tree) pairs by request id, and groups' times."""
+        """Draft; return (speculator, tree) pairs by request id, and groups' times."""
         by_request: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         self.counts = {}
@@ -154,7 +154,7 @@ class LocalPool:
         return by_request, times
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
-        """Return the outputs of the target that the members read."""
+        """Return the outputs of the target that the groups' drafters read."""
         if not any(group.feature_layers or group.target_top_k for group in self._groups):
             return NOTHING_WANTED
         return self.outputs.wanted(entries, self._groups)
@@ -178,7 +178,7 @@ class LocalPool:
     def _entry(
         self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet, max_read: int
     ) -> DraftEntry | None:
-        """Return a group's entry, if any member may draft.
+        """Return a group's entry, if any of its drafters may draft.
 
         It reads at most `max_read` context tokens, and drafts only if the context then is complete.
         """
@@ -225,9 +225,9 @@ class LocalPool:
     def _accept(
         self, group: DrafterGroup, job: DraftEntry, outcome: DraftOutcome
     ) -> list[tuple[int, TokenTree]]:
-        """Return an outcome's valid trees, with their members' numbers; note failures.
+        """Return an outcome's valid trees with their speculators' numbers; note failures.
 
-        A request with a failed draft is verified without that member's tree.
+        A request with a failed draft is verified without that speculator's tree.
         """
         group.cached_len[outcome.request_id] = outcome.cached_len if outcome.status is EntryStatus.OK else 0
         trees: list[tuple[int, TokenTree]] = []

@@ -118,7 +118,7 @@ def _vocabulary(directory: Path) -> str:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Return the number of weights by type, from the files' headers."""
+    """Return the number of parameters by dtype, from the files' headers."""
     sizes: dict[str, int] = {}
     for path in directory.glob("*.safetensors"):
         for tensor in stored_tensors(path).values():

@@ -239,7 +239,7 @@ class AsyncLLM:
             self._cancel(future.result())
 
     def _end_all(self) -> None:
-        """End every request with an error, also before its submission."""
+        """End every request with an error, even if not submitted yet."""
         while not self._work.empty():
             self._work.get()()
         error = self._fault or UnavailableError("this AsyncLLM is closed")

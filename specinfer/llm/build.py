@@ -218,7 +218,7 @@ def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[s
 
 
 def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
-    """Return the scheduler's limits within those of the verifier."""
+    """Return the scheduler's limits, none above the verifier's."""
     limits, cache = verifier.limits, verifier.runner.cache
     return SchedulerLimits(
         max_batch=options.max_num_seqs,

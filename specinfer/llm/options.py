@@ -33,7 +33,7 @@ class LLMOptions:
     acceptance: str = DEFAULT_RULE
     """Rule for sampled requests: traversal, multi_step or naive."""
     max_num_seqs: int = 16
-    """Maximum requests in a batch; further requests wait."""
+    """Maximum requests in a batch; other requests wait."""
     max_model_len: int = 0
     """Maximum context length in tokens; 0: the model's."""
     kv_tokens: int | str = CACHE_TOKENS

@@ -45,7 +45,7 @@ class AttentionRows:
     visible: list[int]
     """[rows] number of leading positions visible to each query."""
     extra: list[list[int]]
-    """[rows] further visible positions of each query: nodes on its path."""
+    """[rows] additional visible positions of each query: nodes on its path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def check_kv_type(options: RunnerOptions, executor: str) -> None:
 
 
 def check_numbers(options: RunnerOptions, subject: str) -> None:
-    """Check that the weights' format is numbers, not blocks.
+    """Check that the weights' format is not quantised.
 
     Raises:
         SettingError: for any other format.
@@ -83,7 +83,7 @@ def check_numbers(options: RunnerOptions, subject: str) -> None:
     chosen = find_format(options.weights)
     if chosen.name != AUTO and not isinstance(chosen, NumberFormat):
         raise SettingError(
-            "weights", options.weights, f"{subject} in numbers: must be auto, f32, f16 or bf16"
+            "weights", options.weights, f"{subject} unquantised: must be auto, f32, f16 or bf16"
         )
 
 

@@ -34,7 +34,7 @@ _TRUST = 20.0
 _MEMORY = 2000.0
 """Candidates after which an observation's weight falls to 1/e."""
 _POINT = -1
-"""Key of the bins of points; draws use their place from 0."""
+"""Key of the bins of points; draws use their index, from 0."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Record:
     """Statistics of one speculator."""
 
     bins: dict[int, list[_Bin]] = field(default_factory=lambda: defaultdict(_bins))
-    """Bins of points, and of draws by place; late places share one."""
+    """Bins of points, and of draws by index; late draws share one."""
 
     said: Reliability = field(default_factory=Reliability)
     """Reliability of uncorrected scores."""
@@ -144,5 +144,5 @@ class Calibration:
         return None if record is None else (record.said, record.believed)
 
     def beliefs(self) -> dict[int, Belief]:
-        """Return each speculator's map of (place, acceptance) to corrected acceptance."""
+        """Return each speculator's map of (draw's index, acceptance) to corrected acceptance."""
         return {speculator: record.belief for speculator, record in self._records.items()}

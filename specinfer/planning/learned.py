@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 Rows = tuple[Floats, Floats]
 """[N, features] rows, and [N] accepted tokens."""
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
-"""Maps context lengths by request id to lengths of repeated ends (`Repeats`)."""
+"""Maps context lengths by request id to lengths of matches (`Repeats`)."""
 
 MAX_REPEAT = 8
 """Maximum tokens of a repeated end."""
@@ -67,7 +67,7 @@ _TOKENS = 2.0
 
 
 class Repeats:
-    """Finds earlier occurrences of a text's end, which n-gram drafters use."""
+    """Finds earlier occurrences of a context's last tokens, as n-gram drafters do."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], int] = {}
@@ -75,10 +75,10 @@ class Repeats:
         self._read = 1
 
     def match(self, tokens: Sequence[int], length: int) -> int:
-        """Return the length of the text's repeated end, at most `MAX_REPEAT`.
+        """Return how many last tokens occurred before, at most `MAX_REPEAT`.
 
-        The text is tokens[:length]. It is compared with the latest earlier occurrence of its last two tokens;
-        the result is 0 if there is none. `length` must not fall between calls.
+        The context is tokens[:length]. It is compared with the latest earlier occurrence of its last two
+        tokens; the result is 0 if there is none. `length` must not fall between calls.
         """
         for place in range(self._read, length - 1):
             self._latest[tokens[place - 1], tokens[place]] = place
@@ -93,7 +93,7 @@ class Repeats:
 
 
 class TextMatches:
-    """Finds repeated ends of requests; forgets requests absent from a call."""
+    """Matches each request's last tokens; forgets requests absent from a call."""
 
     def __init__(self, tokens_of: Callable[[str], Sequence[int]]) -> None:
         self._tokens_of = tokens_of
@@ -205,12 +205,12 @@ class LearnedPlanner(TablePlanner):
             adaptive: if False, all speculators always draft what the budget allows.
             trained: weights by set name.
             names: names of the speculators by number; the pool extends this list.
-            matches: finds the repeated ends of requests.
+            matches: returns how many last tokens of each request occurred before.
         """
         super().__init__(curve, budget, adaptive)
         self._trained, self._names, self._matches = trained, names, matches
         self._planned = 0
-        """Number of the present step."""
+        """Number of the current step."""
         self._models: dict[SpeculatorSet, LinearModel] = {}
         self._features: Floats = np.zeros(len(NAMES))
         """Sum of features over the step's requests, without the factors of `_usual`."""
@@ -278,7 +278,7 @@ class LearnedPlanner(TablePlanner):
         return self._models[asked]
 
     def _usual(self, asked: SpeculatorSet, size: int) -> Floats:
-        """Return a set's [features] factors: the table's expectation for `usual`, else 1."""
+        """Return factors [features]: the table's expected tokens for `usual`, else 1."""
         factors = np.ones(len(NAMES))
         gains = self.gains(asked, size, _USUAL_NODES.bit_length())
         factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)

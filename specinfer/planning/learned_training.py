@@ -37,7 +37,7 @@ class RecordedStep:
     contexts: Mapping[str, int]
     """Context tokens of the requests that wanted drafts, when the step began."""
     matches: Mapping[str, int]
-    """Lengths of the requests' repeated ends (`Repeats`)."""
+    """Lengths of the requests' matches (`Repeats`)."""
     outcomes: Outcomes
     """Outcomes of the requests that had merged trees."""
 

@@ -11,7 +11,7 @@ from specinfer.scheduling.limits import NodeBudget
 _MIN_S = 1e-6
 """Minimum seconds of a measured pass."""
 _ROW = 1e-4
-"""Minimum seconds of a further token, relative to a one-token pass."""
+"""Minimum seconds of an additional token, relative to a one-token pass."""
 
 
 class PassCurve:

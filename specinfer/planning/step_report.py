@@ -10,10 +10,7 @@ from specinfer.tree import TokenTree
 Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
 """Verified tree and accepted nodes, by request id."""
 _USUAL_DELTA = 16
-"""Maximum context tokens per request of a draft time that measures drafting.
-
-With more, reading missed tokens dominates the time.
-"""
+"""Context tokens per request above which reading dominates a draft time."""
 
 
 class DraftTime(NamedTuple):
@@ -69,7 +66,7 @@ class StepPlanner(Protocol):
     """Chooses steps, and learns from their outcomes."""
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
-        """Set each service's speculators; within a service they draft in turn."""
+        """Set each service's speculators; within a service they draft one by one."""
 
     def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
         """Return the choice for the next step of a batch.

@@ -63,7 +63,7 @@ class RowSeconds:
 
     def __init__(self) -> None:
         self._values = deque[tuple[float, float, int]](maxlen=_WINDOW)
-        """Rest, known part, and step."""
+        """(Measured seconds less the known part, known part, step number)."""
         self._rest = self._known = 0.0
         self._new = 0
         self.batch = 1
@@ -74,7 +74,7 @@ class RowSeconds:
         return len(self._values)
 
     def add(self, value: float, step: int, known: float = 0.0) -> None:
-        """Count a value; `known` is its part without noise."""
+        """Count a value in seconds; `known` is its part without noise."""
         values = self._values
         if values and self.age_at(step) > _TRUSTED:
             while len(values) > 1:
@@ -99,7 +99,7 @@ class RowSeconds:
 
     @property
     def value(self) -> float:
-        """Mean seconds, rest and known part together."""
+        """Mean seconds, measured and known part together."""
         return self.rest + self._known
 
     def weight_at(self, step: int) -> float:
@@ -117,7 +117,7 @@ class StepSeconds:
     def __init__(self, curve: PassCurve) -> None:
         self._curve = curve
         self._ratios = deque([1.0], maxlen=_PASSES)
-        """Seconds of the latest passes over those of the curve."""
+        """Seconds of the latest passes, divided by the curve's."""
         self._rows: dict[tuple[int, SpeculatorSet], dict[int, RowSeconds]] = {}
         """Rows by (batch class, speculator set), then by nodes."""
         self._drafts: dict[object, dict[tuple[int, int], RowSeconds]] = {}
@@ -131,7 +131,7 @@ class StepSeconds:
 
     @property
     def pace(self) -> float:
-        """Seconds of passes now, over those of the curve."""
+        """Seconds of passes now, divided by the curve's."""
         return median(self._ratios)
 
     def observe(self, report: StepReport, seconds: float, step: int) -> None:
@@ -211,7 +211,7 @@ class StepSeconds:
         return self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
 
     def _drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
-        """Return seconds of drafts: services in parallel, their speculators in turn."""
+        """Return seconds of drafts: services in parallel, their speculators one by one."""
         if not asked or not nodes:
             return 0.0
         longest = 0.0

@@ -185,7 +185,7 @@ class TablePlanner:
     def gains(
         self, asked: SpeculatorSet, size: int, places: int, whole: Sequence[Gain] = ()
     ) -> Sequence[Gain]:
-        """Return the gains of a set's usual trees, by size."""
+        """Return a speculator set's expected gains for an average request, by size."""
         everybody = self._shares.everybody
         whole = whole or self.accepted.gains(everybody, size, places)
         if asked == everybody:

@@ -13,7 +13,7 @@ _LATEST = 16
 
 @dataclass(slots=True)
 class _Text:
-    """Accepted tokens of one request, and expected tokens of usual trees."""
+    """Accepted tokens of one request, and those expected of an average request."""
 
     prompt: int
     accepted: float = 0.0
@@ -49,7 +49,7 @@ class RequestTexts:
         self._contexts = contexts
 
     def ratio(self, request_id: str) -> float:
-        """Return the accepted tokens of a request over those of usual trees."""
+        """Return a request's accepted tokens divided by an average request's."""
         text = self._texts.get(request_id)
         return (text.accepted + _PRIOR) / (text.expected + _PRIOR) if text else 1.0
 
@@ -58,7 +58,7 @@ class RequestTexts:
         return sum([self.ratio(request_id) for request_id in self._texts])
 
     def add(self, request_id: str, accepted: int, expected: float) -> None:
-        """Count a request's tree, and the usual tree's expected tokens."""
+        """Count a tree's accepted tokens, and those expected of an average request."""
         text = self._texts.get(request_id)
         if text is not None:
             fade = 0.5 ** (1 / _HALF)

@@ -82,9 +82,9 @@ class Shares:
             self.sets = self._sets_worth_asking()
 
     def share(self, asked: SpeculatorSet) -> float:
-        """Return a set's share of the pool's tokens.
+        """Return a speculator set's share of the whole pool's accepted tokens.
 
-        It counts a path's tokens up to the first not proposed by the set.
+        A path counts up to its first token that the set did not propose.
         """
         if asked not in self._shares:
             whole = sum([len(path) for path in self._paths])
@@ -104,5 +104,5 @@ class Shares:
 
 
 def _own_prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
-    """Return the length of a path's prefix proposed by a set."""
+    """Return how many first tokens of a path the speculators `asked` proposed."""
     return next((length for length, proposers in enumerate(path) if not proposers & asked), len(path))

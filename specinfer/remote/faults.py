@@ -25,7 +25,7 @@ LONGEST_S = 300.0
 class Quarantine:
     """One speculator's quarantines for malformed trees.
 
-    After a quarantine, one malformed tree starts another of twice the length, until `IN_A_ROW` sound trees in
+    After a quarantine, one malformed tree starts another of twice the length, until `IN_A_ROW` valid trees in
     a row reset the length.
     """
 
@@ -51,7 +51,7 @@ class Quarantine:
         return begun
 
     def sound(self) -> None:
-        """Count a sound tree."""
+        """Count a valid tree."""
         self._malformed = 0
         self._sound += 1
         if self._sound >= IN_A_ROW:

@@ -84,7 +84,7 @@ class PoolPolicy:
     retry_s: float = 0.5
     """Seconds before an unavailable service is retried, doubled after each loss."""
     longest_retry_s: float = 30.0
-    """Maximum seconds before a retry, also for services that do not fit."""
+    """Maximum seconds before a retry; incompatible services wait as long."""
     hidden_size: int = 0
     """Size of the target's hidden states."""
     feature_layers: int = 0

@@ -173,9 +173,8 @@ class SpeculatorPool:
         """Return the chosen speculators' trees within the deadline.
 
         A step with draws has no deadline: a draft's duration depends on the drawn tokens, so dropping late
-
-        drafts would select by token and bias the output. After `hung_s` without an answer a service counts as
-        dead. `traceparent` is the trace context sent to services.
+        drafts would bias the output. After `hung_s` without an answer a service counts as dead.
+        `traceparent` is the trace context sent to services.
         """
         self._step_times.begins(time.perf_counter())
         shares = self._replicas.divide(entries) if self.services else {}

@@ -1,7 +1,7 @@
 """Track a speculator service's replica: its caches, messages and answers.
 
 A replica runs one or more speculators, which the pool numbers; the pool owns the connections. Invariant:
-`cached_len` never exceeds the service's reports.
+`cached_len` is never more than the service reported.
 """
 
 import math

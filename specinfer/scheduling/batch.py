@@ -35,7 +35,7 @@ class RunningBatch:
 
     @property
     def spare(self) -> int:
-        """Number of further requests that could run, with average cache use."""
+        """Number of additional requests that could run at average cache use."""
         admitted = [*self.running.values(), *self.queue]
         places = max(0, self._limits.max_batch - len(admitted))
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in admitted)

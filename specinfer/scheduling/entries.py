@@ -19,16 +19,16 @@ class StepEntry:
     base_len: int
     delta: tuple[int, ...]
     final: bool
-    """True if the delta ends the committed tokens: a tree may follow."""
+    """True if the delta includes the last committed token, the tree's root."""
     limits: TreeLimits
     reach: int
     """Maximum depth of the tree's nodes, from any speculator."""
     forced: int = 0
-    """Maximum further nodes for tokens forced by the constraint."""
+    """Maximum additional nodes for tokens forced by the constraint."""
     read_limit: int = 0
     """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Tokens found in the verifier's memory do not count.
+    Tokens found in the verifier's cache do not count.
     """
 
     @property
@@ -70,7 +70,7 @@ class LatestDrafts:
     """Latest drafts of one group of drafters, by request.
 
     A request that the verifier deferred has the same context in its next step and must use the same drafts:
-    drafting again could select by token, which would bias the output.
+    drafting again could bias the output.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Progress:
     tokens: list[int]
     logprobs: list[LogprobRow]
     start: int
-    """Number of generated tokens before these."""
+    """Number of generated tokens before `tokens`."""
     final: bool
     """True if the request ends with these tokens."""
 
@@ -150,7 +150,7 @@ class Progress:
         return self.state.request.request_id
 
     def cut(self, keep: int) -> None:
-        """Keep only the first `keep` tokens, also in the request's state."""
+        """Keep only the first `keep` tokens, here and in the request's state."""
         drop = len(self.tokens) - keep
         if drop:
             del self.state.tokens[-drop:]

@@ -52,7 +52,7 @@ class NodeBudget:
     """Seconds that a token of context adds to each row."""
 
     def of_step(self, batch: int, requests: int) -> int:
-        """Return the maximum nodes of a step with this many trees."""
+        """Return a step's maximum nodes if `requests` of `batch` have trees."""
         room = self.per_step if self.room is None else max(0, self.room - batch)
         return min(self.per_step, requests * self.per_request, room)
 

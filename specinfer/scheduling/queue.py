@@ -97,7 +97,7 @@ class FinishRate:
 
 
 QUEUE_SHARE = 4
-"""Maximum ratio of a named caller's waiting requests to free places.
+"""Maximum ratio of a named caller's waiting requests to free queue places.
 
 This is a dynamic threshold (Choudhury and Hahne 1998): one caller alone can take four fifths of the queue,
 several callers share the queue evenly, and some places always remain for other callers.

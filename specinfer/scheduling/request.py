@@ -18,7 +18,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class Speculation(IntEnum):
-    """Speculation allowed for a request; the numbers are those of the wire."""
+    """Speculation allowed for a request; the protocol has the same numbers."""
 
     TREE = 1
     SEQUENCE = 2

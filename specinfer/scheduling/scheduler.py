@@ -61,7 +61,7 @@ class Scheduler:
 
     @property
     def spare(self) -> int:
-        """Number of further typical requests that could run."""
+        """Number of additional requests that could run at average cache use."""
         return self._batch.spare
 
     @property

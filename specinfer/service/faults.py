@@ -70,14 +70,14 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
 
 
 def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, max_s: float | None = None) -> Handler:
-    """Return a handler whose calls enter `place` before their message is read.
+    """Return a handler that enters `place` before it reads a call's message.
 
     gRPC starts a unary handler only when its message has arrived, however late. This handler reads the
-    message itself, so that a call without a message leaves its place after `MESSAGE_S`.
+    message itself, so that a call without a message ends after `MESSAGE_S` seconds.
 
     Args:
         handler: any handler except of a method with a request stream and one reply.
-        place: raises a `SpecInferError` if too many calls are open.
+        place: context of an open call; raises a `SpecInferError` if too many are open.
         max_s: maximum seconds of a call; None: no limit.
     """
     method: Method | None = handler.unary_unary or handler.unary_stream or handler.stream_stream

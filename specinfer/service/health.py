@@ -20,7 +20,7 @@ from specinfer.service.tls import ClientTls, channel_credentials
 
 PROGRAM = "python -m specinfer.service.health"
 FLAGS_VARIABLE = "SPECINFER_HEALTH_FLAGS"
-"""Environment variable with further flags, such as TLS flags in images."""
+"""Environment variable with additional flags, such as TLS flags in images."""
 
 
 def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:

@@ -4,7 +4,7 @@
     add_VerifierServicer_to_server(servicer, server)
     stub = VerifierStub(open_channel("in-process:verifier"))
 
-Stubs, servicers and errors are those of gRPC. Messages are passed by reference, so a sent message must not be
+Stubs, servicers and errors are gRPC's. Messages are passed by reference, so a sent message must not be
 changed. A call runs as a task of the caller's event loop; cancelling the call cancels the servicer's method.
 """
 

@@ -24,7 +24,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from specinfer.tree.draws import Belief, draws_of, take_at_word
+from specinfer.tree.draws import Belief, draws_of, uncorrected
 from specinfer.tree.token_tree import Candidate, Proposal, ProposalKind, TokenTree
 
 Beliefs = Mapping[int, Belief]
@@ -178,6 +178,6 @@ class _Cut:
         if proposal.kind is ProposalKind.POINT:
             return proposal.scores[draw] if proposal.scores else float(self._scores[proposal.children[draw]])
         if index not in self._chances:
-            belief = self._beliefs.get(proposal.speculator, take_at_word)
+            belief = self._beliefs.get(proposal.speculator, uncorrected)
             self._chances[index] = [d.chance for _, d in draws_of(proposal, self._token_ids, belief)]
         return self._chances[index][draw]

@@ -15,7 +15,7 @@ from math import sqrt
 from specinfer.tree.token_tree import Proposal, ProposalKind
 
 Belief = Callable[[int, float], float]
-"""Returns the corrected acceptance of a draw, by place from 0."""
+"""(index of a draw, from 0; its expected acceptance) -> corrected acceptance."""
 
 AGREEMENT = (0.85, 0.45, 0.3)
 """Expected acceptance of first, second and later draws, per norm of q.
@@ -24,7 +24,7 @@ Each applies if all draws before it were rejected. Measured (docs/performance.md
 """
 
 
-def take_at_word(place: int, acceptance: float) -> float:
+def uncorrected(place: int, acceptance: float) -> float:
     """Return the acceptance unchanged: the `Belief` about speculators without measurements."""
     return acceptance
 
@@ -35,14 +35,14 @@ class Draws:
     __slots__ = ("_alive", "_belief", "_left", "_replace", "_squares", "_sum", "chance", "place")
 
     place: int
-    """Number of draws so far: the next draw's place."""
+    """Number of draws so far: the next draw's index."""
     chance: float
     """Probability that the next draw is accepted, if its parent is.
 
     It never rises from draw to draw.
     """
 
-    def __init__(self, q: Sequence[float], kind: ProposalKind, belief: Belief = take_at_word) -> None:
+    def __init__(self, q: Sequence[float], kind: ProposalKind, belief: Belief = uncorrected) -> None:
         """Start before the first draw; `q`: probabilities of the drawable tokens."""
         self._replace, self._belief = kind is ProposalKind.WITH_REPLACEMENT, belief
         self._sum, self._squares, self._left = sum(q), sum([p * p for p in q]), len(q)
@@ -69,7 +69,7 @@ class Draws:
 
 
 def draws_of(
-    proposal: Proposal, token_ids: Sequence[int], belief: Belief = take_at_word
+    proposal: Proposal, token_ids: Sequence[int], belief: Belief = uncorrected
 ) -> Iterator[tuple[int, Draws]]:
     """Yield each child of a sampled proposal, with the state before it.
 

@@ -28,7 +28,7 @@ NOBODY = 2**32 - 1
 """Speculator number of nodes forced by constraints (`specinfer.tree.constrained`)."""
 
 Candidate = tuple[int, int]
-"""A proposed child: (index of the proposal, place among the proposal's children)."""
+"""A proposed child: (index of the proposal, index among the proposal's children)."""
 
 
 class ProposalKind(IntEnum):

@@ -96,7 +96,7 @@ class Constraining:
         A step takes at most one request with expensive masks: reading its tokens is expensive, too.
 
         Raises:
-            ExhaustedError: while the root's mask is being made, or if another expensive request has its turn.
+            ExhaustedError: while the root's mask is being computed, or while another expensive request runs.
         """
         if job.tree is None:
             return
@@ -108,7 +108,7 @@ class Constraining:
     def _check(self, request_id: str, masks: RequestMasks, generated: Sequence[int]) -> None:
         if not masks.made(generated):
             self._late.append(masks.want(generated))
-            raise ExhaustedError("the constraint's next mask is being made")
+            raise ExhaustedError("the constraint's next mask is being computed")
         if not masks.expensive:
             return
         if request_id not in self._line:

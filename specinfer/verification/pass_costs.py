@@ -42,9 +42,9 @@ _FEW = (1, 16, 64)
 _CHEAP = 2.0
 """Maximum time of measured passes, relative to a one-row pass."""
 _MOVED = 4 / 3
-"""Maximum ratio of two undisturbed measurements of a size."""
+"""Ratio of two measurements of a size, above which one was disturbed."""
 _FELL = 0.8
-"""Minimum undisturbed ratio of a size's time to a smaller size's."""
+"""Time ratio to a smaller size, below which one measurement was disturbed."""
 _AGAIN = 3
 """Maximum number of repeated measurements."""
 

@@ -39,7 +39,7 @@ class LateNodeError(SpecInferError):
     """A node's mask is not ready; the masks of its ancestors are."""
 
     def __init__(self, node: int) -> None:
-        super().__init__("the node's mask is being made")
+        super().__init__("the node's mask is being computed")
         self.node = node
 
 

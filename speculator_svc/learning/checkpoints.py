@@ -106,7 +106,7 @@ class Checkpoints:
         shutil.rmtree(self.offered, ignore_errors=True)
 
     def keep_only(self, *numbers: int) -> None:
-        """Remove all versions but these."""
+        """Remove all versions but `numbers`."""
         for number in set(self.versions) - set(numbers):
             self.remove(number)
 

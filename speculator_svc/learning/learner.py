@@ -71,7 +71,7 @@ class Learner:
         checkpoints: Checkpoints,
         run_trials: Trials,
     ) -> None:
-        """Create the learner of the engine's drafter number `place`."""
+        """Create the learner of a drafter; `place`: its number in the engine."""
         self.replay, self.counts = replay, LearningCounts()
         self._engine, self._thread, self._place = engine, thread, place
         self._options, self._checkpoints, self._run_trials = options, checkpoints, run_trials
@@ -107,11 +107,11 @@ class Learner:
         Raises:
             InvalidInputError: naming the invalid field of a part.
             IncompatibleError: if the checkpoint is not an SSM of the same target.
-            ExhaustedError: if another offer is being judged.
+            ExhaustedError: if another offer is being evaluated.
             UnavailableError: if the offer is late or cannot be written; nothing changes then.
         """
         if self._busy.locked():
-            raise ExhaustedError("another offer is being judged")
+            raise ExhaustedError("another offer is being evaluated: offer again later")
         async with self._busy:
             self.counts.offers += 1
             try:
@@ -170,7 +170,7 @@ class Learner:
                 async for part in parts:
                     await asyncio.to_thread(checkpoints.add, part.file, part.data)
         except TimeoutError as error:
-            raise UnavailableError(f"the offer did not come within {RECEIVE_S:g} seconds") from error
+            raise UnavailableError(f"the offered files took over {RECEIVE_S:g} s: offer again") from error
         checkpoints.check_whole()
         await asyncio.to_thread(self._check, checkpoints.offered)
 

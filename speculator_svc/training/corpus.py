@@ -88,7 +88,7 @@ def read_corpus(path: Path) -> list[Continuation]:
     """
     continuations = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
     if not continuations:
-        raise InvalidInputError("corpus", str(path), "has no continuations")
+        raise InvalidInputError("corpus", str(path), "has no lines; each needs `p` and `o`")
     return continuations
 
 
@@ -99,7 +99,8 @@ def _parse(line: str, place: str) -> Continuation:
         labels = _decoded(row["labels"], len(output)) if "labels" in row else None
         return Continuation(tuple(row["p"]), output, labels)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise InvalidInputError(place, line[:60], "needs `p` and `o`") from error
+        reason = "must be JSON with token ids `p` (prompt) and `o` (output)"
+        raise InvalidInputError(place, line[:60], reason) from error
     except ValueError as error:
         raise InvalidInputError(f"{place}: labels", line[:60], str(error)) from error
 

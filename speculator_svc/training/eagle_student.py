@@ -131,7 +131,7 @@ def starting_tensors(
 
 
 STEP_WEIGHT = 0.8
-"""Weight of each further step's loss, as in EAGLE-3."""
+"""Weight of a step's loss over the previous step's, as in EAGLE-3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def think(
     directory: Path,
     report: Callable[[int, int], None],
 ) -> list[Thoughts]:
-    """Load or compute all thoughts; `layers` as in `forward_with_features`."""
+    """Load or compute all states and labels; `layers` as in `forward_with_features`."""
     thoughts: list[Thoughts] = []
     for start in range(0, len(corpus), CHUNK):
         chunk = corpus[start : start + CHUNK]
@@ -61,7 +61,7 @@ def think(
 
 
 class Kept(NamedTuple):
-    """Cached files of a chunk's thoughts, and their layers."""
+    """Cached files of a chunk's states and labels, and the states' layers."""
 
     place: Path
     layers: tuple[int, ...]
@@ -92,7 +92,7 @@ def _place(directory: Path, digest: str, layers: Sequence[int]) -> Path:
 
 
 def _kept(directory: Path, digest: str, layers: Sequence[int]) -> Kept | None:
-    """Return cached thoughts with all these layers, if any."""
+    """Return cached files with states of all these layers, if any."""
     for place in sorted(directory.glob(f"features-{digest}-*")):
         kept = Kept(place, tuple(int(layer) for layer in place.name.split("-")[2:]))
         if kept.whole and set(layers) <= set(kept.layers):
@@ -127,7 +127,7 @@ def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, ND
 
 
 def _single(directory: Path, item: Continuation, layers: Sequence[int]) -> Path:
-    """Return the directory of one continuation's thoughts."""
+    """Return the file of one continuation's states and labels."""
     return directory / f"thought-{_digest([item])}-{'-'.join(map(str, layers))}.npz"
 
 

@@ -134,7 +134,7 @@ class RunProgress:
 
     @contextmanager
     def timed(self, work: Path) -> Iterator[None]:
-        """Add the context's duration to `spent_s`, also after an interruption."""
+        """Add the context's duration to `spent_s`, even if interrupted."""
         began = time.monotonic()
         try:
             yield

@@ -43,7 +43,7 @@ MAX_UNREAD = 64
 
 
 class Seen(NamedTuple):
-    """An event of a request: a step's outcome or an end."""
+    """An event of a request: a step's outcome, or its finish."""
 
     item: Progress
     step: FinishedStep | None
@@ -66,8 +66,7 @@ class Watch:
     def put(self, seen: Seen) -> None:
         """Add an event.
 
-        If `MAX_UNREAD` events wait, the oldest step is dropped; an end is dropped only if all events are
-        ends.
+        If `MAX_UNREAD` events wait, the oldest step is dropped; a finish is dropped only if all are finishes.
         """
         if len(self._unread) >= MAX_UNREAD:
             steps = (place for place, old in enumerate(self._unread) if not old.item.final)
@@ -89,7 +88,7 @@ class Watch:
         """
         while not self._unread:
             if self._closed:
-                raise UnavailableError("this gateway ends; watch at another gateway")
+                raise UnavailableError("this gateway is shutting down; watch at another gateway")
             self._changed.clear()
             await self._changed.wait()
 
@@ -133,7 +132,7 @@ class Watches:
                 del self._open[key]
 
     def tell(self, step: FinishedStep | None, progress: Sequence[Progress], names: Sequence[str]) -> None:
-        """Send a stored step to the watches of its requests."""
+        """Send requests' stored progress, with its step, to their watches."""
         for item in progress:
             caller = item.state.request.caller
             for key in ((caller, item.request_id), (caller, "")):

@@ -81,7 +81,7 @@ class RequestCounters:
         self._queue.observe((state.admitted_at or state.queued_at) - state.queued_at)
 
     def progress(self, item: Progress) -> None:
-        """Count new tokens of a request, or its end."""
+        """Count new tokens of a request, or its finish."""
         state, count = item.state, len(item.tokens)
         if count:
             self._generation_tokens.add(count)

@@ -1,4 +1,4 @@
-"""Metrics of steps: durations, failures, choices and errors of predictions."""
+"""Define metrics of steps: durations, failures, plans, expected and actual results."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ class PlannerMetrics:
             self._choices.add(0, reason)
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        """Count a step; `names` are those of the speculators by number."""
+        """Count a step; `names` are the speculators' names by number."""
         choice = step.choice
         self._choices.add(1, choice.reason)
         for number in choice.speculators:
@@ -44,13 +44,13 @@ class PlannerMetrics:
             self._actual_tokens.add(sum([1 + len(verdict.accepted) for verdict in step.verdicts.values()]))
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Begin counts of the speculators that were reached at 0."""
+        """Show the counts of reached speculators, which start at 0."""
         for named in names:
             self._asked.add(0, named.speculator)
 
 
 class StepMetrics:
-    """Counts steps, while the next step's drafts are under way."""
+    """Counts finished steps while the next step's drafts are computed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.speculation, self.planner = SpeculationMetrics(registry), PlannerMetrics(registry)
@@ -86,7 +86,7 @@ class StepMetrics:
         )
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        """Count a step; `names` are those of the speculators by number."""
+        """Count a step; `names` are the speculators' names by number."""
         for phase, seconds in zip(PHASES, step.phases, strict=True):
             self._phase.observe(seconds, phase)
         self._batch.observe(len(step.entries))
@@ -95,6 +95,6 @@ class StepMetrics:
         self.planner.count(step, names)
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Begin counts of the speculators that were reached at 0."""
+        """Show the counts of reached speculators, which start at 0."""
         self.speculation.announce(names)
         self.planner.announce(names)

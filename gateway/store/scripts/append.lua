@@ -1,6 +1,6 @@
--- Writes new tokens and ends of one gateway's requests. ARGV: prefix, owner, seconds that unfinished and finished requests
--- stay, model, then JSON: a list of {id, adoption, offset of the tokens, tokens, offset of the logprobs, logprobs, number
--- of tokens, drawn ('0' or '1'), end}. The end is '' or JSON; tokens and logprobs are text in fields of fixed width, and
+-- Writes new tokens and endings of one gateway's requests. ARGV: prefix, owner, seconds that unfinished and finished
+-- requests stay, model, then JSON: a list of {id, adoption, offset of the tokens, tokens, offset of the logprobs, logprobs,
+-- number of tokens, drawn ('0' or '1'), end}. `end` is '' or JSON; tokens and logprobs are text of fixed width per item, and
 -- offsets are in characters. A request's first tokens also set its model, and whether speculators may draw for it.
 -- Returns a word per item: 'ok'; 'cancel' (written, and a client has cancelled the request); 'fenced' (another gateway
 -- owns the request, or this gateway by a later adoption, if the write was delayed); 'lost' (the request or its earlier

@@ -1,7 +1,7 @@
 -- Writes a request that Redis has lost again, from its owner's memory. ARGV: prefix, id, owner, edge, caller, content,
 -- idempotency key, seconds since arrival, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption,
 -- seconds from arrival to the deadline ('' for none).
--- Returns 'ok', also if Redis has these tokens, or 'fenced' if Redis has the request by another or later adoption.
+-- Returns 'ok', even if Redis has these tokens, or 'fenced' if Redis has the request by another or later adoption.
 local prefix, id, owner, edge, caller, content, idempotency_key = unpack(ARGV, 1, 7)
 local age, model, drawn, tokens, logprobs, ttl = tonumber(ARGV[8]), unpack(ARGV, 9, 12)
 ttl = tonumber(ARGV[13])

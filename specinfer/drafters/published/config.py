@@ -67,11 +67,11 @@ def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
         raise refused("model_type", kind, f"supported are {', '.join(_KINDS)}", prefix)
     known = {*AutoConfig.for_model(kind).to_dict(), *_WINDOWS, *_ELSEWHERE}
     for name in sorted(fields.keys() - known):
-        raise refused(name, fields[name], "not understood", prefix)
+        raise refused(name, fields[name], "unknown field", prefix)
     for name in ("rope_parameters", "rope_scaling"):
         rope = fields.get(name) or {}
         if not isinstance(rope, dict) or rope.keys() - _ROPE:
-            raise refused(name, rope, "not understood", prefix)
+            raise refused(name, rope, f"must be an object with fields of {', '.join(sorted(_ROPE))}", prefix)
     check_sizes({prefix.removesuffix("."): fields} if prefix else fields, least=1)
     plain = {name: value for name, value in fields.items() if name not in _WINDOWS}
     label = prefix.replace(".", ": ")
@@ -216,7 +216,7 @@ def read_published(
     config = checked_config(directory, target_directory, algorithm)
     known = {**known, **_UNTIED}
     for name in sorted(config.keys() - known.keys() - _DESCRIBED):
-        raise IncompatibleError(f"{name} = {config[name]!r}: not understood for {algorithm}")
+        raise IncompatibleError(f"{name} = {config[name]!r}: unknown field of {algorithm}")
     fields = {name: config.get(name, value) for name, value in known.items()}
     target = target_config(target_directory)
     must_be(fields, _UNTIED)
@@ -273,7 +273,7 @@ def _tokens(described: Mapping[str, Any], algorithm: str) -> int:
         raise IncompatibleError(f"proposal_methods = {methods!r}: must be a list of objects")
     for method in methods:
         for name in sorted(method.keys() - {*_PROPOSAL, "speculative_tokens"}):
-            raise IncompatibleError(f"proposal_methods.{name} = {method[name]!r}: not understood")
+            raise IncompatibleError(f"proposal_methods.{name} = {method[name]!r}: unknown field")
         must_be(method, _PROPOSAL)
     tokens = methods[0].get("speculative_tokens") if methods else None
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:

@@ -78,7 +78,7 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
     published = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
     _check_target(published, target_directory)
     if (block := published.count("block_size")) == 1:
-        raise IncompatibleError(f"block_size = {block}: has no position that guesses")
+        raise IncompatibleError(f"block_size = {block}: must be at least 2, or no position predicts a token")
     return replace(published, tokens=block - 1)
 
 
@@ -89,7 +89,7 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
         raise IncompatibleError(f"{FLAT_FIELD} = {inner!r}: must be an object")
     named = {f"{FLAT_FIELD}.{name}": value for name, value in inner.items()}
     for name in sorted(named.keys() - _DEFAULTS.keys()):
-        raise IncompatibleError(f"{name} = {named[name]!r}: not understood")
+        raise IncompatibleError(f"{name} = {named[name]!r}: unknown field")
     return _DEFAULTS | named
 
 

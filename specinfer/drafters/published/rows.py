@@ -118,7 +118,7 @@ def read_tensors(
     shapes = wanted | optional
     for name, tensor in tensors.items():
         if name not in shapes:
-            raise IncompatibleError(f"config.json does not call for the tensor {name}")
+            raise IncompatibleError(f"config.json's model has no tensor {name}")
         if tuple(tensor.shape) != shapes[name]:
             mismatch = f"{name} has shape {list(tensor.shape)}"
             raise IncompatibleError(f"{mismatch}: config.json implies {list(shapes[name])}")
@@ -226,4 +226,4 @@ def _check_torch(options: DrafterOptions, what: str) -> None:
     check_options(runner_options)
     if runner_options.executor not in ("auto", "torch"):
         raise SettingError("executor", runner_options.executor, f"must be torch or auto for {what}")
-    check_numbers(runner_options, f"{what} is held")
+    check_numbers(runner_options, f"{what} is stored")

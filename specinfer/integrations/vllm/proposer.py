@@ -167,7 +167,7 @@ class SpeculatorProposer:
         return (await pool.draft(entries, frozenset(range(len(pool.names))))).trees
 
     def _room(self, tokens: Int32) -> int:
-        """Return the maximum number of tokens to propose after these."""
+        """Return the maximum number of tokens to propose after `tokens`."""
         return min(self._max_tokens, self._longest - len(tokens) - 1)
 
     def _path(self, drafts: Sequence[tuple[int, TokenTree]], max_tokens: int) -> list[int]:

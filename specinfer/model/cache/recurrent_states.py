@@ -12,7 +12,7 @@ from specinfer.errors import ExhaustedError
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 
 _SNAPSHOTS = 32
-"""Maximum number of snapshots: states after blocks that no present request needs."""
+"""Maximum number of snapshots: states after blocks that no current request needs."""
 State = TypeVar("State")
 
 
@@ -22,7 +22,7 @@ class RecurrentStates(Generic[State]):
     def __init__(self, nodes_per_state: int = 1) -> None:
         """Create an empty store.
 
-        `nodes_per_state` tentative nodes take about as much memory as one whole state.
+        `nodes_per_state` tentative nodes (their changes of a state) take about the memory of one state.
         """
         self._nodes_per_state = nodes_per_state
         self._states: dict[int, State] = {}
@@ -33,9 +33,9 @@ class RecurrentStates(Generic[State]):
         self._claims: dict[KVSequence, int] = {}
         """Number of states that a sequence may write in its next pass."""
         self._ends: dict[KVSequence, int] = {}
-        """Number of whole states of nodes, by sequence (see `note_ends`)."""
+        """Number of nodes with full states, by sequence (see `note_ends`)."""
         self.limit: int | None = None
-        """Number of whole states that fit in memory; None: not known yet."""
+        """Number of full states that fit in memory; None: not known yet."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -52,7 +52,7 @@ class RecurrentStates(Generic[State]):
 
     @property
     def needed(self) -> int:
-        """Memory of states that must stay, in whole states."""
+        """Memory of states that must stay, in full states."""
         contexts = sum(slot in self._states for slot in self._users)
         nodes = len(self._states) - len(self._snapshots) - contexts
         return contexts + self._memory_of(nodes) + sum(self._ends.values())
@@ -87,7 +87,7 @@ class RecurrentStates(Generic[State]):
     def note_ends(self, sequence: KVSequence, ends: int) -> None:
         """Note how many nodes end a block and have children.
 
-        Each of them has a whole state.
+        Each of them has a full state, not only changes.
         """
         self._ends.pop(sequence, None)
         if kept := self._kept_ends(ends):

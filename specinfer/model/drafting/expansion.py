@@ -55,7 +55,7 @@ class _Growth:
     drawings: list[Drawing] = field(default_factory=list)
     """Drawings of all expanded nodes, if children are drawn."""
     draws: list[tuple[int, int, float]] = field(default_factory=list)
-    """(Drawing, place, path probability before the draw) of all draws, in order."""
+    """(Drawing, draw's index in it, path probability before it) of all draws."""
 
     @property
     def limits(self) -> TreeLimits:
@@ -68,7 +68,7 @@ class _Growth:
 
     @property
     def bar(self) -> float:
-        """Minimum path probability for a place in the tree; 0 until full."""
+        """Minimum path probability to enter the tree; 0 until it is full."""
         return sorted(self.path_probability[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
 
     def next_path_probability(self, drawing: Drawing) -> float:

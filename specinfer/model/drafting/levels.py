@@ -1,4 +1,4 @@
-"""Trees of heads: one distribution per depth, perhaps with a bias.
+"""Trees of heads: one distribution per depth, with or without bias.
 
 A bias depends on the token before. Without a bias, a token's distribution depends on its depth only, so a node's path
 probability is the product of its tokens' probabilities. The most probable nodes are then found exactly: the next node

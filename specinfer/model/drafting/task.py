@@ -27,7 +27,7 @@ Draft and target share the noise, but q differs from P: the draft's winner wins 
 under q suggests.
 """
 NOISY_RIVALS = 8
-"""Number of candidates in the softmax of a score."""
+"""Number of most probable candidates in the softmax of a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Grower(Protocol):
     """An executor that grows whole trees itself."""
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether the executor grows these trees; else the reference does."""
+        """Return whether the executor grows these trees; else `expansion` does."""
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor

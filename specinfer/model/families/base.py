@@ -61,11 +61,11 @@ class HeadSizes(NamedTuple):
 
 
 class TensorSource(NamedTuple):
-    """Tensor of a checkpoint that has one of our tensors."""
+    """Source of one of our tensors in a checkpoint."""
 
     name: str
     pick: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Returns our part, whole rows if quantised; None: all of the tensor."""
+    """Returns our part (whole rows if quantised); None: the whole tensor."""
     matrix: int | None = None
     """Index of our matrix in a stacked tensor; None: not stacked."""
 
@@ -83,7 +83,7 @@ class GgufLayout:
     raised: bool = False
     """True if norms' weights w are stored as 1 + w."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """Further tensors of a layer: name in `transformers` -> name in the file."""
+    """Other tensors of a layer: name in `transformers` -> name in the file."""
     further: dict[str, str] = field(default_factory=dict)
     """Additional parts of a multi-token-prediction layer."""
     top: Mapping[str, str] = field(default_factory=dict)
@@ -95,8 +95,8 @@ class GgufLayout:
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
     """Returns a tensor as `transformers` stores it.
 
-    Arguments: metadata, name in `transformers`, stored tensor, number of weights in a block (1 for numbers). Rows of a
-    quantised tensor are bytes; the result is None if they cannot be reordered.
+    Arguments: metadata, name in `transformers`, stored tensor, number of weights in a block (1 if unquantised). Rows of
+    a quantised tensor are bytes; the result is None if they cannot be reordered.
     """
 
 

@@ -114,10 +114,10 @@ def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
 
 
 def longest_text(text: Any) -> int:
-    """Return the maximum context whose keys do not depend on its length.
+    """Return the maximum context length at which cached keys stay valid.
 
-    LongRoPE rotates all keys differently, also cached ones, once a text exceeds the original length. So
-    such models are served up to that length.
+    LongRoPE rotates all keys differently, even cached ones, once a context exceeds the original length.
+    So such models are served up to that length.
 
     Raises:
         IncompatibleError: if the configuration states no maximum.
@@ -131,7 +131,7 @@ def longest_text(text: Any) -> int:
 
 
 def served_positions(text: Any) -> int:
-    """Return the maximum context, also of models without positions."""
+    """Return the maximum context length; `UNBOUNDED` if the configuration has none."""
     return longest_text(text) if getattr(text, "max_position_embeddings", None) else UNBOUNDED
 
 

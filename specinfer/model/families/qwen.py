@@ -1,4 +1,4 @@
-"""Qwen 2 and 3: biases of projections, or norms of heads."""
+"""Qwen 2 and 3: QKV biases, or query and key norms."""
 
 from typing import Any
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Format of matrices in memory; vectors and embeddings stay numbers."""
+    """Format of matrices in memory; vectors and embeddings are not quantised."""
 
     name: str
     help: str
@@ -24,7 +24,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat(Format):
-    """Numbers of one type; quantised files are dequantised."""
+    """A floating-point type; quantised files are dequantised."""
 
     dtype: str
 
@@ -58,7 +58,7 @@ class BlockFormat(Format):
     quantise_blocks: Callable[[Floats], Bytes]
     """Quantises rows [n, K] to the bytes of their blocks."""
     fallback: str = ""
-    """Format of rows that `block` does not divide; empty: numbers."""
+    """Format of rows that `block` does not divide; empty: not quantised."""
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
         """Return which executor and type the format needs, or ""."""

@@ -54,10 +54,7 @@ FORMATS: dict[str, Format] = {
     format_.name: format_
     for format_ in (
         Format(AUTO, "the format of the model's file: the blocks of a GGUF file, --dtype for safetensors"),
-        *(
-            NumberFormat(name, f"numbers in {dtype}, which --dtype must be", dtype)
-            for name, dtype in _NUMBERS
-        ),
+        *(NumberFormat(name, f"{dtype}, which --dtype must be, too", dtype) for name, dtype in _NUMBERS),
         *BLOCK_FORMATS,
         GpuFormat("int8", "8 bits a weight, a scale for each row", "q8_0"),
         GpuFormat("fp8", "8 bits a weight in floating point", "q8_0"),
@@ -97,7 +94,7 @@ def weights_help() -> str:
         for kind in (NumberFormat, BlockFormat, GpuFormat)
     )
     return (
-        f"auto, {FORMATS[AUTO].help}; {numbers}: numbers of that type, which --dtype must name, too; {blocks}: "
+        f"auto, {FORMATS[AUTO].help}; {numbers}: that type, not quantised; --dtype must be the same; {blocks}: "
         "blocks of these GGUF types on a CPU; matrices of other types are quantised while loading, which "
         f"changes the output; {gpu}: with the gpu executor"
     )

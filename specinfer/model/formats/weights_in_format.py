@@ -61,7 +61,7 @@ class WeightsInFormat(NamedTensors):
         dtype: torch.dtype,
         asked: bool = True,
     ) -> None:
-        """Open weights for a backend whose numbers are `dtype`.
+        """Open weights for a backend; unquantised tensors become `dtype`.
 
         `asked` is True if the user chose the format.
         """
@@ -76,7 +76,7 @@ class WeightsInFormat(NamedTensors):
             and not isinstance(chosen, NumberFormat)
             and isinstance(self._source, BlockWeights)
         )
-        """True if matrices may be in blocks; False: all are numbers."""
+        """True if matrices may be in blocks; False: none are."""
         self._numbers: dict[str, str] = {}
         self._blocks: dict[str, str] = {}
 
@@ -88,7 +88,7 @@ class WeightsInFormat(NamedTensors):
         return tensor
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in blocks; None for numbers.
+        """Return a matrix in blocks; None if it is unquantised.
 
         With `as_stored`, return only blocks of the file.
         """

@@ -21,7 +21,7 @@ _MIX_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 @kernel
 def exponential(key: tl.tensor, token: tl.tensor) -> Any:
-    """Return the noise E of tokens in float64, from SplitMix64's uniform numbers."""
+    """Return exponential noise E of tokens in float64, from SplitMix64."""
     z = key.to(tl.uint64) + (token.to(tl.uint64) + 1) * _GOLDEN
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2

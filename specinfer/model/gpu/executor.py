@@ -52,7 +52,7 @@ class GpuExecutor:
         device: str,
         weights_format: str = AUTO,
     ) -> None:
-        """Load the model; layers' matrices in numbers, "int8" or "fp8"."""
+        """Load the model; layers' matrices unquantised, in int8 or in fp8."""
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
         self._model = GpuTransformer(config, weights, dtype, device, quantiser(weights_format))

@@ -47,7 +47,7 @@ Pass = Callable[[Bucket, dict[str, torch.Tensor]], torch.Tensor]
 
 
 def can_grow(tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-    """Return whether the device can grow these trees; else the reference does."""
+    """Return whether the device can grow these trees; else `expansion` does."""
     levels = max((task.limits.depth for task in tasks), default=0)
     widest = max((task.limits.nodes for task in tasks), default=0)
     return (

@@ -1,6 +1,6 @@
 """Kernels that score and choose a growing tree's candidates.
 
-The rules are those of `specinfer.model.drafting.expansion`.
+The rules are the same as in `specinfer.model.drafting.expansion`.
 
     favour      rates every token: by its logit, and by noise if the request is sampled
     extend      one program per tree: adds the candidates below the frontier, chooses the next frontier, and writes
@@ -32,7 +32,7 @@ def favour(
     rows_of_task: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Compute each column's favour: (x - peak) / T, with noise if sampled.
+    """Compute each column's (logit - row's maximum) / T, with noise if sampled.
 
     Args:
         logits: [R, size] float32; peaks: [R] the maximum of each row. favours: [R, size] float32, the result.

@@ -52,7 +52,7 @@ class ShownWeights(Mapping[str, torch.Tensor]):
 
 
 def quantiser(kind: str) -> Quantise | None:
-    """Return a function that quantises layers' matrices; None for numbers.
+    """Return a function that quantises layers' matrices; None for other formats.
 
     Raises:
         SettingError: if torchao is not installed.

@@ -15,7 +15,7 @@ LANES = 16
 BLOCK = 16
 """Tokens in a cache block."""
 PLACES = 3
-"""Number of places with their own agreement of draws; last: all others."""
+"""Length of `specinfer.tree.draws.AGREEMENT`: first, second and later draws."""
 
 
 class Activation(IntEnum):

@@ -92,7 +92,7 @@ class _Results:
         return {name: getattr(self, name).ctypes.data for name in self.__dataclass_fields__}
 
     def tree(self, index: int, root: int, kind: ProposalKind | None) -> TokenTree:
-        """Return a job's tree; `kind` is that of draws, None for points."""
+        """Return a job's tree; `kind`: how children were drawn, None for points."""
         n = int(self.count[index])
         tokens = [root, *self.tokens[index, 1:n].tolist()]
         parents, scores = self.parents[index, :n].tolist(), self.scores[index, :n].tolist()

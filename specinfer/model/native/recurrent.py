@@ -61,7 +61,7 @@ class TokenState:
 
 
 class _Path(NamedTuple):
-    """Place on a path from which a row continues."""
+    """Recurrent state at a path's end, from which a row continues."""
 
     base: Memory | None
     inside: tuple[int, ...]
@@ -187,10 +187,7 @@ class NativeStates:
     def _settled(
         self, plan: _Plan, part: AttentionRows, paths: dict[int, _Path], parent: int, row: int
     ) -> _Path:
-        """Return the place after a token.
-
-        At the end of a block it has a new state.
-        """
+        """Return a token's path, with a new state after a full block."""
         if parent < 0:
             return _Path(None, (), (), None, ())
         state = None
@@ -216,7 +213,7 @@ class NativeStates:
         return path._replace(base=to, inside=(), kept=())
 
     def _add_row(self, plan: _Plan, row: int, path: _Path, own: Memory | None) -> _Path:
-        """Add a row to the call; return the place after it."""
+        """Add a row to the call; return the path including it."""
         past = path.inside if len(path.inside) >= len(path.recent) else path.recent
         plan.past.extend(past)
         plan.past_count.append(len(past))

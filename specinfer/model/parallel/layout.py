@@ -66,7 +66,7 @@ class Place:
 
     @property
     def tensor(self) -> int:
-        """Place within the stage."""
+        """Index within the stage's tensor-parallel ranks."""
         return self.rank % self.layout.tensor
 
     @property

@@ -124,7 +124,7 @@ class Ranks:
         return _sent(dist.isend(x, self.place.rank + self.place.layout.tensor, self._onward))
 
     def from_previous_stage(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Receive a tensor from the same place of the previous stage."""
+        """Receive a tensor from the previous stage's rank with the same index."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, self.place.rank - self.place.layout.tensor, self._onward)
         return x

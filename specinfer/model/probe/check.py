@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 _ROUNDING = {torch.float32: 1e-3}
 """Maximum distance of rounding, in standard deviations of the logits."""
 _ROUNDING_OF_HALVES = 0.2
-"""The same for 16-bit types."""
+"""Maximum distance of rounding to 16-bit types, in the same unit."""
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
-"""Minimum prompt length; models with less room are refused."""
+"""Minimum prompt length in tokens; models with shorter contexts are refused."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _ROWS = 2048
 """Maximum number of vocabulary rows in a probe."""

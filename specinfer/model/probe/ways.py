@@ -56,7 +56,7 @@ def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> lis
 
 
 def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far: int) -> list[WayDistance]:
-    """Run a prompt in all ways, also at position `far`."""
+    """Run a prompt in all ways; the last begins at position `far`."""
     ids = list(prompt)
     other, cut = [*reversed(ids[: len(ids) // 3 + 2])], len(ids) // 2
     wanted = reference(ids, 0)

@@ -22,7 +22,7 @@ def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -
 
 
 class Drawing:
-    """The children of one node, drawn in turn."""
+    """The children of one node, drawn one after another."""
 
     def __init__(
         self,

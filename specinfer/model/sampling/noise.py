@@ -81,7 +81,7 @@ def perturbed(p: Float64, token_ids: NDArray[np.integer[Any]], key: int) -> Floa
 
 
 def exponentials(token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """Return the noise E [v] of tokens, from SplitMix64's uniform numbers."""
+    """Return exponential noise E [v] of tokens, from SplitMix64."""
     z = _split_mix(key, token_ids)
     return np.asarray(-np.log(((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
 

@@ -57,7 +57,7 @@ class Parts:
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of kept tensors."""
+        """Make a linear layer of tensors that `keep` returned."""
         return make_linear(weight, bias)
 
     def norm(self, name: str) -> RMSNorm | LayerNorm:

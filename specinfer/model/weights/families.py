@@ -16,7 +16,7 @@ EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
 
 
 class RenamedWeights(NamedTensors):
-    """Weights under other names, perhaps parts of the stored tensors."""
+    """Weights under other names; some are parts of stored tensors."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RenamedWeights(NamedTensors):
             return tuple(pick(torch.empty(shape, device="meta")).shape) if pick else shape
         except (RuntimeError, IndexError) as error:
             raise IncompatibleError(
-                f"{source} has shape {list(shape)}: a tensor of this name cannot"
+                f"{source} has shape {list(shape)}: model_type requires another shape"
             ) from error
 
     def _shape_in_stack(self, source: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Ten
 
 
 def original_name(weights: Mapping[str, torch.Tensor], name: str) -> str:
-    """Return the name in the checkpoint of a perhaps renamed tensor."""
+    """Return a tensor's name in the checkpoint, renamed or not."""
     return weights.origin(name) if isinstance(weights, RenamedWeights) else name
 
 

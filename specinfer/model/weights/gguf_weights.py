@@ -31,7 +31,7 @@ MATRICES = frozenset(
 
 
 class GgufWeights(NamedTensors):
-    """All tensors of a GGUF file, perhaps split, in float32.
+    """All tensors of a GGUF file, split or not, in float32.
 
     They are dequantised, under Hugging Face names. Each is read from the file on request: pages of a mapped file would
     count as memory of the process.
@@ -41,7 +41,7 @@ class GgufWeights(NamedTensors):
         """Open the file.
 
         Args:
-            blocks: False: the method `blocks` returns None, so that all weights are numbers.
+            blocks: False: the method `blocks` returns None, so all weights are dequantised.
             further: True: only the layers for multi-token prediction; False: all other tensors.
 
         Raises:
@@ -82,7 +82,7 @@ class GgufWeights(NamedTensors):
 
         if unused := sorted(self._tensors.keys() - self._names.values() - ROPE_TENSORS):
             raise IncompatibleError(
-                f"GGUF: tensor {unused[0]} is not understood ({len(unused)} unknown tensors)"
+                f"GGUF: tensor {unused[0]} is not supported ({len(unused)} unknown tensors)"
             )
         plain = {kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"}
         for name, (_, tensor) in self._tensors.items():
@@ -163,7 +163,7 @@ class GgufWeights(NamedTensors):
         return tuple(self._undone(name, torch.empty(shape, device="meta")).shape)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored, (type, bytes [N, row bytes]), or None."""
+        """Return a matrix as stored; None if the kernels cannot multiply it."""
         reader, stored = self._tensors[self._names[name]]
         if not self.in_blocks(name):
             return None

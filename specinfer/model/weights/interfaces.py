@@ -8,7 +8,7 @@ import torch
 Blocks = tuple[str, torch.Tensor]
 """GGUF type, and rows as bytes [N, bytes of K weights].
 
-The type may also be a type of numbers.
+The type may also be F32, F16 or BF16.
 """
 
 

@@ -56,7 +56,7 @@ class StoredRows(Protocol):
     """A file whose matrices can be read row by row."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored; None if the kernels cannot multiply it."""
+        """Return a matrix in blocks, as `BlockWeights` does."""
 
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Return these rows of a matrix as stored."""

@@ -27,7 +27,7 @@ class Finding:
 
 
 async def check_contract(examined: Examined) -> AsyncIterator[Finding]:
-    """Check every rule in turn; stop if `Describe` fails."""
+    """Check every rule in order; stop if `Describe` fails."""
     for rule, check in RULES.items():
         try:
             yield Finding(rule, Outcome.KEPT, await check(examined))

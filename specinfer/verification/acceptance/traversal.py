@@ -98,7 +98,7 @@ class _Draws:
 
 
 class _Visit:
-    """A node of the path that is being tried."""
+    """A node u of the tried path, with p and M."""
 
     def __init__(self, node: int, p: float) -> None:
         self.node, self.p = node, p
@@ -127,7 +127,7 @@ class _Visit:
         return min(1.0, self.p * float(self._residual[draw.token]) / (q * self._total))
 
     def reject(self) -> bool:
-        """Subtract the rejected draw from M; return False if M is empty."""
+        """Update p, M after a rejection; return False if M is empty."""
         assert self._tried is not None
         assert self._residual is not None
         left = subtract(self._residual, self._total, self._tried.ids, self._tried.q / self.p)

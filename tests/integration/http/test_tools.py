@@ -46,7 +46,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [TIME], "extra_body": {"structured_outputs": {"grammar": 'start: "a"'}}},
         "structured_outputs.grammar",
-        "excludes tools",
+        "not supported with tools",
     ),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id"),
     (

@@ -91,7 +91,11 @@ BAD_COMMANDS = [
     (["generate", "hi", "--speculation", "yes"], 2, "'yes'"),
     (["generate", "hi", "--seed", "-4"], 2, "seed = -4"),
     (["generate"], 2, "prompt = None: required"),
-    (["generate", "hi", "--prompt-file", "x"], 2, "--prompt-file = 'x': excludes a prompt as argument"),
+    (
+        ["generate", "hi", "--prompt-file", "x"],
+        2,
+        "--prompt-file = 'x': cannot be used with a prompt as argument",
+    ),
     (["generate", "--prompt-file", "/no/such"], 2, "prompt_file = '/no/such': No such file"),
     (["generate", "--prompt-file", "/dev/null"], 2, "/dev/null is empty"),
     (["generate", "-"], 2, "standard input is empty"),
@@ -99,7 +103,7 @@ BAD_COMMANDS = [
     (["generate", "hi", "--stop", b"\xff"], 2, "stop = '\\udcff': not UTF-8"),
     (["generate", "hi", "--model", "x"], 2, "--model = 'x': needs --local"),
     (["generate", "hi", "--weights", "q8_0"], 2, "--weights = 'q8_0': needs --local"),
-    (["generate", "hi", "--local", "--address", "x:1"], 2, "--address = 'x:1': excludes --local"),
+    (["generate", "hi", "--local", "--address", "x:1"], 2, "--address = 'x:1': cannot be used with --local"),
     (["generate", "hi", "--local", "--model", "/no/such"], 2, "model = '/no/such'"),
     (["bench", "--prompts", "/no/such.jsonl"], 2, "prompts = '/no/such.jsonl'"),
     (["bench", "--prompts", "Makefile"], 2, "must be JSON with `turns: [text]`"),
@@ -115,7 +119,7 @@ BAD_COMMANDS = [
         (
             ["bench", "--prompts", "x", "--address", "x:1", flag, value],
             2,
-            f"{flag} = '{value}': excludes --address",
+            f"{flag} = '{value}': cannot be used with --address",
         )
         for flag, value in (
             ("--model", "y"),
@@ -127,7 +131,7 @@ BAD_COMMANDS = [
     (
         ["bench", "--prompts", "x", "--speculator", "ngram", "--address", "x:1"],
         2,
-        "--speculator = ['ngram']: excludes --address",
+        "--speculator = ['ngram']: cannot be used with --address",
     ),
     (
         ["bench", "--prompts", "tests/data/prompts.jsonl", "--json", "Makefile/x", "--address", "x:1"],

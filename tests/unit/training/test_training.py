@@ -307,7 +307,7 @@ def test_the_corpus_is_read_split_and_counted(tmp_path: Path) -> None:
     assert (len(training), len(held_out)) == (8, 2)
     assert not {dataclasses.astuple(c) for c in training} & {dataclasses.astuple(c) for c in held_out}
     assert frequent_tokens(corpus, 1).tolist() == [3]
-    for name, message in (("none.jsonl", "No such file"), ("empty.jsonl", "has no continuations")):
+    for name, message in (("none.jsonl", "No such file"), ("empty.jsonl", "has no lines")):
         (tmp_path / "empty.jsonl").touch()
         with pytest.raises(InvalidInputError, match=f"corpus = .*{name}.*: {message}"):
             read_corpus(tmp_path / name)

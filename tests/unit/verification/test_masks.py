@@ -103,11 +103,11 @@ def test_a_request_whose_masks_take_long_waits_alone(drafts: bool, sampling: Sam
         outcome = requests.step(trees(), sampling)["slow"]
         assert outcome.status is EntryStatus.EXHAUSTED
         assert outcome.message in (
-            "the constraint's next mask is being made",
+            "the constraint's next mask is being computed",
             "the constraint is being compiled",
         )
         steps += 1
-        masked += outcome.message == "the constraint's next mask is being made"
+        masked += outcome.message == "the constraint's next mask is being computed"
         assert steps < 50
     assert requests.tokens["quick"] == texts["quick"]
     assert len(requests.tokens["free"]) == steps

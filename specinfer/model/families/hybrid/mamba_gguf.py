@@ -20,7 +20,7 @@ _FILE_PARTS = {name: f"ssm_{short}" for name, short in (("in_proj", "in"), ("out
 _FILE_PARTS |= {name: f"ssm_{name}" for name in ("conv1d", "norm")}
 _FILE_TENSORS = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 _FLAT = (".mamba.norm.weight", ".mixer.norm.weight", ".D")
-"""Endings of names of tensors that a file stores in matrix form."""
+"""Endings of names of vectors that are matrices in a file."""
 _SIZES = ("n_heads", "d_head", "n_groups", "d_state", "d_conv")
 _SHARED = {
     "shared_mlp.gate_proj": "ffn_gate_shexp",

@@ -31,9 +31,8 @@ def hf_names(
 ) -> Iterator[tuple[str, str]]:
     """Yield (name in `transformers`, name in the file) of possible tensors.
 
-    The first name is that of `transformers`, the second that in the file.
-
-    `parts` are those of a layer, `tensors` others with whole names, `top` those outside the layers.
+    `parts` are a layer's modules with weight and bias, `tensors` a layer's tensors with whole names, `top`
+    tensors outside the layers.
     """
     yield from top.items()
     yield from ((name, stored) for name, stored in _TOP.items() if stored not in top.values())
@@ -125,7 +124,7 @@ class Metadata:
                 continue
             if not (key.rpartition(".")[2] in ("expert_count", "expert_used_count") and value == 0):
                 shown = value if not isinstance(value, Sequence) or len(value) < 9 else "..."
-                raise IncompatibleError(f"GGUF: {key} = {shown!r}: is not understood")
+                raise IncompatibleError(f"GGUF: {key} = {shown!r}: is not supported")
 
 
 @dataclass(frozen=True, slots=True)

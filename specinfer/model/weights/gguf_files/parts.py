@@ -27,7 +27,7 @@ def split_name(path: Path) -> Path:
 
 
 def paths_of_parts(path: Path) -> list[Path]:
-    """Return the paths of all parts by name, also of missing ones."""
+    """Return the paths of all parts by name, including missing ones."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         return [path]

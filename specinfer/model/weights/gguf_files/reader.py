@@ -26,7 +26,7 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         super().__init__(path)
 
     def value(self, name: str) -> Any:
-        """Return a metadata value, also of a skipped list."""
+        """Return a metadata value; read a skipped list now."""
         field = self.fields[name]
         offset = field.offset + 8 + len(name.encode()) + 4  # after length, name and type
         if offset not in self._lists:

@@ -143,7 +143,7 @@ class Vocabulary:
 
         kind = self._get("pre", "default")
         if kind not in _AS_GPT2 | GGUF_PRE_TOKENIZER_SPLITS.keys():
-            raise IncompatibleError(f"GGUF: {_PREFIX}pre = {kind!r}: is not understood")
+            raise IncompatibleError(f"GGUF: {_PREFIX}pre = {kind!r}: is not supported")
         if self._get("add_space_prefix"):
             raise IncompatibleError(f"GGUF: {_PREFIX}add_space_prefix = True: must be False for model gpt2")
         if kind in _BOS_BY_DEFAULT:

@@ -83,7 +83,7 @@ def scheme_of(fields: Mapping[str, Any]) -> Scheme:
     scheme, used = readers[method](fields)
     unknown = sorted(name for name in fields if name not in _WITHOUT_EFFECT | used and fields[name])
     if unknown:
-        raise _refusal(unknown[0], fields[unknown[0]], "is not understood")
+        raise _refusal(unknown[0], fields[unknown[0]], "unknown field")
     return scheme
 
 
@@ -150,5 +150,5 @@ def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
 def _group(fields: Mapping[str, Any], key: str) -> int:
     group = fields.get(key)
     if not isinstance(group, int) or (group <= 0 and group != -1):
-        raise _refusal(key, group, "must be a number of inputs, or -1")
+        raise _refusal(key, group, "must be a number of inputs per group, or -1 for one group")
     return group

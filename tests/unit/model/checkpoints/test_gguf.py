@@ -136,7 +136,7 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
     ),
     "unknown tensor": (
         lambda f: f.tensors.update({"blk.0.attn_sinks.weight": np.ones(4, np.float32)}),
-        "tensor blk.0.attn_sinks.weight is not understood",
+        "tensor blk.0.attn_sinks.weight is not supported",
     ),
     "no norm": (lambda f: f.values.pop("attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon"),
     "no context": (lambda f: f.values.pop("context_length"), "context_length"),

@@ -142,7 +142,7 @@ def test_checkpoints_are_read_as_they_were_written(kind: type[HeadsSource], tmp_
 
 def test_what_cannot_run_heads_is_refused() -> None:
     model, source = tiny_transformers("llama"), random_heads(MedusaSource, torch.arange(40))
-    for name, value, reason in (("executor", "native", "must be torch"), ("weights", "q8_0", "in numbers")):
+    for name, value, reason in (("executor", "native", "must be torch"), ("weights", "q8_0", "unquantised")):
         options = replace(RunnerOptions(), **{name: value})  # type: ignore[arg-type]
         with pytest.raises(SettingError, match=f"{name} = '{value}': .*{reason}"):
             HeadsRunner.build(source, from_transformers(model.config), model.state_dict(), options)
