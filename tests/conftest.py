@@ -33,6 +33,7 @@ import inspect
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import hypothesis
 import pytest
@@ -45,7 +46,7 @@ from specinfer.cli.local.redis_server import redis_command
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library
-from tests.support.cache_of_tests import cache_of_tests
+from specinfer.system.cache_directory import cache_directory
 
 gc.disable()  # while tests are collected: looking for garbage among what is imported takes a third of that time
 torch.set_num_threads(_THREADS)
@@ -54,6 +55,8 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 _HANGS_AFTER_S = 240.0
 """Less than the timeout in pyproject.toml."""
+_SHARED_CACHE = ("float", "models", "native", "node", "probes", "test-images")
+"""Folders of the user's cache that tests read and extend: downloads, builds and measurements."""
 _CACHE = pytest.StashKey[str]()
 """Cache directory of the tests."""
 
@@ -75,9 +78,18 @@ def pytest_configure(config: pytest.Config) -> None:
     processes.PORTS = range(10_000 + 1_000 * (worker % 10), 11_000 + 1_000 * (worker % 10))
     if hasattr(config, "workerinput"):
         return
-    os.environ["SPECINFER_CACHE"] = config.stash.setdefault(_CACHE, cache_of_tests())
+    os.environ["SPECINFER_CACHE"] = config.stash.setdefault(_CACHE, _cache_of_tests())
     if config.getoption("numprocesses", None):
         _why_not_native()
+
+
+def _cache_of_tests() -> str:
+    """Return a new cache directory: the user's, but without its list of GGUF files."""
+    folder = Path(mkdtemp(prefix="specinfer-cache-"))
+    for name in _SHARED_CACHE:
+        (cache_directory() / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(cache_directory() / name)
+    return str(folder)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -187,7 +187,9 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     if argument is not None and file is not None:
         raise InvalidInputError("--prompt-file", str(file), "cannot be used with a prompt as argument")
     if argument is None and file is None:
-        raise InvalidInputError("prompt", None, "needed: as argument, - for standard input, or --prompt-file")
+        raise InvalidInputError(
+            "prompt", None, "required: as argument, - for standard input, or --prompt-file"
+        )
     if argument is None or argument == "-":
         return read_prompt(file)
     return check_text("prompt", argument)

@@ -138,7 +138,7 @@ class ChaosRun:
 
     async def _poison(self, system: ChaosSystem, poison: Poison) -> None:
         """Sends a request that ends with an error of its own; its batch-mates are what others compare."""
-        audit = Audit(system.services["redis"].port)
+        audit = Audit(lambda: system.redis.primary)
         client = Client(system.addresses, Watch(time.monotonic), audit, self.options.patience_s)
         try:
             outcome = await client.follow(poisonous(poison))

@@ -71,7 +71,7 @@ def test_a_fault_of_a_template_is_an_error_of_the_conversation(template: str, re
 
 
 def test_what_is_no_template_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match="a list of other things than names and templates"):
+    with pytest.raises(IncompatibleError, match="must be a list of objects with name and template"):
         ChatTemplate([{"title": "x"}], {})
     with pytest.raises(IncompatibleError, match="a template is no text"):
         ChatTemplate({"default": 3}, {})  # type: ignore[dict-item]
@@ -150,5 +150,5 @@ def test_conversations_go_on_as_in_transformers(template: str, last: str) -> Non
 
 def test_a_conversation_whose_last_message_is_not_shown_cannot_go_on() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content | upper }}{% endfor %}", {})
-    with pytest.raises(InvalidInputError, match="does not show the last message"):
+    with pytest.raises(InvalidInputError, match="changes the last message, so it cannot be continued"):
         template.render([{"role": "assistant", "content": "Sure"}], (), ChatEnd.CONTINUED)

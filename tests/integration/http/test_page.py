@@ -212,7 +212,7 @@ async def test_keys_and_errors(redis_url: str, tmp_path: Path, chromium: Browser
         context = await chromium.new_context()  # refused calls are told on the console, by the browser
         page = await context.new_page()
         await page.goto(http.url)
-        await expect(page.locator("#model")).to_contain_text("authorization: needed once")
+        await expect(page.locator("#model")).to_contain_text("authorization: must be given once")
         await page.get_by_text("Options").click()
         await page.get_by_label("API key").fill(key)
         await page.get_by_label("API key").press("Tab")

@@ -99,5 +99,5 @@ async def test_a_fault_in_metrics_costs_a_line_in_the_log(
         assert engine.cached_requests == 1, "it was not forgotten"
         assert (await verify.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
         assert (await draft.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
-    records = [record for record in caplog.records if "could not be counted" in record.getMessage()]
+    records = [record for record in caplog.records if "could not be updated" in record.getMessage()]
     assert len(records) == 2, "a line each, not one for every step"

@@ -215,7 +215,7 @@ async def test_a_verifier_serves_the_latest_lease() -> None:
         await new.verify([step_entry("other", PROMPT)], {})
         assert engine.cached_requests == 1
         for client in (no_lease, old):
-            with pytest.raises(FencedError, match=f"lease {client.fence} is over"):
+            with pytest.raises(FencedError, match=f"lease {client.fence} has ended"):
                 await client.verify([entry], {})
             await client.release(["other"])
             assert engine.cached_requests == 1, "nothing is done for a stale lease"

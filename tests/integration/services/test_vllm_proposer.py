@@ -294,7 +294,7 @@ async def test_another_tokenizer_is_refused_at_the_start(
     ):
         assert await engine.propose([[5]]) == [continuation(5, WIDTH)]
     async with speculator_service({"a": right()}, tokenizer_fingerprint=theirs) as (address, _):
-        with pytest.raises(IncompatibleError, match=f"have tokenizer {theirs}, the target has {ours}"):
+        with pytest.raises(IncompatibleError, match=f"have tokenizer {theirs}, but the target has {ours}"):
             async with engine_with(monkeypatch, tokenizer, address):
                 pass
     assert "specinfer-speculators" not in {thread.name for thread in threading.enumerate()}
