@@ -100,7 +100,9 @@ def report_of(step: FinishedStep) -> StepReport | None:
     return StepReport(
         choice=step.choice,
         batch=len(step.entries),
-        tokens=sum(len(step.trees[entry.request_id]) for entry in step.entries),
+        tokens=sum(
+            [len(step.trees[entry.request_id]) for entry in step.entries if _is_verified(step, entry)]
+        ),
         pass_s=step.pass_s,
         drafts=step.draft_times,
         overhead_s=step.overhead_s,
@@ -123,12 +125,15 @@ def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
     no choice may depend on the tree.
     """
     return {
-        entry.request_id: (step.trees[entry.request_id], verdict.accepted)
+        entry.request_id: (step.trees[entry.request_id], step.verdicts[entry.request_id].accepted)
         for entry in step.entries
-        if entry.state.request.speculation is speculation
-        and (verdict := step.verdicts.get(entry.request_id)) is not None
-        and verdict.status is EntryStatus.OK
+        if entry.state.request.speculation is speculation and _is_verified(step, entry)
     }
+
+
+def _is_verified(step: FinishedStep, entry: StepEntry) -> bool:
+    verdict = step.verdicts.get(entry.request_id)
+    return verdict is not None and verdict.status is EntryStatus.OK
 
 
 def _line(step: FinishedStep, report: StepReport) -> str:

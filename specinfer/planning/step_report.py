@@ -40,7 +40,7 @@ class StepReport:
     choice: Choice
     batch: int
     tokens: int
-    """Tokens in the target's pass."""
+    """Tokens in the target's pass; 0 if it refused all entries."""
     pass_s: float
     drafts: Sequence[DraftTime]
     """Times of every service that answered in time."""

@@ -208,9 +208,9 @@ class StepSeconds:
 
     def _shape(self, batch: int, requests: int, asked: SpeculatorSet, nodes: int) -> float:
         """Return the expected seconds of pass and drafts, without the pace."""
-        return self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
+        return self._curve.at(batch + nodes * requests) + self.drafting(batch, asked, nodes)
 
-    def _drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
+    def drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
         """Return seconds of drafts: services in parallel, their speculators one by one."""
         if not asked or not nodes:
             return 0.0

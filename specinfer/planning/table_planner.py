@@ -1,8 +1,10 @@
 """Plan steps by a table of measured tokens and seconds."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
+from statistics import median_low
 from typing import NamedTuple
 
 from specinfer.planning.accepted_tokens import AcceptedTokens, Gain
@@ -42,6 +44,8 @@ _COLD = 3
 """First steps, with trees and without, whose times do not count."""
 _READ_PART = 0.2
 """Assumed seconds for speculators to read a token, relative to a pass's."""
+_READINGS = 5
+"""Number of latest readings whose median counts."""
 _CAUTION = 0.5
 """Standard errors by which a row must beat the current one."""
 
@@ -102,7 +106,7 @@ class TablePlanner:
         """Number of steps so far, by batch class."""
         self._cold = {True: _COLD, False: _COLD}
         """Remaining first steps whose times do not count, with trees and without."""
-        self._read_s = _READ_PART * curve.token_seconds
+        self._readings = deque([_READ_PART * curve.token_seconds], maxlen=_READINGS)
         """Seconds for speculators to read a token, without the pace."""
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
@@ -165,7 +169,7 @@ class TablePlanner:
             return plain, []
         sizes = [1 << place for place in range(places)]
         whole = self.gains(self._shares.everybody, size, places)
-        reading_s = self._read_s * self.seconds.pace * self.texts.read_per_token
+        reading_s = median_low(self._readings) * self.seconds.pace * self.texts.read_per_token
         rows: list[TableRow] = []
         for asked in self._shares.sets:
             gains = self.gains(asked, size, places, whole)
@@ -248,7 +252,7 @@ class TablePlanner:
         """
         if not trial.asked or best.asked:
             return 0.0
-        return self.texts.unread * self._read_s * self.seconds.pace / best.seconds
+        return self.texts.unread * median_low(self._readings) * self.seconds.pace / best.seconds
 
     def _earn(self, size: int) -> None:
         """Add to the credit for the steps since the last plan."""
@@ -284,9 +288,9 @@ class TablePlanner:
         cold = self._cold[bool(asked)] > 0
         self._cold[bool(asked)] -= cold
         if reading:
-            reading_s = max([draft.total_s for draft in report.drafts])
-            self._read_s = reading_s / reading / self.seconds.pace
-        elif row == self._before and not cold:
+            both_s = max([draft.total_s for draft in report.drafts]) / self.seconds.pace
+            self._readings.append(max(both_s - self.seconds.drafting(batch, asked, nodes), 0.0) / reading)
+        elif row == self._before and not cold and report.tokens:
             resident = sum([draft.total_s for draft in report.drafts if draft.resident])
             remote_s = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
             seconds = report.pass_s + report.overhead_s + resident + remote_s

@@ -70,7 +70,8 @@ def measure_passes(
     counts. Above 64 rows sizes are doubled, up to `max_tokens` (the maximum of a step), while passes stay cheap. Slow
     passes, as of offloaded weights, are measured once, in few sizes and after a shorter context.
 
-    The planner corrects remaining errors while it serves (`specinfer.planning.pass_curve`).
+    The planner corrects a common factor while it serves (`specinfer.planning.step_seconds`), but not errors of single
+    sizes.
     """
     with progress("measuring passes"):
         costs = list(_measure(runner, budget_s, clock, max_tokens).items())
@@ -148,7 +149,7 @@ def undisturbed(measure: Callable[[], Costs]) -> Costs:
         if number == 0:
             log.info("times of passes vary; measuring again")
     log.warning(
-        "times of passes still vary (is the machine busy?); the planner corrects them while it serves"
+        "times of passes still vary (is the machine busy?); the planner corrects only a common factor"
     )
     return least
 

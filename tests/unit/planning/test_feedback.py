@@ -117,3 +117,4 @@ def test_refused_entries_teach_nothing() -> None:
     learn(replace(mixed, verdicts={**mixed.verdicts, "b": refused}), planner, Calibration())
     (report,) = planner.told
     assert report.outcomes.keys() == {"a"}
+    assert report.tokens == len(mixed.trees["a"])

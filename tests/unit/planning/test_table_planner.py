@@ -183,8 +183,17 @@ def test_a_step_in_which_a_service_read_shows_reading_and_not_drafting() -> None
     planner = planner_of()
     trees_of(planner, 8, SERVICE, {0: 0.002, 1: 0.003})
     before = seconds_of(planner, SERVICE)
-    trees_of(planner, 1, SERVICE, {0: 0.002, 1: 0.018}, read=200)
+    trees_of(planner, 3, SERVICE, {0: 0.002, 1: 0.023}, read=200)
     assert seconds_of(planner, SERVICE) == before
     planner.follow({"a": 200})
     assert planner.texts.unread == 200
-    assert planner._read_s == pytest.approx(0.0001, rel=0.1)
+    assert sorted(planner._readings)[1] == pytest.approx(0.0001, rel=0.1)
+
+
+def test_steps_whose_pass_was_refused_change_no_estimate() -> None:
+    planner = planner_of()
+    trees_of(planner, 12, SERVICE, {0: 0.002, 1: 0.003})
+    before, pace = seconds_of(planner, SERVICE), planner.seconds.pace
+    for _ in range(30):
+        planner.observe(StepReport(Choice(SERVICE, 4, 4), 1, 0, 0.0001, [], 0.001, {}))
+    assert (seconds_of(planner, SERVICE), planner.seconds.pace) == (before, pace)
