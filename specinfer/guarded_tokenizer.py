@@ -56,7 +56,8 @@ class GuardedTokenizer:
         )
         fast.encode_special_tokens = False
         ids = {token["content"]: token["id"] for token in read.get("added_tokens") or ()}
-        return fast, {fast.token_to_id(_SIGN + name): ids[name] for name in self.names}
+        renamed = {name: fast.token_to_id(_SIGN + name) for name in self.names}
+        return fast, {token: ids[name] for name, token in renamed.items() if token is not None}
 
     def encode(self, hidden: str) -> list[int]:
         """Return the token ids of a conversation with texts encoded by `hider`."""
