@@ -46,7 +46,7 @@ def poisoned(poison: Poison, original: Callable[..., Any]) -> Callable[..., Any]
 def spoil() -> None:
     """Changes the verifier's code in this process."""
     TreeVerifier.verify = poisoned(Poison.ACCEPTANCE, TreeVerifier.verify)  # type: ignore[method-assign]
-    VerifierEngine._features = poisoned(Poison.FEATURES, VerifierEngine._features)  # type: ignore[method-assign]
+    VerifierEngine._conclude = poisoned(Poison.FEATURES, VerifierEngine._conclude)  # type: ignore[method-assign]
     _spoil_answers()
 
 

@@ -113,7 +113,7 @@ def test_a_function_may_draw_only_if_the_service_says_so() -> None:
         ("", "module:name"),
         ("nonsense", "module:name"),
         ("no_such_module:f", "No module"),
-        ("math:pi", "called"),
+        ("math:pi", "callable"),
     ],
 )
 def test_a_function_that_is_not_there_is_named(function: str, reason: str) -> None:
