@@ -77,7 +77,7 @@ PLAIN_TOKENS = 12
 
 @dataclass(slots=True)
 class MeasuredMode:
-    """One mode at one batch size."""
+    """Results of one speculation mode at one batch size."""
 
     rates: list[float] = field(default_factory=list)
     """Tokens per second of each turn."""

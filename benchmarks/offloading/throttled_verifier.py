@@ -16,7 +16,7 @@ BANDWIDTH = "OFFLOAD_BYTES_PER_SECOND"
 
 
 def throttle(bytes_per_second: float) -> None:
-    """Set a minimum time per layer for this process' stores."""
+    """Limit the bandwidth of all disk stores of this process."""
     read = DiskStore.fetch
 
     def fetch(store: DiskStore, layer: int, staging: torch.Tensor) -> torch.Tensor:

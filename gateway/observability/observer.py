@@ -178,7 +178,7 @@ class Observer:
         self.metrics.system.redis_losses.inc()
 
     def cluster_failed(self) -> None:
-        """Count an internal fault in leases, rebalancing or following."""
+        """Count an unexpected exception in background work between gateways."""
         self.metrics.system.keeper_faults.inc()
 
     def meter(self, peer: Peer) -> WireMeter:

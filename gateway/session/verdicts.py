@@ -21,7 +21,7 @@ def sound_verdicts(
     vocab_size: int,
     wanted: WantedOutputs = NOTHING_WANTED,
 ) -> dict[str, VerdictEntry]:
-    """Return a verdict per entry, from answers in the same order.
+    """Check the verifier's answers; return verdicts by request id.
 
     Args:
         entries: entries of the step.

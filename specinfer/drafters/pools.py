@@ -36,7 +36,7 @@ A pass of such a target takes many times the SSM's pass, and as long for 128 nod
 
 
 INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
-"""Default services in addition to the verifier's own speculators."""
+"""Default speculator services, in addition to the verifier's own speculators."""
 
 
 def trained_for(model: str) -> Mapping[str, str]:

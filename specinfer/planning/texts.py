@@ -26,8 +26,9 @@ class RequestTexts:
     def __init__(self) -> None:
         self._texts: dict[str, _Text] = {}
         self._contexts: Mapping[str, int] = {}
+        """Context tokens of each request now."""
         self._read: Mapping[str, int] = {}
-        """Tokens of the requests now, and when speculators last drafted."""
+        """Context tokens of each request when speculators last drafted."""
         self._prompt, self._answer = 0.0, _ANSWER
         """Mean tokens of prompts and answers."""
 
