@@ -156,7 +156,7 @@ def test_a_service_can_do_what_all_its_drafters_can() -> None:
         ]
     )
     assert (description.vocab_size, description.tokenizer_fingerprint) == (8, "a")
-    with pytest.raises(IncompatibleError, match="same tokenizer: .*a"):
+    with pytest.raises(IncompatibleError, match="same tokenizer"):
         combined([DrafterDescription(tokenizer_fingerprint=name) for name in ("b", "a")])
 
 

@@ -68,6 +68,8 @@ def test_trees_equal_plain_passes(
     """Two requests beside each other; after each step one of the tree's paths is kept."""
     model = models[family]
     runner = runner_of(model, executor)
+    # the chunked delta rule of transformers rounds differently for each length
+    tolerance = 2e-3 if executor == "generic" else 2e-4
     plans = [data.draw(steps()), data.draw(steps())]
     sequences = [runner.open() for _ in plans]
     for turn in range(max(map(len, plans))):
@@ -82,7 +84,7 @@ def test_trees_equal_plain_passes(
                 paths.append([*(paths[parent] if parent >= 0 else []), node])
             for row, path in zip(logits, [[], *paths], strict=True):
                 wanted = reference_logits(model, [*context, *(nodes[node] for node in path)])[-1]
-                torch.testing.assert_close(row, wanted, rtol=2e-4, atol=2e-4)
+                torch.testing.assert_close(row, wanted, rtol=tolerance, atol=tolerance)
             runner.cache.commit(sequences[place], data.draw(st.sampled_from([[], *paths])))
         runner.cache.check()
     states = states_of(runner)
