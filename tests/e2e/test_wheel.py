@@ -38,7 +38,7 @@ cp "$LIBRARY" "$2"
 """
 """A compiler that copies a library to its output."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def compiler(folder: Path) -> dict[str, str]:

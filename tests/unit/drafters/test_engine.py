@@ -156,8 +156,10 @@ def test_a_service_can_do_what_all_its_drafters_can() -> None:
         ]
     )
     assert (description.vocab_size, description.tokenizer_fingerprint) == (8, "a")
-    with pytest.raises(IncompatibleError, match="same tokenizer"):
-        combined([DrafterDescription(tokenizer_fingerprint=name) for name in ("b", "a")])
+    with pytest.raises(IncompatibleError, match="need the same tokenizer: x: b, y: a"):
+        combined(
+            [DrafterDescription(name, tokenizer_fingerprint=mark) for name, mark in (("x", "b"), ("y", "a"))]
+        )
 
 
 def test_nobody_drafts_further_than_it_has_positions() -> None:

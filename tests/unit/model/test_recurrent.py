@@ -29,6 +29,8 @@ COMPILED = (
     *("falcon_h1", "falcon_h1, normed", "mamba2"),
 )
 """Families of the compiled kernels."""
+DELTA_RULE = ("qwen3_5_text", "qwen3_next", "olmo_hybrid")
+"""Families for which transformers' decoding with a cache differs from its whole pass by up to 1e-3."""
 RUNS = [
     *((family, "generic") for family in FAMILIES),
     *(pytest.param(family, "native", marks=pytest.mark.native) for family in COMPILED),
@@ -68,8 +70,7 @@ def test_trees_equal_plain_passes(
     """Two requests beside each other; after each step one of the tree's paths is kept."""
     model = models[family]
     runner = runner_of(model, executor)
-    # the chunked delta rule of transformers rounds differently for each length
-    tolerance = 2e-3 if executor == "generic" else 2e-4
+    tolerance = 2e-3 if executor == "generic" and family in DELTA_RULE else 2e-4
     plans = [data.draw(steps()), data.draw(steps())]
     sequences = [runner.open() for _ in plans]
     for turn in range(max(map(len, plans))):
