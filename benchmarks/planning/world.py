@@ -126,7 +126,7 @@ class Machine:
         self._slope = 0.97 * self._slope + self._drift.gauss(0, 0.03)
         self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._drift.random() < 0.0005)
         if self.costs.speed_change and self._drift.random() < self.costs.speed_change:
-            self.slowness = 3.0 - self.slowness
+            self.slowness = 2.0 if self.slowness == 1.0 else 1.0
 
     def slowed(self, seconds: float) -> float:
         """Return the current time of work of `seconds`."""

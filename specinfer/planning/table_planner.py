@@ -169,7 +169,7 @@ class TablePlanner:
             return plain, []
         sizes = [1 << place for place in range(places)]
         whole = self.gains(self._shares.everybody, size, places)
-        reading_s = median_low(self._readings) * self.seconds.pace * self.texts.read_per_token
+        reading_s = self._read_s * self.texts.read_per_token
         rows: list[TableRow] = []
         for asked in self._shares.sets:
             gains = self.gains(asked, size, places, whole)
@@ -245,6 +245,11 @@ class TablePlanner:
         """Return the minimum steps of a trial."""
         return _BURST + self._cold[bool(row.asked)]
 
+    @property
+    def _read_s(self) -> float:
+        """Seconds in which speculators read a token now."""
+        return median_low(self._readings) * self.seconds.pace
+
     def _reading_steps(self, trial: TableRow, best: TableRow) -> float:
         """Return the time in which speculators read missed context, in steps.
 
@@ -252,7 +257,7 @@ class TablePlanner:
         """
         if not trial.asked or best.asked:
             return 0.0
-        return self.texts.unread * median_low(self._readings) * self.seconds.pace / best.seconds
+        return self.texts.unread * self._read_s / best.seconds
 
     def _earn(self, size: int) -> None:
         """Add to the credit for the steps since the last plan."""
