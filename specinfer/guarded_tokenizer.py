@@ -56,8 +56,10 @@ class GuardedTokenizer:
         )
         fast.encode_special_tokens = False
         ids = {token["content"]: token["id"] for token in read.get("added_tokens") or ()}
-        renamed = {name: fast.token_to_id(_SIGN + name) for name in self.names}
-        return fast, {token: ids[name] for name, token in renamed.items() if token is not None}
+        renamed = fast.get_added_tokens_decoder().items()
+        return fast, {
+            new: ids[token.content[1:]] for new, token in renamed if token.content.startswith(_SIGN)
+        }
 
     def encode(self, hidden: str) -> list[int]:
         """Return the token ids of a conversation with texts encoded by `hider`."""
