@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     processes.PORTS = range(10_000 + 1_000 * (worker % 10), 11_000 + 1_000 * (worker % 10))
     if hasattr(config, "workerinput"):
         return
-    os.environ["SPECINFER_CACHE"] = config.stash.setdefault(_CACHE, _cache_of_tests())
+    os.environ["SPECINFER_CACHE"] = config.stash[_CACHE] = _cache_of_tests()
     if config.getoption("numprocesses", None):
         _why_not_native()
 

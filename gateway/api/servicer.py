@@ -135,7 +135,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         except SpecInferError as error:
             self._refused(status_of(error))
             raise
-        except Exception:
+        except Exception:  # counted, then raised again
             self._refused(grpc.StatusCode.INTERNAL)
             raise
 

@@ -119,10 +119,10 @@ class Observer:
             self._guarded(self._count_services, pool)
 
     def _guarded(self, count: Callable[..., None], *arguments: object) -> None:
-        """Call `count`; only log its faults, as metrics must not stop serving."""
+        """Call `count`; only log its faults."""
         try:
             count(*arguments)
-        except Exception:
+        except Exception:  # metrics must not stop serving
             log.exception("an event could not be counted; metrics are incomplete")
             self.step_failed()
 
@@ -149,7 +149,7 @@ class Observer:
         trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
         try:
             yield trace
-        except Exception as error:
+        except Exception as error:  # noted in the trace, then raised again
             if trace is not None:
                 trace.fail(time.perf_counter(), error)
             raise

@@ -160,7 +160,7 @@ class Persistence:
         self._forget([item.request_id for item in progress if item.final])
 
     async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
-        """Write requests one by one after a fault; end those that fail."""
+        """Write requests one by one; end those that cannot be written."""
         if len(progress) > 1:
             log.error("writing %d requests failed; writing them one by one", len(progress), exc_info=error)
             self._events.step_failed()

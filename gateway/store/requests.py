@@ -38,7 +38,7 @@ class Written(Enum):
 
 
 class RequestStore(RequestReader):
-    """Reads all requests, and writes those that one gateway owns."""
+    """Read any request; write the requests of one gateway."""
 
     name = "Redis"
     """Name in log lines and errors."""

@@ -210,7 +210,12 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
 
 
 def nth_part(which: int, parts: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that picks part `which` of `parts` equal row ranges."""
+    """Return a function that splits rows into equal parts and returns one.
+
+    Args:
+        which: index of the returned part.
+        parts: number of parts.
+    """
     return lambda rows: rows.chunk(parts)[which]
 
 

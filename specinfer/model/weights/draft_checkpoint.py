@@ -156,7 +156,7 @@ def _token_ids(stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 
 def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:
-    """Check that a target's embeddings are those used in training.
+    """Check that a draft was trained with this target's embeddings.
 
     Checkpoints of other libraries, without a fingerprint, pass.
 
