@@ -12,8 +12,7 @@ from benchmarks.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob, Features, TargetTopK
 from specinfer.drafters.contexts import FeatureBuffer
 from specinfer.model.runner import ModelRunner
-from specinfer.planning.calibration import Calibration
-from specinfer.planning.reliability import Reliability
+from specinfer.planning.calibration import Calibration, Reliability
 from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine

@@ -68,10 +68,10 @@ class Mode:
         """Set the speculators."""
         self.planner.enrol(services)
 
-    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+    def choose(self, batch: int, contexts: Mapping[str, int]) -> Choice:
         """Return the planner's choice."""
         started = time.thread_time()
-        choice = self.planner.choose(batch, wanting)
+        choice = self.planner.choose(batch, contexts)
         self.planning_s += time.thread_time() - started
         return choice
 

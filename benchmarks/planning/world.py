@@ -159,9 +159,9 @@ class Constant:
         """Draft with all speculators."""
         self.everybody = frozenset().union(*services)
 
-    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+    def choose(self, batch: int, contexts: Mapping[str, int]) -> Choice:
         """Return the choice."""
-        return Choice(self.everybody, self.nodes, self.nodes * len(wanting)) if self.nodes else Choice()
+        return Choice(self.everybody, self.nodes, self.nodes * len(contexts)) if self.nodes else Choice()
 
     def observe(self, report: StepReport) -> None:
         """Do nothing."""

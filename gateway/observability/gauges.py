@@ -12,7 +12,7 @@ from gateway.observability.metrics import CacheUse, SystemView
 from gateway.observability.observer import Observer, named
 from gateway.session.session import VerifierSession
 from gateway.session.totals import Named
-from specinfer.planning.reliability import Reliability
+from specinfer.planning.calibration import Reliability
 from specinfer.system.log_lines import LogPace
 from specinfer.v1 import verifier_pb2
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from specinfer.planning.choice import SpeculatorSet
 
 _FIRST = 0.5
-"""Accepted tokens of one node before any tree was seen."""
+"""Accepted tokens of one node, before any tree was verified."""
 _PRIOR = 8.0
 """Weight, in trees, of the gain expected before trees are measured."""
 _OTHER_CLASSES = 24.0
 """Weight, in trees, of the mean over all batch classes."""
 _HALF = 150.0
-"""Steps after which an outcome has half its weight."""
+"""Steps after which the weight of an observed tree is halved."""
 _KEPT = 8.0
 """Minimum weight, in trees, that old observations keep."""
 
@@ -35,29 +35,29 @@ class Gain(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """Weighted sums over trees; item k is for `2**k` nodes."""
+    """Weighted sums over trees; item k is for trees of `2**k` nodes."""
 
     trees: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
     step: int = 0
 
     def fade(self, step: int) -> None:
-        """Reduce the trees' weights for the steps since the last call."""
+        """Reduce the weights of trees for the steps since the last call."""
         if step == self.step:
             return
         part = 0.5 ** ((step - self.step) / _HALF)
         self.step = step
-        for place, trees in enumerate(self.trees):
+        for exponent, trees in enumerate(self.trees):
             kept = max(part, min(1.0, _KEPT / trees)) if trees else 1.0
-            self.trees[place] *= kept
-            self.accepted[place] *= kept
+            self.trees[exponent] *= kept
+            self.accepted[exponent] *= kept
 
-    def add(self, place: int, accepted: float, trees: float) -> None:
-        while len(self.trees) <= place:
+    def add(self, exponent: int, accepted: float, trees: float) -> None:
+        while len(self.trees) <= exponent:
             self.trees.append(0.0)
             self.accepted.append(0.0)
-        self.trees[place] += trees
-        self.accepted[place] += accepted
+        self.trees[exponent] += trees
+        self.accepted[exponent] += accepted
 
 
 class AcceptedTokens:
@@ -68,67 +68,69 @@ class AcceptedTokens:
 
     def add(
         self,
-        asked: SpeculatorSet,
+        speculators: SpeculatorSet,
         batch_class: int,
-        places: int,
+        num_sizes: int,
         trees: Iterable[tuple[Sequence[int], float]],
         step: int,
     ) -> None:
         """Count trees of one step.
 
         Args:
-            asked: speculators of the trees.
+            speculators: speculator set that drafted the trees.
             batch_class: class of the batch size.
-            places: number of sizes 1, 2, 4, ... up to the planned nodes per request.
-            trees: `tree_parts.ranked_nodes` of each tree, and its request's `RequestTexts.ratio` as weight.
+            num_sizes: number of sizes 1, 2, 4, ... up to the planned nodes per request.
+            trees: (`tree_parts.ranked_nodes`, weight) of each tree; the weight is `RequestTexts.ratio`.
             step: number of the step.
         """
-        both = [self._sums.setdefault((asked, which), _Sums()) for which in (batch_class, None)]
+        both = [self._sums.setdefault((speculators, which), _Sums()) for which in (batch_class, None)]
         for sums in both:
             sums.fade(step)
         for needed, weight in trees:
             before = 0
-            for place in range(places):
-                accepted = bisect_right(needed, 1 << place)
+            for exponent in range(num_sizes):
+                accepted = bisect_right(needed, 1 << exponent)
                 for sums in both:
-                    sums.add(place, accepted - before, weight)
+                    sums.add(exponent, accepted - before, weight)
                 before = accepted
 
     def gains(
         self,
-        asked: SpeculatorSet,
+        speculators: SpeculatorSet,
         batch_class: int,
-        places: int,
-        like: Sequence[Gain] = (),
+        num_sizes: int,
+        pool_gains: Sequence[Gain] = (),
         share: float = 1.0,
     ) -> list[Gain]:
         """Return the gains of sizes 1, 2, 4, ...
 
         Args:
-            asked: speculators.
+            speculators: speculator set.
             batch_class: class of the batch size.
-            places: number of sizes.
-            like: gains of the whole pool by size; empty to extrapolate from smaller sizes.
-            share: the set's share of the pool's accepted tokens, 0 to 1.
+            num_sizes: number of sizes to return.
+            pool_gains: gains of all speculators together, by size; empty to extrapolate from smaller sizes.
+            share: accepted tokens of the set, as a share of `pool_gains`, 0 to 1.
         """
-        everywhere, here = self._sums.get((asked, None)), self._sums.get((asked, batch_class))
+        everywhere, here = self._sums.get((speculators, None)), self._sums.get((speculators, batch_class))
         gains: list[Gain] = []
         total = 0.0
-        for place in range(places):
-            if like:
-                expected = share * like[place].tokens
+        for exponent in range(num_sizes):
+            if pool_gains:
+                expected = share * pool_gains[exponent].tokens
             else:
                 expected = (
-                    total * (log2(1 + (1 << place)) / log2(1 + (1 << place >> 1)) - 1) if place else _FIRST
+                    total * (log2(1 + (1 << exponent)) / log2(1 + (1 << exponent >> 1)) - 1)
+                    if exponent
+                    else _FIRST
                 )
-            trees = like[place].trees / 2 if like else 0.0
-            if everywhere is not None and place < len(everywhere.trees):
-                trees_at_place = everywhere.trees[place]
-                trees += trees_at_place
-                expected = (everywhere.accepted[place] + _PRIOR * expected) / (trees_at_place + _PRIOR)
-            if here is not None and place < len(here.trees):
-                expected = (here.accepted[place] + _OTHER_CLASSES * expected) / (
-                    here.trees[place] + _OTHER_CLASSES
+            trees = pool_gains[exponent].trees / 2 if pool_gains else 0.0
+            if everywhere is not None and exponent < len(everywhere.trees):
+                trees_here = everywhere.trees[exponent]
+                trees += trees_here
+                expected = (everywhere.accepted[exponent] + _PRIOR * expected) / (trees_here + _PRIOR)
+            if here is not None and exponent < len(here.trees):
+                expected = (here.accepted[exponent] + _OTHER_CLASSES * expected) / (
+                    here.trees[exponent] + _OTHER_CLASSES
                 )
             total += expected
             gains.append(Gain(expected, trees))

@@ -18,23 +18,87 @@ Only outcomes of earlier steps are used, so cutting by calibrated scores does no
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specinfer.planning.reliability import Reliability
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.draws import AGREEMENT, Belief, draws_of
 
 _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """Minimum scores of the bins."""
 _TRUST = 20.0
-"""Weight, in candidates, of a speculator's own scores."""
+"""Weight of a speculator's own scores, in observed candidates."""
 _MEMORY = 2000.0
 """Candidates after which an observation's weight falls to 1/e."""
 _POINT = -1
-"""Key of the bins of points; draws use their index, from 0."""
+"""Draw index used for points; draws count from 0."""
+
+
+_SCORE_BINS, _GROUPS = 100, 10
+_MAX_COUNTED = 4000
+"""Candidates after which `Reliability` halves all counts."""
+MIN_CANDIDATES = 100
+"""Minimum candidates for a calibration error or an AUC."""
+
+
+class Reliability:
+    """Judges scores as forecasts, by the outcomes of candidates.
+
+    The expected calibration error (Guo et al., arXiv 1706.04599) uses ten groups, each of ten bins of equal
+    width. AUC (area under the ROC curve) is the probability that an accepted candidate had a higher score
+    than a rejected candidate; scores within a bin count as equal.
+    """
+
+    def __init__(self) -> None:
+        self._counts, self._promised, self._accepted = ([0.0] * _SCORE_BINS for _ in range(3))
+        self._noted = 0
+
+    def note(self, score: float, accepted: bool) -> None:
+        """Count a candidate."""
+        at = min(int(score * _SCORE_BINS), _SCORE_BINS - 1)
+        self._counts[at] += 1
+        self._promised[at] += score
+        self._accepted[at] += accepted
+        self._noted += 1
+        if self._noted == _MAX_COUNTED:
+            self._noted = _MAX_COUNTED // 2
+            for sums in (self._counts, self._promised, self._accepted):
+                sums[:] = [0.5 * value for value in sums]
+
+    @classmethod
+    def of_all(cls, parts: Iterable["Reliability"]) -> "Reliability":
+        """Return the sum of the counts of several speculators."""
+        whole = cls()
+        for part in parts:
+            for sums, more in (
+                (whole._counts, part._counts),
+                (whole._promised, part._promised),
+                (whole._accepted, part._accepted),
+            ):
+                sums[:] = [a + b for a, b in zip(sums, more, strict=True)]
+        return whole
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Expected calibration error; None below `MIN_CANDIDATES`."""
+        total = sum(self._counts)
+        if total < MIN_CANDIDATES:
+            return None
+        gaps = np.subtract(self._accepted, self._promised).reshape(_GROUPS, -1).sum(1)
+        return float(np.abs(gaps).sum() / total)
+
+    @property
+    def auc(self) -> float | None:
+        """Area under the ROC curve; None if undefined, or below `MIN_CANDIDATES`."""
+        accepted = np.array(self._accepted)
+        rejected = np.array(self._counts) - accepted
+        pairs = accepted.sum() * rejected.sum()
+        if sum(self._counts) < MIN_CANDIDATES or pairs <= 0:
+            return None
+        below = np.cumsum(rejected) - 0.5 * rejected
+        return float((accepted * below).sum() / pairs)
 
 
 @dataclass(slots=True)
@@ -61,38 +125,44 @@ class _Record:
     """Statistics of one speculator."""
 
     bins: dict[int, list[_Bin]] = field(default_factory=lambda: defaultdict(_bins))
-    """Bins of points, and of draws by index; late draws share one."""
+    """Bins by draw index; `_POINT` for points."""
 
-    said: Reliability = field(default_factory=Reliability)
+    raw: Reliability = field(default_factory=Reliability)
     """Reliability of uncorrected scores."""
-    believed: Reliability = field(default_factory=Reliability)
+    corrected: Reliability = field(default_factory=Reliability)
     """Reliability of corrected scores."""
 
-    def note(self, place: int, score: float, accepted: bool) -> None:
+    def note(self, draw_index: int, score: float, accepted: bool) -> None:
         """Count a candidate."""
-        counts = self.of(place, score)
-        self.said.note(score, accepted)
-        self.believed.note(min(score * counts.factor, 1.0), accepted)
+        counts = self.of(draw_index, score)
+        self.raw.note(score, accepted)
+        self.corrected.note(min(score * counts.factor, 1.0), accepted)
         counts.add(score, accepted)
 
-    def of(self, place: int, score: float) -> _Bin:
-        return self.bins[min(place, len(AGREEMENT) - 1)][bisect_right(_EDGES, score) - 1]
+    def of(self, draw_index: int, score: float) -> _Bin:
+        return self.bins[min(draw_index, len(AGREEMENT) - 1)][bisect_right(_EDGES, score) - 1]
 
-    def belief(self, place: int, acceptance: float) -> float:
+    def belief(self, draw_index: int, acceptance: float) -> float:
         """Return the corrected value of a score."""
-        return min(acceptance * self.of(place, acceptance).factor, 1.0)
+        return min(acceptance * self.of(draw_index, acceptance).factor, 1.0)
 
 
 class Calibration:
-    """Counts outcomes and corrects scores."""
+    """Corrects each speculator's scores by the outcomes of its candidates."""
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = defaultdict(_Record)
 
     def observe(self, speculator: int, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Count a draft's points as accepted or rejected, by the committed tokens.
+        """Count points of a draft as accepted or rejected.
 
-        `tree` has uncorrected scores. Only children of nodes on the committed path count, cut or verified.
+        A point is accepted if its token is committed. `tree` has uncorrected scores. Children of nodes on the
+        committed path count, even if they were cut before verification; other nodes do not count.
+
+        Args:
+            speculator: number of the speculator.
+            tree: its draft.
+            tokens: committed tokens.
         """
         record = self._records[speculator]
         token_ids, scores = tree.token_ids.tolist(), tree.scores.tolist()
@@ -111,24 +181,27 @@ class Calibration:
             node = followed
 
     def observe_draws(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Count the draws tried at a verified tree's root and accepted nodes."""
+        """Count the draws that the verifier tried in a tree.
+
+        It tries draws at the root and at each accepted node.
+        """
         draws, token_ids = tree.draws_by_parent(), tree.token_ids.tolist()
         for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
             tried = draws.get(node, ())
-            # of every draw, its expected acceptance if it is tried
+            # expected acceptance of each draw if the verifier tries it
             expected = {
                 index: [state.acceptance for _, state in draws_of(tree.proposals[index], token_ids)]
                 for index, _ in tried
             }
-            for index, place in tried:
-                proposal, acceptance = tree.proposals[index], expected[index][place]
-                hit = proposal.children[place] == followed
-                self._records[proposal.speculator].note(place, acceptance, hit)
+            for index, draw_index in tried:
+                proposal, acceptance = tree.proposals[index], expected[index][draw_index]
+                hit = proposal.children[draw_index] == followed
+                self._records[proposal.speculator].note(draw_index, acceptance, hit)
                 if hit:
                     break
 
     def correct(self, speculator: int, tree: TokenTree) -> TokenTree:
-        """Return the tree with corrected scores of points; `beliefs` corrects draws."""
+        """Return the tree with corrected scores of its points."""
         if speculator not in self._records or len(tree) == 1:
             return tree
         belief = self._records[speculator].belief
@@ -141,8 +214,8 @@ class Calibration:
         None if no candidate was counted. The score of a draw is its expected acceptance before it was made.
         """
         record = self._records.get(speculator)
-        return None if record is None else (record.said, record.believed)
+        return None if record is None else (record.raw, record.corrected)
 
     def beliefs(self) -> dict[int, Belief]:
-        """Return each speculator's map of (draw's index, acceptance) to corrected acceptance."""
+        """Return a function per speculator that corrects acceptances of draws."""
         return {speculator: record.belief for speculator, record in self._records.items()}

@@ -39,7 +39,7 @@ class Choice:
     plain_speed: float = 0.0
     """Tokens per second expected of plain decoding."""
     node_seconds: float = 0.0
-    """Seconds that a node adds to the pass, on average."""
+    """Mean seconds that one tree node adds to the target's pass."""
     reason: Reason = Reason.NO_SPECULATORS
 
     @property
@@ -49,7 +49,7 @@ class Choice:
 
     @property
     def node_threshold(self) -> float:
-        """Minimum path probability of a drafted and of a verified node."""
+        """Minimum path probability at which drafting and verifying a node pays."""
         return min(max(self.speed, self.plain_speed) * self.node_seconds, 1.0)
 
     @property
@@ -58,7 +58,7 @@ class Choice:
         return TreeWorth(self.node_threshold, max(self.speed, self.plain_speed))
 
     def keeps(self, kept: int, path_probability: float) -> bool:
-        """Return whether to verify a node, after `kept` others of the step."""
+        """Return whether a step with `kept` nodes should verify another."""
         return kept < self.step_nodes and path_probability >= self.node_threshold
 
 
@@ -66,7 +66,7 @@ PLAIN = Choice()
 
 
 def fixed_choice(budget: NodeBudget, everybody: SpeculatorSet, batch: int, requests: int) -> Choice:
-    """Choose all speculators and the budget's maximum of nodes."""
+    """Choose all speculators and the maximum nodes of the budget."""
     max_nodes = budget.of_step(batch, requests)
     nodes = min(budget.per_request, max(1, max_nodes // requests))
     return Choice(everybody, nodes, max_nodes, reason=Reason.NOT_ADAPTIVE)

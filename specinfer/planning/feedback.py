@@ -26,7 +26,7 @@ Drafts = Mapping[str, Sequence[tuple[int, TokenTree]]]
 
 
 class StepTimes(NamedTuple):
-    """When the phases of a step ended, on a monotonic clock."""
+    """Ends of a step's phases, in seconds of a monotonic clock."""
 
     began: float
     """End of the previous step, or this step's start after a pause."""
@@ -44,7 +44,7 @@ class FinishedStep:
     choice: Choice
     entries: Sequence[StepEntry]
     drafts: Drafts
-    """Drafts of speculators outside the verifier's process."""
+    """Drafts of the speculator services, without resident speculators."""
     trees: Mapping[str, TokenTree]
     """Verified trees by request id."""
     verdicts: Mapping[str, VerdictEntry]
@@ -66,9 +66,9 @@ class FinishedStep:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of the step besides the pass and drafting.
+        """Seconds of the step without the pass and the drafting.
 
-        If no draft arrived in time, the wait for drafts is left out as well.
+        If no draft arrived in time, the wait for drafts is subtracted, too.
         """
         drafting = self.times.drafted - self.times.started
         if self.draft_times:
@@ -119,7 +119,7 @@ def contexts_of(step: FinishedStep) -> dict[str, int]:
 
 
 def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
-    """Return outcomes of requests with this mode of speculation.
+    """Return the outcomes of requests with a mode of speculation.
 
     A refused entry is left out: its tree was not verified and will be drafted again with the same draws, so
     no choice may depend on the tree.
@@ -137,7 +137,7 @@ def _is_verified(step: FinishedStep, entry: StepEntry) -> bool:
 
 
 def _line(step: FinishedStep, report: StepReport) -> str:
-    """Return a log line of the choice, its expectation and its outcome."""
+    """Return a log line with a step's choice, expected and measured speed."""
     choice = step.choice
     accepted = sum(len(verdict.accepted) for verdict in step.verdicts.values())
     return (

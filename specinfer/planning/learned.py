@@ -38,10 +38,10 @@ Floats = NDArray[np.float64]
 Rows = tuple[Floats, Floats]
 """[N, features] rows, and [N] accepted tokens."""
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
-"""Maps context lengths by request id to lengths of matches (`Repeats`)."""
+"""Function from context lengths by request id to `Repeats.match` of each."""
 
 MAX_REPEAT = 8
-"""Maximum tokens of a repeated end."""
+"""Maximum length of a match, in tokens."""
 _LENGTHS = (2, 4, MAX_REPEAT)
 NAMES = ("one", "usual", *(f"match {length}" for length in _LENGTHS))
 """Features of a request and a speculator set.
@@ -51,9 +51,9 @@ the last k tokens occur earlier in the text, else 0.
 """
 _FORMAT = 2
 _USUAL_NODES = 8
-"""Tree nodes at which the table's expectation is computed."""
+"""Tree nodes at which the table's accepted tokens become the feature `usual`."""
 _MAX_WAITING = 64
-"""Maximum steps of a request without outcomes: the store's queue length."""
+"""Maximum steps of a request that wait for their outcome."""
 _INITIAL_VARIANCE = 0.025
 """Diagonal of V, and of the initial P without trained weights."""
 _TRAINED_VARIANCE = 0.25
@@ -80,8 +80,8 @@ class Repeats:
         The context is tokens[:length]. It is compared with the latest earlier occurrence of its last two
         tokens; the result is 0 if there is none. `length` must not fall between calls.
         """
-        for place in range(self._read, length - 1):
-            self._latest[tokens[place - 1], tokens[place]] = place
+        for position in range(self._read, length - 1):
+            self._latest[tokens[position - 1], tokens[position]] = position
         self._read = max(self._read, length - 1)
         earlier = self._latest.get((tokens[length - 2], tokens[length - 1])) if length > 1 else None
         if earlier is None:
@@ -109,7 +109,7 @@ class TextMatches:
 
 
 class LinearModel:
-    """Weights of one speculator set, and how certain they are."""
+    """Weights of one speculator set and their covariance."""
 
     def __init__(self, weights: Floats, variance: float = _TRAINED_VARIANCE) -> None:
         self.weights = weights
@@ -136,13 +136,13 @@ class LinearModel:
         return _TOKENS * float(features @ self._spread(step) @ features)
 
     def _spread(self, step: int) -> Floats:
-        """Return P at a step."""
+        """Return the matrix P at a step."""
         kept = (1 - 1 / _RELAXATION) ** (step - self._refined)
         return kept * self._variance + (1 - kept) * _INITIAL_VARIANCE * np.eye(len(NAMES))
 
 
 def set_name(names: Iterable[str]) -> str:
-    """Return the name of a speculator set in files."""
+    """Return the name of a speculator set in the weights file."""
     return "+".join(sorted(names))
 
 
@@ -197,7 +197,7 @@ class LearnedPlanner(TablePlanner):
         names: Sequence[str],
         matches: Matches,
     ) -> None:
-        """Begin with trained weights.
+        """Start with trained weights.
 
         Args:
             curve: seconds of passes by their tokens.
@@ -213,79 +213,82 @@ class LearnedPlanner(TablePlanner):
         """Number of the current step."""
         self._models: dict[SpeculatorSet, LinearModel] = {}
         self._features: Floats = np.zeros(len(NAMES))
-        """Sum of features over the step's requests, without the factors of `_usual`."""
+        """Features summed over the step's requests, before multiplication with `_usual`."""
         self._waiting: dict[str, dict[int, Floats]] = {}
-        """Features of steps without outcomes yet, by request id and context length."""
+        """Features without an outcome yet, by request id and context length."""
 
-    def follow(self, wanting: Mapping[str, int]) -> None:
-        """Set the requests that want drafts and their context lengths; compute features."""
-        super().follow(wanting)
+    def follow(self, contexts: Mapping[str, int]) -> None:
+        """Set the requests that want drafts, and compute their features."""
+        super().follow(contexts)
         if self._choice.reason in (Reason.FASTEST, Reason.PLAIN_IS_FASTER):
             self._left = 0  # choose again in each step, as texts change; only trials last for several steps
         self._planned += 1
-        features = np.ones((len(wanting), len(NAMES)))
-        features[:, 1] = [self.texts.ratio(request_id) for request_id in wanting]
-        features[:, 2:] = np.array(self._matches(wanting))[:, None] >= _LENGTHS
+        features = np.ones((len(contexts), len(NAMES)))
+        features[:, 1] = [self.texts.ratio(request_id) for request_id in contexts]
+        features[:, 2:] = np.array(self._matches(contexts))[:, None] >= _LENGTHS
         self._features = features.sum(axis=0)
-        self._waiting = {request_id: self._waiting.get(request_id, {}) for request_id in wanting}
-        for (request_id, context), row in zip(wanting.items(), features, strict=True):
+        self._waiting = {request_id: self._waiting.get(request_id, {}) for request_id in contexts}
+        for (request_id, context), row in zip(contexts.items(), features, strict=True):
             waiting = self._waiting[request_id]
             waiting[context] = row
             if len(waiting) > _MAX_WAITING:
                 del waiting[min(waiting)]
 
     def expected(
-        self, asked: SpeculatorSet, size: int, gains: Sequence[Gain]
+        self, speculators: SpeculatorSet, batch_class: int, gains: Sequence[Gain]
     ) -> Iterator[tuple[float, float]]:
         """Yield predicted accepted tokens and their variance for 1, 2, 4, ... nodes."""
-        model, features = self.model(asked), self._features * self._usual(asked, size)
+        model, features = self.model(speculators), self._features * self._usual(speculators, batch_class)
         tokens, variance = float(features @ model.weights), model.variance(features, self._planned)
-        for nodes in [1 << place for place in range(len(gains))]:
+        for nodes in [1 << exponent for exponent in range(len(gains))]:
             doublings = log2(1 + nodes)
             yield min(max(tokens * doublings, 0.0), len(self.texts) * nodes), variance * doublings**2
 
     def learn_tokens(self, report: StepReport) -> None:
-        """Update the table, and refine the weights of the sets that drafted."""
-        for asked, lesson in self.lessons(report).items():
-            self.model(asked).refine(*lesson, self._planned)
+        """Update the table, and the weights of every set whose speculators drafted."""
+        for speculators, lesson in self.lessons(report).items():
+            self.model(speculators).refine(*lesson, self._planned)
         super().learn_tokens(report)
 
     def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
-        """Return rows and accepted tokens by speculator set.
+        """Return training rows and accepted tokens by speculator set.
 
-        A verified tree shows the outcome of every subset of its speculators.
+        A verified tree yields a row for every subset of its speculators.
         """
-        size, sizes = batch_size_class(report.batch), 1 << np.arange(report.choice.nodes.bit_length())
+        batch_class, sizes = batch_size_class(report.batch), 1 << np.arange(report.choice.nodes.bit_length())
         doublings = np.log2(1 + sizes)[:, None]
-        sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
-        usual = [self._usual(asked, size) for asked in sets]
+        sets = [speculators for speculators in self._shares.sets if speculators <= report.choice.speculators]
+        usual = [self._usual(speculators, batch_class) for speculators in sets]
         lessons: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
         for request_id, (tree, accepted) in report.outcomes.items():
             features = self._take_waiting(request_id, report.contexts.get(request_id, -1))
             if features is None:
                 continue
-            for asked, scale in zip(sets, usual, strict=True):
-                rows, came = lessons.setdefault(asked, ([], []))
-                needed = nodes_needed(tree, accepted, asked)
+            for speculators, scale in zip(sets, usual, strict=True):
+                rows, came = lessons.setdefault(speculators, ([], []))
+                needed = nodes_needed(tree, accepted, speculators)
                 rows.append(doublings * (features * scale))
                 came.extend([bisect_right(needed, size) for size in sizes])
         return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in lessons.items()}
 
-    def model(self, asked: SpeculatorSet) -> LinearModel:
-        if asked not in self._models:
-            name = set_name(self._names[speculator] for speculator in asked)
-            self._models[asked] = deepcopy(self._trained.get(name)) or LinearModel.usual()
-        return self._models[asked]
+    def model(self, speculators: SpeculatorSet) -> LinearModel:
+        if speculators not in self._models:
+            name = set_name(self._names[speculator] for speculator in speculators)
+            self._models[speculators] = deepcopy(self._trained.get(name)) or LinearModel.usual()
+        return self._models[speculators]
 
-    def _usual(self, asked: SpeculatorSet, size: int) -> Floats:
-        """Return factors [features]: the table's expected tokens for `usual`, else 1."""
+    def _usual(self, speculators: SpeculatorSet, batch_class: int) -> Floats:
+        """Return the factors of the features, [features].
+
+        The factor of `usual` is the table's accepted tokens; the others are 1.
+        """
         factors = np.ones(len(NAMES))
-        gains = self.gains(asked, size, _USUAL_NODES.bit_length())
+        gains = self.gains(speculators, batch_class, _USUAL_NODES.bit_length())
         factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)
         return factors
 
     def _take_waiting(self, request_id: str, context: int) -> Floats | None:
-        """Return a request's features at a context length; forget shorter contexts."""
+        """Return a request's features at a context length; delete older features."""
         waiting = self._waiting.get(request_id, {})
         features = waiting.get(context)
         for old in [length for length in waiting if length <= context]:

@@ -23,15 +23,17 @@ from specinfer.usage import USAGE_ERROR, usage_message
 PROGRAM = "specinfer train scheduler"
 _MIN_ROWS = 200
 """Minimum rows for fitting the weights of a speculator set."""
-_BLOCK, _BLOCKS = 50, 10
-"""Steps per block; blocks per cycle, of which one is held out."""
+_BLOCK = 50
+"""Consecutive steps per block; a block is either fitted or held out."""
+_BLOCKS = 10
+"""Blocks of which one is held out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One line of a gateway's file of recorded steps."""
 
-    asked: SpeculatorSet
+    speculators: SpeculatorSet
     nodes: int
     """Planned nodes per request."""
     contexts: Mapping[str, int]
@@ -64,7 +66,7 @@ def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep],
 
 
 def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
-    """Return a line's step; new speculators extend `names`."""
+    """Return the step of a line; add new speculators to `names`."""
     names += [name for name in dict.fromkeys(map(str, content["speculators"])) if name not in names]
     numbers = {number: names.index(str(name)) for number, name in enumerate(content["speculators"])}
     numbers[NOBODY] = NOBODY
@@ -102,7 +104,7 @@ def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
 def lessons_of(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
-    """Yield (step number, speculator set, rows) in a gateway's order of learning."""
+    """Yield (step number, speculator set, rows) in order of the steps."""
     matches: dict[str, int] = {}
     planner = LearnedPlanner(
         *(PassCurve([(1, 1.0)]), NodeBudget(1, 1), True, {}, names),
@@ -114,11 +116,11 @@ def lessons_of(
         matches = dict(step.matches)
         planner.follow(step.contexts)
         if before is not None and before.choice.speculators and before.choice.nodes > 0:
-            for asked, rows in planner.lessons(before).items():
-                yield number - 1, asked, rows
+            for speculators, rows in planner.lessons(before).items():
+                yield number - 1, speculators, rows
             planner.learn_tokens(before)  # refines no weights, as `lessons` has removed the features
         before = StepReport(
-            *(Choice(step.asked, step.nodes), len(step.contexts), 0, 0.0, [], 0.0, step.outcomes),
+            *(Choice(step.speculators, step.nodes), len(step.contexts), 0, 0.0, [], 0.0, step.outcomes),
             contexts=step.contexts,
         )
 
@@ -128,16 +130,16 @@ def fit(
 ) -> tuple[dict[str, LinearModel], dict[str, list[float]]]:
     """Return fitted models and their errors, by set name.
 
-    Errors are mean squares on held-out steps: [of the model, of the table].
+    Errors are mean squared errors on held-out steps: [error of the model, error of the table].
     """
     parts = defaultdict[SpeculatorSet, tuple[list[Rows], list[Rows]]](lambda: ([], []))
-    for number, asked, rows in lessons_of(steps, names):
-        parts[asked][number // _BLOCK % _BLOCKS == _BLOCKS - 1].append(rows)
+    for number, speculators, rows in lessons_of(steps, names):
+        parts[speculators][number // _BLOCK % _BLOCKS == _BLOCKS - 1].append(rows)
     models, errors = dict[str, LinearModel](), dict[str, list[float]]()
-    for asked, (taught, judging) in parts.items():
+    for speculators, (taught, judging) in parts.items():
         if sum(len(rows) for rows, _ in taught) < _MIN_ROWS:
             continue
-        name = set_name(names[speculator] for speculator in asked)
+        name = set_name(names[speculator] for speculator in speculators)
         model = models[name] = _fitted(_together(taught))
         if judging:
             judged, accepted = _together(judging)
@@ -147,7 +149,7 @@ def fit(
 
 
 def _fitted(lessons: Rows) -> LinearModel:
-    """Fit by least squares, slightly regularised towards the table."""
+    """Return weights fitted by least squares, slightly regularised towards the table."""
     rows, accepted = lessons
     mean = rows.T @ rows / len(rows) + 1e-3 * np.eye(len(NAMES))
     start = LinearModel.usual().weights
@@ -176,7 +178,7 @@ def train_scheduler(
 
 
 def main() -> None:
-    """Run `specinfer train scheduler`: bad input is one line and exit code 2."""
+    """Run `specinfer train scheduler`; bad input ends with one line and exit code 2."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(train_scheduler)
     try:

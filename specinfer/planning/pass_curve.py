@@ -11,7 +11,7 @@ from specinfer.scheduling.limits import NodeBudget
 _MIN_S = 1e-6
 """Minimum seconds of a measured pass."""
 _ROW = 1e-4
-"""Minimum seconds of an additional token, relative to a one-token pass."""
+"""Minimum seconds of each further token, relative to a one-token pass."""
 
 
 class PassCurve:
@@ -27,12 +27,14 @@ class PassCurve:
         """
         ordered = sorted(points)
         if not ordered:
-            raise ValueError("a curve needs a point")
+            raise ValueError("points: at least one measured (tokens, seconds) is needed, got none")
         self._sizes, measured = np.array(ordered, float).T
         level = np.minimum.accumulate(np.maximum(measured, _MIN_S)[::-1])[::-1]
         self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
         self.between = lru_cache(maxsize=256)(self._between)
-        """Map (first, last) to seconds of passes over first to last tokens.
+        """Function from (first, last) to the seconds of each pass.
+
+        The passes have first, first + 1, ..., last tokens.
 
         Beyond the largest measurement, seconds are proportional to tokens. Cached, as batch sizes repeat.
         """
@@ -63,10 +65,10 @@ def derive_budget(
     per_step: int = 0,
     context_s: float = 0.0,
 ) -> NodeBudget:
-    """Return the node budget with the maximum speed in very predictable text.
+    """Return the node budget that is fastest for very predictable text.
 
-    Such a text is assumed to accept one more token per doubling of a tree, twice the usual, and work outside
-    the pass to take as long as a pass without trees.
+    In such text, each doubling of a tree is assumed to add one accepted token, twice the usual number. Work
+    outside the pass is assumed to take as long as a pass without trees.
 
     Args:
         curve: seconds of passes by their tokens.

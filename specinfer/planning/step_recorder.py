@@ -1,8 +1,8 @@
-"""Records steps for the training of the learned policy.
+"""Record steps to a file, from which the learned planner is trained.
 
-The most useful recordings have whole trees of all speculators: `--no-adaptive --tree-nodes 16` and a
-`--step-nodes` of sixteen times the batch; with a planner, only what it chose is recorded. Each line is one
-step as JSON, without text and tokens: the structure, scores and proposers of each tree
+A recording is most useful if all speculators draft large trees in every step: run the gateway with
+`--no-adaptive`, `--tree-nodes 16`, and `--step-nodes` of sixteen times the batch. Each line of the file is one
+step as JSON. It has the structure, scores and proposers of each tree, but no text and no tokens
 (`docs/algorithms.md#planner`).
 """
 
@@ -25,7 +25,11 @@ class StepRecorder:
     """Appends finished steps to a file; without a file it does nothing."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Open the file; raises SettingError if it cannot be written."""
+        """Open the file.
+
+        Raises:
+            SettingError: if the file cannot be written.
+        """
         try:
             self._file = AppendFile(path) if path is not None else None
         except OSError as error:
@@ -34,7 +38,7 @@ class StepRecorder:
         self._matches = TextMatches(lambda name: self._tokens[name])
 
     def write(self, step: FinishedStep, names: Sequence[str]) -> None:
-        """Record a step without prompts. A file error ends only the recording."""
+        """Record a step that read no prompt; a file error ends recording."""
         report = report_of(step) if self._file is not None else None
         if self._file is None or report is None or not report.outcomes:
             return

@@ -10,11 +10,11 @@ from specinfer.tree import TokenTree
 Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
 """Verified tree and accepted nodes, by request id."""
 _USUAL_DELTA = 16
-"""Context tokens per request above which reading dominates a draft time."""
+"""Context tokens per request above which reading dominates drafting."""
 
 
 class DraftTime(NamedTuple):
-    """Times of one service for one step's drafts."""
+    """Times in which one speculator service drafted for one step."""
 
     service: SpeculatorSet
     """All speculators of the service."""
@@ -23,13 +23,13 @@ class DraftTime(NamedTuple):
     wire_s: float
     """Seconds of messages and of the service's common work."""
     read: int = 0
-    """Context tokens of all requests if reading dominates the times."""
+    """Context tokens read; 0 if reading did not dominate drafting."""
     resident: bool = False
-    """True if it drafted in the verifier's process, exclusively."""
+    """True if it drafted in the verifier's process, between passes."""
 
     @property
     def total_s(self) -> float:
-        """Seconds from asking for drafts to the answer."""
+        """Seconds from the request for drafts to the reply."""
         return self.wire_s + sum(self.own_s.values())
 
 
@@ -57,7 +57,7 @@ class StepReport:
 
     @property
     def new_tokens(self) -> int:
-        """Committed tokens: one bonus token per request, and accepted nodes."""
+        """Committed tokens: a bonus token per request, and all accepted nodes."""
         outcomes = (*self.outcomes.values(), *self.chains.values())
         return self.batch + sum([len(accepted) for _, accepted in outcomes])
 
@@ -68,12 +68,12 @@ class StepPlanner(Protocol):
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """Set each service's speculators; within a service they draft one by one."""
 
-    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+    def choose(self, batch: int, contexts: Mapping[str, int]) -> Choice:
         """Return the choice for the next step of a batch.
 
         Args:
             batch: requests of the step.
-            wanting: requests of the batch that want drafts, with the tokens of their contexts.
+            contexts: context tokens of the requests that want drafts, by request id.
         """
 
     def observe(self, report: StepReport) -> None:
@@ -81,8 +81,8 @@ class StepPlanner(Protocol):
 
 
 def tokens_read(tokens: Sequence[int]) -> int:
-    """Return a service's read context tokens if reading dominates, else 0.
+    """Return the sum of `tokens` if reading dominates drafting, else 0.
 
-    `tokens` are the numbers of context tokens sent for each request.
+    `tokens` are the context tokens sent for each request.
     """
     return sum(tokens) if max(tokens) > _USUAL_DELTA else 0

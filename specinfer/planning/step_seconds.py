@@ -1,8 +1,8 @@
 """Measure seconds of steps, or estimate them from passes and drafts. Pure.
 
-A row is (batch class, speculator set, nodes). Its seconds are those of whole steps, relative to the machine's
-pace: the seconds of the latest passes over those of the curve. So a row that is not run follows the machine's
-speed, and its estimate cannot drift.
+A row is (batch class, speculator set, nodes). The machine's pace is the seconds of the latest passes, divided
+by the seconds of the pass curve, which was measured at start. Seconds of rows are stored divided by the pace.
+So the estimate of a row that is not run follows the machine's speed and cannot drift.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,21 +17,23 @@ from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import StepReport
 
 _WINDOW = 24
-"""Number of latest values of a row that count."""
+"""Number of latest steps of a row in its mean."""
 _HALF = 400.0
-"""Steps after which the certainty of values is halved."""
+"""Steps without a value after which a row's certainty is halved."""
 _FEW = 5
 """Number of values below which the minimum replaces the median."""
 _MISSING = 4
 """Number of new values after which a mean is computed again."""
 _CLIP = 0.4
-"""Maximum relative difference from the median, to limit disturbances."""
+"""Maximum relative difference from the median; larger differences are disturbances."""
 _PASSES = 5
 """Number of latest passes whose median is the pace."""
 _DRAFT_PART = 0.25
 """Assumed seconds of an unmeasured draft, relative to a one-token pass."""
-_NOISE, _GUESS = 0.1, 0.2
-"""Relative error of one measured step, and of an estimate."""
+_NOISE = 0.1
+"""Relative standard error of one measured step."""
+_GUESS = 0.2
+"""Relative standard error of the estimate for a row without measured steps."""
 _TRUSTED = 1000.0
 """Steps without a value after which a row is uncertain.
 
@@ -42,7 +44,7 @@ _MIN_S = 1e-6
 
 
 class Estimate(NamedTuple):
-    """Expected seconds of one step of a row."""
+    """Expected seconds of one step of a row, with their error."""
 
     seconds: float
     error: float
@@ -55,26 +57,26 @@ class Estimate(NamedTuple):
 class RowSeconds:
     """Mean seconds of a row's latest steps.
 
-    A value is the sum of a part known without noise, such as the curve's seconds for the pass, and a measured
-    rest. Only the rest is clipped: steps with large passes count in full, disturbances hardly count.
+    A value is the sum of a known part, such as the curve's seconds for the pass, and a measured rest. Only the
+    rest is clipped, so that steps with large passes count in full and disturbances count little.
     """
 
     __slots__ = ("_known", "_new", "_rest", "_values", "batch")
 
     def __init__(self) -> None:
         self._values = deque[tuple[float, float, int]](maxlen=_WINDOW)
-        """(Measured seconds less the known part, known part, step number)."""
+        """(Seconds without the known part, known part, step number) of each value."""
         self._rest = self._known = 0.0
         self._new = 0
         self.batch = 1
-        """Requests of the first step."""
+        """Batch size of the first step."""
 
     def __len__(self) -> int:
         """Return the number of values that count."""
         return len(self._values)
 
     def add(self, value: float, step: int, known: float = 0.0) -> None:
-        """Count a value in seconds; `known` is its part without noise."""
+        """Add a value in seconds; `known` is its known part."""
         values = self._values
         if values and self.age_at(step) > _TRUSTED:
             while len(values) > 1:
@@ -84,7 +86,7 @@ class RowSeconds:
 
     @property
     def rest(self) -> float:
-        """Mean of the measured part; the newest values may be missing."""
+        """Mean of the measured rest; the newest three values may be missing."""
         if self._new >= _MISSING or (self._new and len(self._values) <= _FEW):
             rests = sorted([rest for rest, _, _ in self._values])
             self._known = sum([known for _, known, _ in self._values]) / len(rests)
@@ -112,7 +114,7 @@ class RowSeconds:
 
 
 class StepSeconds:
-    """Learns the seconds of rows."""
+    """Measures the seconds of rows, drafts and messages."""
 
     def __init__(self, curve: PassCurve) -> None:
         self._curve = curve
@@ -121,25 +123,30 @@ class StepSeconds:
         self._rows: dict[tuple[int, SpeculatorSet], dict[int, RowSeconds]] = {}
         """Rows by (batch class, speculator set), then by nodes."""
         self._drafts: dict[object, dict[tuple[int, int], RowSeconds]] = {}
-        """Seconds by speculator, or by service for messages; then by (batch, nodes)."""
+        """Seconds of speculators, and of messages by service.
+
+        The second key is (batch, nodes).
+        """
         self._services: Sequence[SpeculatorSet] = ()
         self._step = 0
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
-        """Set the speculators, by service."""
+        """Set the speculators of each service."""
         self._services = services
 
     @property
     def pace(self) -> float:
-        """Seconds of passes now, divided by the curve's."""
+        """Seconds of the latest passes, divided by the curve's: the median."""
         return median(self._ratios)
 
     def observe(self, report: StepReport, seconds: float, step: int) -> None:
-        """Count a step that took so many seconds, reading excluded."""
+        """Add a step of `seconds` seconds in which speculators read no prompt."""
         self._step = step
-        batch, asked, nodes = report.batch, report.choice.speculators, report.choice.nodes
+        batch, speculators, nodes = report.batch, report.choice.speculators, report.choice.nodes
         self._ratios.append(max(report.pass_s, _MIN_S) / self._curve.at(report.tokens))
-        row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, RowSeconds())
+        row = self._rows.setdefault((batch_size_class(batch), speculators), {}).setdefault(
+            nodes, RowSeconds()
+        )
         if not len(row):
             row.batch = batch
         pace = self.pace
@@ -151,15 +158,18 @@ class StepSeconds:
                 rows.setdefault((batch, nodes), RowSeconds()).add(draft_s / pace, step)
 
     def estimate(
-        self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]
+        self, batch: int, requests: int, speculators: SpeculatorSet, sizes: Sequence[int]
     ) -> list[Estimate]:
-        """Estimate seconds of steps for each number of nodes in `sizes` (rising)."""
-        pace, rows = self.pace, self._rows.get((batch_size_class(batch), asked), {})
+        """Estimate seconds of a step for each number of nodes in `sizes`.
+
+        `sizes` must rise.
+        """
+        pace, rows = self.pace, self._rows.get((batch_size_class(batch), speculators), {})
         estimates: list[Estimate] = []
         for nodes in sizes:
             row = rows.get(nodes)
             if row is None:
-                seconds, error = self._guess(batch, requests, asked, nodes, rows)
+                seconds, error = self._guess(batch, requests, speculators, nodes, rows)
                 estimates.append(Estimate(pace * seconds, error, pace * seconds * (1 - error), False))
                 continue
             seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
@@ -169,23 +179,28 @@ class StepSeconds:
         return estimates
 
     def _guess(
-        self, batch: int, requests: int, asked: SpeculatorSet, nodes: int, rows: Mapping[int, RowSeconds]
+        self,
+        batch: int,
+        requests: int,
+        speculators: SpeculatorSet,
+        nodes: int,
+        rows: Mapping[int, RowSeconds],
     ) -> tuple[float, float]:
-        """Estimate an unmeasured row's seconds and error from its set's rows."""
-        shape = self._shape(batch, requests, asked, nodes)
+        """Estimate an unmeasured row from measured rows of its set."""
+        shape = self._shape(batch, requests, speculators, nodes)
         plain = self._rows.get((batch_size_class(batch), frozenset()), {})
         rows = {**plain, **rows} if nodes else rows
         less = max((n for n in rows if n < nodes), default=None)
         more = min((n for n in rows if n > nodes), default=None)
         if less is not None and more is not None:
-            first, last = (self._shape(batch, requests, asked, n) for n in (less, more))
+            first, last = (self._shape(batch, requests, speculators, n) for n in (less, more))
             if last > first:
                 part = (shape - first) / (last - first)
                 return rows[less].value * (1 - part) + rows[more].value * part, _GUESS / 2
         near = less if less is not None else more
         if near is None:
             return max(shape + self._rest(batch), shape / 2), _GUESS
-        rest = rows[near].value - self._shape(batch, requests, asked, near)
+        rest = rows[near].value - self._shape(batch, requests, speculators, near)
         return max(shape + rest, shape / 2), _GUESS
 
     def pass_seconds(self, tokens: float) -> float:
@@ -193,7 +208,10 @@ class StepSeconds:
         return self.pace * self._curve.at(tokens)
 
     def _rest(self, batch: int) -> float:
-        """Return seconds outside passes and drafts, from the best known row."""
+        """Return the seconds of a step outside passes and drafts.
+
+        They are those of the row with the most values in the nearest batch class.
+        """
         size = batch_size_class(batch)
         if not self._rows:
             return 0.0
@@ -206,17 +224,20 @@ class StepSeconds:
         )
         return row.value - self._shape(row.batch, row.batch, key[1], nodes)
 
-    def _shape(self, batch: int, requests: int, asked: SpeculatorSet, nodes: int) -> float:
-        """Return the expected seconds of pass and drafts, without the pace."""
-        return self._curve.at(batch + nodes * requests) + self.drafting(batch, asked, nodes)
+    def _shape(self, batch: int, requests: int, speculators: SpeculatorSet, nodes: int) -> float:
+        """Return the seconds of pass and drafts at pace 1."""
+        return self._curve.at(batch + nodes * requests) + self.drafting(batch, speculators, nodes)
 
-    def drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
-        """Return seconds of drafts: services in parallel, their speculators one by one."""
-        if not asked or not nodes:
+    def drafting(self, batch: int, speculators: SpeculatorSet, nodes: int) -> float:
+        """Return the seconds of drafting.
+
+        Services draft in parallel; speculators of one service draft one after another.
+        """
+        if not speculators or not nodes:
             return 0.0
         longest = 0.0
         for service in self._services:
-            drafting = asked & service
+            drafting = speculators & service
             if not drafting:
                 continue
             parts = [self._part(key, batch, nodes) for key in (service, *drafting)]
@@ -225,7 +246,7 @@ class StepSeconds:
         return longest
 
     def _part(self, key: object, batch: int, nodes: int) -> float | None:
-        """Return the seconds of one speculator, or of one service's messages."""
+        """Return the seconds stored in `_drafts` for a key, interpolated."""
         drafts = self._drafts.get(key)
         if not drafts:
             return None

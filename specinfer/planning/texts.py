@@ -1,12 +1,14 @@
-"""Measure requests' predictability and context unread by speculators. Pure."""
+"""Measure each request's predictability and its unread context. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_PRIOR, _HALF = 12.0, 40.0
-"""Weight of the prior in tokens; trees after which observations halve."""
+_PRIOR = 12.0
+"""Weight of the assumption that a request is average, in accepted tokens."""
+_HALF = 40.0
+"""Trees after which the weight of an observed tree is halved."""
 _ANSWER = 128.0
-"""Assumed tokens of an answer before any request ended."""
+"""Assumed tokens of an answer until the first request ends."""
 _LATEST = 16
 """Number of latest requests over which lengths are averaged."""
 
@@ -21,14 +23,14 @@ class _Text:
 
 
 class RequestTexts:
-    """Follows requests until they want no more drafts."""
+    """Follows the requests that want drafts."""
 
     def __init__(self) -> None:
         self._texts: dict[str, _Text] = {}
         self._contexts: Mapping[str, int] = {}
-        """Context tokens of each request now."""
+        """Context tokens by request id."""
         self._read: Mapping[str, int] = {}
-        """Context tokens of each request when speculators last drafted."""
+        """Context tokens by request id when speculators last drafted."""
         self._prompt, self._answer = 0.0, _ANSWER
         """Mean tokens of prompts and answers."""
 
@@ -36,7 +38,7 @@ class RequestTexts:
         return len(self._texts)
 
     def follow(self, contexts: Mapping[str, int]) -> None:
-        """Set the requests that want drafts, with their context lengths."""
+        """Set the context lengths of the requests that want drafts."""
         texts = self._texts
         if texts.keys() != contexts.keys():
             for request_id in texts.keys() - contexts.keys():
@@ -50,7 +52,7 @@ class RequestTexts:
         self._contexts = contexts
 
     def ratio(self, request_id: str) -> float:
-        """Return a request's accepted tokens divided by an average request's."""
+        """Return (accepted tokens / accepted tokens of an average request)."""
         text = self._texts.get(request_id)
         return (text.accepted + _PRIOR) / (text.expected + _PRIOR) if text else 1.0
 
@@ -59,14 +61,14 @@ class RequestTexts:
         return sum([self.ratio(request_id) for request_id in self._texts])
 
     def add(self, request_id: str, accepted: int, expected: float) -> None:
-        """Count a tree's accepted tokens, and those expected of an average request."""
+        """Count a tree's accepted tokens; `expected` of an average request."""
         text = self._texts.get(request_id)
         if text is not None:
             fade = 0.5 ** (1 / _HALF)
             text.accepted, text.expected = fade * text.accepted + accepted, fade * text.expected + expected
 
     def note_drafts(self) -> None:
-        """Record that speculators draft now, and thus read all contexts."""
+        """Record that speculators draft now, and so read all contexts."""
         self._read = self._contexts
 
     @property
@@ -76,5 +78,5 @@ class RequestTexts:
 
     @property
     def read_per_token(self) -> float:
-        """Tokens of prompts that speculators read for each token of an answer."""
+        """Mean prompt tokens divided by mean answer tokens."""
         return self._prompt / self._answer

@@ -8,13 +8,13 @@ from specinfer.planning.choice import SpeculatorSet
 from specinfer.tree import TokenTree
 
 _RECORDS = 256
-"""Maximum trees of the whole pool from which shares are counted."""
+"""Number of latest trees from which shares are computed."""
 
 
 def ranked_nodes(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
-    """Return the minimum tree sizes for one accepted token, for two, ...
+    """Return the minimum number of nodes that yields 1, 2, ... accepted tokens.
 
-    A smaller tree has the first nodes by path probability; nodes forced by a constraint are not counted.
+    A smaller tree has the nodes of the highest path probability. Nodes forced by a constraint do not count.
     """
     if not accepted:
         return []
@@ -22,12 +22,12 @@ def ranked_nodes(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
     return list(accumulate([rank[node] for node in accepted], max))
 
 
-def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet) -> list[int]:
-    """Return the sizes of `ranked_nodes` for a tree of these speculators alone.
+def nodes_needed(tree: TokenTree, accepted: Sequence[int], speculators: SpeculatorSet) -> list[int]:
+    """Return `ranked_nodes` of the part proposed by a speculator set.
 
-    The list ends at the first token that none of these speculators proposed.
+    The list ends at the first accepted token that the set did not propose.
     """
-    rank, needed = _ranks(tree, _proposed_by(tree, asked)), list[int]()
+    rank, needed = _ranks(tree, _proposed_by(tree, speculators)), list[int]()
     for node in accepted:
         if node not in rank:
             break
@@ -35,9 +35,9 @@ def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet)
     return needed
 
 
-def _proposed_by(tree: TokenTree, asked: SpeculatorSet) -> set[int]:
-    """Return the nodes whose whole path these speculators proposed."""
-    proposed = {child for p in tree.proposals if p.speculator in asked for child in p.children}
+def _proposed_by(tree: TokenTree, speculators: SpeculatorSet) -> set[int]:
+    """Return the nodes whose whole path a speculator set proposed."""
+    proposed = {child for p in tree.proposals if p.speculator in speculators for child in p.children}
     kept = {0}
     for node, parent in enumerate(tree.parents.tolist()):
         if node in proposed and parent in kept:
@@ -51,7 +51,7 @@ def _ranks(tree: TokenTree, nodes: set[int]) -> dict[int, int]:
     for parent, score in zip(tree.parents.tolist(), tree.scores.tolist(), strict=True):
         chances.append(score * chances[parent] if parent >= 0 else 1.0)
     ranking = sorted(nodes, key=lambda node: (-chances[node], node))
-    return {node: place for place, node in enumerate(ranking, 1)}
+    return {node: rank for rank, node in enumerate(ranking, 1)}
 
 
 class Shares:
@@ -60,14 +60,14 @@ class Shares:
     def __init__(self, everybody: SpeculatorSet) -> None:
         self.everybody = everybody
         self._paths: deque[tuple[SpeculatorSet, ...]] = deque(maxlen=_RECORDS)
-        """Proposers of each token of accepted paths."""
+        """For each accepted path, the speculators that proposed each of its tokens."""
         self._new = 0
         self._shares: dict[SpeculatorSet, float] = {}
         self.sets: list[SpeculatorSet] = [everybody]
-        """Sets to choose from: single speculators, and greedily built pools."""
+        """Sets to plan: single speculators, and sets grown greedily."""
 
     def add(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Count a tree of the whole pool."""
+        """Count a tree that all speculators drafted."""
         if not accepted or len(self.everybody) < 2:
             return
         proposers: dict[int, set[int]] = {node: set() for node in accepted}
@@ -81,16 +81,16 @@ class Shares:
             self._new, self._shares = 0, {}
             self.sets = self._sets_worth_asking()
 
-    def share(self, asked: SpeculatorSet) -> float:
+    def share(self, speculators: SpeculatorSet) -> float:
         """Return a speculator set's share of the whole pool's accepted tokens.
 
         A path counts up to its first token that the set did not propose.
         """
-        if asked not in self._shares:
+        if speculators not in self._shares:
             whole = sum([len(path) for path in self._paths])
-            prefix = sum([_own_prefix(path, asked) for path in self._paths])
-            self._shares[asked] = prefix / whole if whole and asked != self.everybody else 1.0
-        return self._shares[asked]
+            prefix = sum([_own_prefix(path, speculators) for path in self._paths])
+            self._shares[speculators] = prefix / whole if whole and speculators != self.everybody else 1.0
+        return self._shares[speculators]
 
     def _sets_worth_asking(self) -> list[SpeculatorSet]:
         pool, grown = frozenset[int](), list[SpeculatorSet]()
@@ -103,6 +103,6 @@ class Shares:
         return list(dict.fromkeys([*singles, *grown]))
 
 
-def _own_prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
-    """Return how many first tokens of a path the speculators `asked` proposed."""
-    return next((length for length, proposers in enumerate(path) if not proposers & asked), len(path))
+def _own_prefix(path: Sequence[SpeculatorSet], speculators: SpeculatorSet) -> int:
+    """Return how many first tokens of a path the set proposed."""
+    return next((length for length, proposers in enumerate(path) if not proposers & speculators), len(path))

@@ -22,8 +22,10 @@ from specinfer.tree import (
 from specinfer.tree.cut import Keeps
 
 T = TypeVar("T")
-MATCHING_S, MATCHING_MIN_S = 0.01, 0.001
-"""Maximum constraint seconds per step; minimum seconds of an expensive constraint."""
+MATCHING_S = 0.01
+"""Maximum seconds per step in which matchers filter the tokens of drafts."""
+MATCHING_MIN_S = 0.001
+"""Seconds per step below which a constraint is never called expensive."""
 
 
 def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> None:
@@ -49,7 +51,7 @@ def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> 
 
 
 def _drop_most_expensive(states: Sequence[RequestState], compiler: Compiler) -> None:
-    """Remove the matchers that made a step too long."""
+    """Remove the slowest matchers until `MATCHING_S` is met."""
     spent = [(state.matcher.seconds, state) for state in states if isinstance(state.matcher, Matcher)]
     total = sum([seconds for seconds, _ in spent])
     for seconds, state in sorted(spent, key=lambda pair: -pair[0]):
@@ -75,7 +77,7 @@ def trees_to_verify(
     request's constraint forbids are removed before the cut, and forced tokens are added after the cut.
 
     Args:
-        given: trees of other speculators by request, merged and corrected; they are added after the drafts.
+        given: merged and corrected trees of other speculators by request id; merged last.
     """
     final = [entry for entry in entries if entry.final]
     if not drafts and not given and not any(entry.state.request.constraint for entry in final):
@@ -107,7 +109,7 @@ def trees_to_verify(
 def _constrained(
     entry: StepEntry, tree: TokenTree, change: Callable[[TokenTree, TokenMatcher], TokenTree]
 ) -> TokenTree:
-    """Return the tree changed by its request's constraint, if compiled."""
+    """Apply `change` to a tree if its request has a compiled constraint."""
     return _with_matcher(entry, lambda matcher: change(tree, matcher), tree)
 
 
@@ -121,7 +123,7 @@ def _reserved(entry: StepEntry) -> int:
 
 
 def _with_matcher(entry: StepEntry, ask: Callable[[TokenMatcher], T], otherwise: T) -> T:
-    """Apply `ask` to a request's matcher, or return `otherwise` without one.
+    """Return `ask(matcher)` of a request, or `otherwise` if it has no matcher.
 
     `otherwise` is also returned if the matcher has not read all generated tokens. This is safe, as the
     verifier applies the constraint, too.

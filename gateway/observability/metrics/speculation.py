@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.session.totals import Named
+from specinfer.planning.calibration import Reliability
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.reliability import Reliability
 from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
 from specinfer.statuses import EntryStatus

@@ -73,8 +73,8 @@ def test_nodes_are_ranked_by_path_probability() -> None:
     assert nodes_needed(tree, [], FIRST) == ranked_nodes(tree, []) == []
 
 
-def gains_of(accepted: AcceptedTokens, batch_class: int = 0, places: int = 4) -> list[float]:
-    return [gain.tokens for gain in accepted.gains(FIRST, batch_class, places)]
+def gains_of(accepted: AcceptedTokens, batch_class: int = 0, num_sizes: int = 4) -> list[float]:
+    return [gain.tokens for gain in accepted.gains(FIRST, batch_class, num_sizes)]
 
 
 def test_a_tree_counts_for_every_smaller_size() -> None:
@@ -83,14 +83,14 @@ def test_a_tree_counts_for_every_smaller_size() -> None:
     for step in range(200):
         accepted.add(FIRST, 0, 4, [([1, 2], 1.0)], step)
     assert gains_of(accepted) == pytest.approx([1, 1, 0, 0], abs=0.1)
-    assert 0.1 < gains_of(accepted, places=5)[-1] < 0.7
+    assert 0.1 < gains_of(accepted, num_sizes=5)[-1] < 0.7
 
 
 def test_old_trees_fade() -> None:
     accepted = AcceptedTokens()
     for step in range(800):
         accepted.add(FIRST, 0, 1, [([1] if step >= 400 else [], 1.0)], step)
-    assert gains_of(accepted, places=1) == pytest.approx([1.0], abs=0.2)
+    assert gains_of(accepted, num_sizes=1) == pytest.approx([1.0], abs=0.2)
 
 
 def test_a_new_batch_size_begins_with_what_others_know() -> None:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specinfer.planning.calibration import Calibration
-from specinfer.planning.reliability import Reliability
+from specinfer.planning.calibration import Calibration, Reliability
 from specinfer.tree import TreeBuilder
 
 Outcomes = list[tuple[float, bool]]
