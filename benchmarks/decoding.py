@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.feature_flow import FeatureFlow
 from benchmarks.prompts import EvaluationPrompt
-from specinfer.drafters import Drafter, DraftJob, Features, TargetTopK
-from specinfer.drafters.contexts import FeatureBuffer
+from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration, Reliability
 from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.features import FeatureSpan
 from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 
@@ -280,38 +279,3 @@ def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
             return depth
         (node,) = nodes
     return len(tokens)
-
-
-class FeatureFlow:
-    """Hidden states for the requests' drafters, and each drafter's progress."""
-
-    def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter]) -> None:
-        wishes = [drafter.description.feature_layers for drafter in drafters]
-        self._layers = sorted({layer for wanted in wishes for layer in wanted})
-        self._places = [[self._layers.index(layer) for layer in wanted] for wanted in wishes]
-        self._shape = (len(self._layers), runner.config.hidden_size)
-        self._buffers: dict[str, FeatureBuffer] = {}
-        self._until: dict[str, int] = {}
-        runner.keep_features(self._layers)
-
-    def wanted_from(self, request: str) -> int | None:
-        """Return the first position of needed hidden states, if any."""
-        return self._until.get(request, 0) if self._layers else None
-
-    def arrived(self, request: str, span: FeatureSpan) -> None:
-        """Store the hidden states of a pass."""
-        if span.data:
-            self._buffers.setdefault(request, FeatureBuffer()).add(span.start, span.data, self._shape)
-            token_bytes = 2 * self._shape[0] * self._shape[1]
-            self._until[request] = span.start + len(span.data) // token_bytes
-
-    def take(self, request: str, drafter: int) -> Features | None:
-        """Return the hidden states that a drafter has not received yet."""
-        places, buffer = self._places[drafter], self._buffers.get(request)
-        return buffer.take(drafter, places) if buffer is not None and places else None
-
-    def forget(self, requests: Sequence[str]) -> None:
-        """Drop the hidden states of finished requests."""
-        for request in requests:
-            self._buffers.pop(request, None)
-            self._until.pop(request, None)

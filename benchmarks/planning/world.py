@@ -1,151 +1,59 @@
 """Simulate a verifier, two speculators and texts of all kinds, for planners.
 
-Costs are those of the default weights on two cores (Zen 5, blocks of Q4_1): passes, drafts by requested nodes, and
-overhead of services. The machine's speed drifts by a fifth, the cost of nodes drifts independently, one pass in a
-hundred is disturbed, sometimes a hundred successive steps take 1.5 times as long, and the first steps of a process are
-cold. A text is described by the probability that a speculator's first guess is correct. Requests have 128 tokens. One
-speculator is accurate and slow, the other inaccurate and fast; both overestimate their accuracy. The target has all
-prompts cached; the speculators' service must read them, and all tokens that it missed.
+Answers have 128 tokens. One speculator is accurate and slow, the other inaccurate and fast; both overestimate their
+accuracy. The target has all prompts cached; the speculators' service must read them, and all tokens that it missed.
 """
 
-import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from math import exp, log2
 from typing import TypeAlias
 
+from benchmarks.planning.machine import DISTURBED, OFTEN, USUAL, Costs, Machine
+from benchmarks.planning.texts import (
+    PROMPT,
+    ROOT,
+    TOKENS,
+    SimulatedRequest,
+    accepted_path,
+    copied_chain,
+    drafted_tree,
+    expected_accepted,
+    first_guess,
+)
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import Choice
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.step_report import DraftTime, StepPlanner, StepReport, tokens_read
 from specinfer.scheduling.limits import NodeBudget
-from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
+from specinfer.tree import TokenTree, cut_trees, merge_trees
 
-PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))
-"""(tokens, milliseconds) of passes."""
-
-
-def draft_s(speculator: int, nodes: int) -> float:
-    """Return the seconds of drafting for one request, by nodes."""
-    return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
-
-
-@dataclass(frozen=True, eq=False)
-class Costs:
-    """Costs of a machine and its models."""
-
-    passes: Sequence[tuple[int, float]] = PASSES
-    """(tokens, milliseconds)."""
-    drafts: Callable[[int, int], float] = draft_s
-    """(speculator, nodes) -> seconds of drafting for one request."""
-    plain_s: float = 0.0017
-    trees_s: float = 0.0020
-    """Seconds of a step in addition to pass and drafts."""
-    wire_s: float = 0.0009
-    read_s: float = 0.00006
-    """Seconds that speculators need to read a token."""
-    ngrams: bool = False
-    """True if the fast speculator drafts only in self-copying, predictable text."""
-    speed_change: float = 0.0
-    """Probability per step of a change between usual and half speed."""
-
-    @cached_property
-    def curve(self) -> PassCurve:
-        """Seconds of passes."""
-        return PassCurve([(tokens, ms / 1000) for tokens, ms in self.passes])
-
-
-USUAL = Costs()
 BOTH = frozenset({0, 1})
-TOKENS, PROMPT = 128, 170
-"""Tokens of an answer, and average tokens of a prompt."""
-COLD_S = (0.016, 0.026, 0.002)
-"""Extra seconds of the first three steps with trees, in reverse order.
-
-With reading the prompt, these steps take 20, 35, 25 ms at batch 1. Plain steps take a fifth of the extra time.
-"""
-OFTEN, DISTURBED = 0.01, 4.0
-"""Share of disturbed passes, and their relative time."""
 GUESSES = (0.25, 0.5, 0.7, 0.9)
-COPIES_BEGIN, COPIES_END, COPIED = 0.01, 0.15, 0.98
-"""Probabilities that self-copying begins or ends; first-guess accuracy meanwhile."""
+"""Probabilities of a correct first guess, by kind of text."""
+COPIES_BEGIN, COPIES_END = 0.01, 0.15
+"""Probabilities per step of the start and of the end of copying."""
 ALARMS = 0.1
 """Share of steps with useless drafts of n-grams."""
-ROOT = 0
-
-
-@dataclass
-class SimulatedRequest:
-    """A simulated request."""
-
-    name: str
-    guess: float
-    """Probability that the good speculator's first guess is right."""
-    left: int = TOKENS
-    lacking: int = PROMPT
-    """Tokens that the speculators have not read."""
-    copying: bool = False
-    alarm: bool = False
-    """True if n-grams draft although the text copies nothing."""
 
 
 @dataclass
 class Ran:
-    """Actual and expected tokens and seconds of steps, at normal speed."""
+    """Tokens and seconds of steps, at the normal speed of the machine."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     expected_s: float = 0.0
-    """Expected seconds of steps with an expectation; `counted_s`: actual seconds."""
+    """Seconds that the planner expected, summed over the steps with an expectation."""
     counted_s: float = 0.0
+    """Actual seconds of the same steps."""
     steps: int = 0
 
     @property
     def speed(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
-
-
-class Machine:
-    """Random times of passes and drafts."""
-
-    def __init__(self, seed: int, costs: Costs = USUAL) -> None:
-        self._rng, self._drift, self.costs = random.Random(seed), random.Random(-seed), costs
-        self.pace = self._slope = 0.0
-        self.slowness = 1.0
-        """Factor of all times, relative to the measured machine."""
-        self._neighbour = 0
-        self._cold = {True: list(COLD_S), False: [seconds / 5 for seconds in COLD_S]}
-
-    def turn(self) -> None:
-        """Start the next step: update drift and disturbances."""
-        self.pace = 0.97 * self.pace + self._drift.gauss(0, 0.03)
-        self._slope = 0.97 * self._slope + self._drift.gauss(0, 0.03)
-        self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._drift.random() < 0.0005)
-        if self.costs.speed_change and self._drift.random() < self.costs.speed_change:
-            self.slowness = 2.0 if self.slowness == 1.0 else 1.0
-
-    def slowed(self, seconds: float) -> float:
-        """Return the current time of work of `seconds`."""
-        return self.steadily(seconds) * self._rng.lognormvariate(0, 0.06)
-
-    def steadily(self, seconds: float) -> float:
-        """Return the current time of work, without disturbances."""
-        return seconds * exp(self.pace) * self.slowness * (1.5 if self._neighbour else 1.0)
-
-    def pass_s(self, batch: int, tokens: int) -> float:
-        """Return the seconds of a pass."""
-        curve = self.costs.curve
-        base = curve.at(batch)
-        disturbed = DISTURBED if self._rng.random() < OFTEN else 1.0
-        return self.slowed(base + exp(self._slope) * (curve.at(tokens) - base)) * disturbed
-
-    def cold_s(self, trees: bool) -> float:
-        """Return the extra seconds of a cold step."""
-        return self._cold[trees].pop() if self._cold[trees] else 0.0
 
 
 @dataclass
@@ -180,7 +88,7 @@ class World:
         choose: Choose,
         costs: Costs = USUAL,
         trace: Sequence[tuple[int, float]] | None = None,
-        most: int = 16,
+        max_batch: int = 16,
         guesses: Sequence[float] = GUESSES,
     ) -> None:
         """Create a world.
@@ -191,7 +99,7 @@ class World:
             choose: nodes of every tree, 0 for plain decoding, or a factory of planners from curve and budget.
             costs: costs of the machine.
             trace: passes as measured by the verifier; None: the true times.
-            most: maximum requests at once, over the whole run.
+            max_batch: maximum requests at once, over the whole run.
         """
         self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1, costs), batch
         self.costs = costs
@@ -207,13 +115,13 @@ class World:
         self.planner: StepPlanner = (
             Constant(choose)
             if isinstance(choose, int)
-            else choose(curve, derive_budget(curve, most, 127, 2048))
+            else choose(curve, derive_budget(curve, max_batch, 127, 2048))
         )
         self.planner.enrol([BOTH])
         self._calibration = Calibration()
         self._begun = 0
         self._texts = [self._begin() for _ in range(batch)]
-        self.by_choice: defaultdict[int, Ran] = defaultdict(Ran)
+        self.by_nodes: defaultdict[int, Ran] = defaultdict(Ran)
         """Counts of steps by planned nodes per request."""
 
     @property
@@ -273,7 +181,7 @@ class World:
         ]
         trees = cut_trees(merged, [choice.nodes + 1] * self._batch, keeps=choice.keeps)
         outcomes = {
-            text.name: (tree, self._accepted(text, tree))
+            text.name: (tree, accepted_path(text, tree, self._rng))
             for text, tree in zip(self._texts, trees, strict=True)
         }
         in_pass = sum(len(tree) for tree in trees)
@@ -292,15 +200,15 @@ class World:
             tokens = [int(tree.token_ids[node]) for node in accepted] + [-1]
             for speculator, draft in of_request:
                 self._calibration.observe(speculator, draft, tokens)
-        brought = [1 + len(accepted) for _, accepted in outcomes.values()]
+        new_tokens = [1 + len(accepted) for _, accepted in outcomes.values()]
         expected = self._batch + sum(
             [
-                _expected(text, outcomes[text.name][0])
+                expected_accepted(text, outcomes[text.name][0])
                 for text in self._texts
                 if len(outcomes[text.name][0]) > 1
             ]
         )
-        for counts in (ran, self.by_choice[choice.nodes]):
+        for counts in (ran, self.by_nodes[choice.nodes]):
             counts.tokens, counts.seconds, counts.steps = (
                 counts.tokens + expected,
                 counts.seconds + seconds / self.machine.steadily(1.0),
@@ -311,9 +219,9 @@ class World:
                     counts.expected_s + choice.seconds,
                     counts.counted_s + seconds,
                 )
-        self._go_on(brought)
+        self._advance(new_tokens)
 
-    def _go_on(self, tokens: list[int]) -> None:
+    def _advance(self, tokens: list[int]) -> None:
         for i, count in enumerate(tokens):
             self._texts[i].left -= count
             self._texts[i].lacking += count
@@ -343,74 +251,7 @@ class World:
         drafts: list[tuple[int, TokenTree]] = []
         for s in sorted(choice.speculators) if choice.nodes else ():
             if s == 0 or not self.costs.ngrams:
-                drafts.append((s, _tree(_guess(text, s), choice.nodes, s)))
+                drafts.append((s, drafted_tree(first_guess(text, s), choice.nodes, s)))
             elif text.copying or text.alarm:
-                drafts.append((s, _chain(0 if text.copying else 1, choice.nodes)))
+                drafts.append((s, copied_chain(0 if text.copying else 1, choice.nodes)))
         return drafts
-
-    def _accepted(self, text: SimulatedRequest, tree: TokenTree) -> list[int]:
-        """Return a random accepted path, by the probabilities of depths."""
-        kids: dict[int, list[int]] = {}
-        for node, parent in enumerate(tree.parents.tolist()):
-            kids.setdefault(parent, []).append(node)
-        path, node = list[int](), 0
-        while node in kids:
-            at, chosen = self._rng.random(), None
-            for child in kids[node]:
-                token = int(tree.token_ids[child])
-                at -= _right(_guess(text, token % 2), token // 2, token % 2)
-                if at < 0:
-                    chosen = child
-                    break
-            if chosen is None:
-                return path
-            path.append(chosen)
-            node = chosen
-        return path
-
-
-def _expected(text: SimulatedRequest, tree: TokenTree) -> float:
-    """Return the expected number of accepted nodes."""
-    chances, tokens = [1.0], tree.token_ids.tolist()
-    for node, parent in enumerate(tree.parents.tolist()[1:], 1):
-        place, speculator = divmod(tokens[node], 2)
-        chances.append(chances[parent] * _right(_guess(text, speculator), place, speculator))
-    return sum(chances) - 1
-
-
-def _guess(text: SimulatedRequest, speculator: int) -> float:
-    if text.copying:
-        return COPIED if speculator == 0 else 0.0
-    return text.guess if speculator == 0 else text.guess**2
-
-
-def _right(guess: float, place: int, speculator: int) -> float:
-    """Return a guess's probability; the speculators' sum is below 1."""
-    return float((0.85 if speculator == 0 else 0.15) * guess * (1 - guess) ** place)
-
-
-@lru_cache(maxsize=64)
-def _chain(token: int, nodes: int) -> TokenTree:
-    """Return a chain of one token."""
-    builder, node = TreeBuilder(ROOT), 0
-    for _ in range(nodes):
-        (node,) = builder.propose_points(node, [token], [0.7], speculator=1)
-    return builder.build()
-
-
-@lru_cache(maxsize=1024)
-def _tree(guess: float, nodes: int, speculator: int) -> TokenTree:
-    """Return a best-first tree with overestimated scores; tokens 2 * place + speculator."""
-    builder = TreeBuilder(ROOT)
-    heap = [(-_right(guess, 0, speculator), 0, 0)]  # minus path probability, parent, place
-    while heap and len(builder) <= nodes:
-        negated, parent, place = heapq.heappop(heap)
-        probability = _right(guess, place, speculator)
-        (node,) = builder.propose_points(
-            parent, [2 * place + speculator], [probability**0.7], speculator=speculator
-        )
-        heapq.heappush(
-            heap, (negated / probability * _right(guess, place + 1, speculator), parent, place + 1)
-        )
-        heapq.heappush(heap, (negated * _right(guess, 0, speculator), node, 0))
-    return builder.build()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.planning.world import Costs, Ran, World
+from benchmarks.planning.machine import Costs
+from benchmarks.planning.world import Ran, World
 from specinfer.planning.choice import Choice
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.step_report import DraftTime, StepReport
@@ -47,9 +48,9 @@ def test_free_nodes_are_used(batch: int) -> None:
     """A pass takes 12 ms whatever is in it, as where weights are read in every pass: trees grow to 64 nodes."""
     world = World(0, batch, TablePlanner, Costs(passes=((1, 12), (2048, 12.1)), drafts=lambda *_: 0.002))
     world.run(150)
-    world.by_choice.clear()
+    world.by_nodes.clear()
     world.run(100)
-    assert world.by_choice[64].steps > 80
+    assert world.by_nodes[64].steps > 80
 
 
 @pytest.mark.parametrize(("batch", "nodes", "prompts"), [(1, 4, 20), (4, 0, 60)])
@@ -105,7 +106,7 @@ def test_a_useless_speculator_costs_little() -> None:
     ran = Ran()
     for _ in range(600):
         world.step(ran)
-    plain = sum(steps.steps for nodes, steps in world.by_choice.items() if nodes == 0)
+    plain = sum(steps.steps for nodes, steps in world.by_nodes.items() if nodes == 0)
     assert plain > 0.85 * ran.steps
 
 
