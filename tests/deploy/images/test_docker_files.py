@@ -70,6 +70,24 @@ def test_hadolint_sees_faults() -> None:
     assert "DL3006" in done.stdout
 
 
+def test_kernels_compile_from_the_files_copied_for_them(tmp_path: Path) -> None:
+    """The stage copies a part of the source, and its Python has no packages."""
+    stage = DOCKERFILE.read_text().split(" AS build\n")[1].split("\nFROM ")[0]
+    before, command = stage.split("\nRUN python3 ")[:2]
+    copied = [words.split() for words in re.findall(r"^COPY (.*)$", before, re.MULTILINE)]
+    assert copied
+    for *sources, target in copied:
+        for source in sources:
+            place = tmp_path / target / (Path(source).name if target.endswith("/") else "")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place)
+            else:
+                shutil.copy(ROOT / source, place)
+    module = command.split()[1]
+    subprocess.run([sys.executable, "-S", "-m", module, "--help"], cwd=tmp_path, env={}, check=True)
+
+
 def test_images_have_the_environment_of_specinfer_up() -> None:
     text = DOCKERFILE.read_text()
     for name, value in SERVICE_ENVIRONMENT.items():
