@@ -1,4 +1,4 @@
-{{/* Scales verifiers by the requests that wait at the gateways. Takes `root`, `role`, `values`, `kind` of the workload */}}
+{{/* Scales verifiers by the requests waiting at the gateways. Takes `root`, `role`, `values`, `kind` of the workload */}}
 {{- define "specinfer.keda" -}}
 {{- $keda := .values.keda }}
 {{- if gt (int $keda.minReplicas) (int $keda.maxReplicas) }}

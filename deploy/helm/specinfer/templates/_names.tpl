@@ -4,7 +4,7 @@
 {{- trunc 40 $name | trimSuffix "-" -}}
 {{- end }}
 
-{{/* Those below take a dict of `root`, `role`, and where they need them `values` of the role. */}}
+{{/* The following templates take a dict of `root`, `role` and, where needed, the role's `values`. */}}
 
 {{- define "specinfer.name" -}}
 {{ include "specinfer.fullname" .root }}-{{ .role }}
@@ -42,7 +42,7 @@ image: {{ $name }}:{{ $image.tag | default .root.Chart.AppVersion }}
 imagePullPolicy: {{ $image.pullPolicy }}
 {{- end }}
 
-{{/* Role of the pods that speak OpenAI's API. */}}
+{{/* Role of the pods that serve OpenAI's API. */}}
 {{- define "specinfer.api-role" -}}
 {{ ternary "serve" "http" .Values.serve.enabled }}
 {{- end }}

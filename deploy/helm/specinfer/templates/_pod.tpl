@@ -1,4 +1,4 @@
-{{/* Parts of pods. Each takes a dict of `root`, `role` and the role's `values`; further keys are named below. */}}
+{{/* Parts of pods. Each template takes a dict of `root`, `role` and the role's `values`; its comment lists more keys. */}}
 
 {{/* `grace`: seconds until a pod is killed; `account`: role of the ServiceAccount */}}
 {{- define "specinfer.pod" -}}
@@ -41,17 +41,17 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* A number as it was written, as Go would print 1e+06 for a large one. */}}
+{{/* Prints a number in full: Go would print a large one as 1e+06. */}}
 {{- define "specinfer.text" -}}
 {{ if kindIs "float64" . }}{{ toJson . | quote }}{{ else }}{{ toString . | quote }}{{ end }}
 {{- end }}
 
-{{/* `settings`: settings that the chart derives; `values.settings` override them. Without `settings`, neither are set. */}}
+{{/* `settings`: settings that the chart derives, which `values.settings` override. Without `settings`, none are set. */}}
 {{- define "specinfer.env" -}}
 {{- $settings := dict -}}
 {{- with .settings }}{{ $settings = merge (deepCopy $.values.settings) . }}{{ end -}}
 env:
-  # the first two are what `specinfer up` sets for speed
+  # the first two are set for speed, as in `specinfer up`
   - {name: OMP_WAIT_POLICY, value: PASSIVE}
   - {name: GRPC_EXPERIMENTS, value: "-event_engine_client,-event_engine_listener"}
   # the root file system is read-only: /tmp and /models are volumes
@@ -91,7 +91,7 @@ env:
 {{- end }}
 {{- end }}
 
-{{/* A claim for models, which take minutes to fetch and so must outlive the pod. */}}
+{{/* A persistent claim for models, which take minutes to pull. */}}
 {{- define "specinfer.models-claim" -}}
 {{- with .values.models }}
 {{- if and .size (not .existingClaim) }}
@@ -137,7 +137,7 @@ startupProbe:
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: {{ div (int .startupSeconds) 2 }}
-# `liveness` says whether the process answers; the other name follows what it needs to serve, too
+# `liveness` checks that the process answers; the other name also checks the services that it needs
 livenessProbe:
   {{ if $tls }}tcpSocket: {port: grpc}{{ else }}grpc: {port: {{ .port }}, service: liveness}{{ end }}
   periodSeconds: 10
@@ -214,14 +214,14 @@ spec:
 {{- toYaml $given }}
 {{- end }}
 
-{{/* How a Deployment replaces pods; with Recreate nothing rolls. */}}
+{{/* How a Deployment replaces pods: rolling, or all at once (Recreate). */}}
 {{- define "specinfer.strategy" -}}
 {{- $strategy := .values.strategy -}}
 {{- if eq (toString $strategy.type) "Recreate" }}{{ $strategy = omit $strategy "rollingUpdate" }}{{ end }}
 {{- toYaml $strategy }}
 {{- end }}
 
-{{/* `replicas`, unless an autoscaler sets it, whose value an apply would overwrite */}}
+{{/* `replicas`, unless an autoscaler sets it: `apply` would overwrite the autoscaler's value */}}
 {{- define "specinfer.replicas" -}}
 {{- $keda := .values.keda | default dict }}
 {{- if not (or (and .values.autoscaling .values.autoscaling.enabled) $keda.enabled) }}
@@ -229,7 +229,7 @@ replicas: {{ .values.replicas }}
 {{- end }}
 {{- end }}
 
-{{/* `checksum` of what a pod reads at its start and the chart makes: when it changes, pods are replaced */}}
+{{/* `checksum` of the chart's files that a pod reads at start: when it changes, pods are replaced */}}
 {{- define "specinfer.annotations" -}}
 {{- if or .checksum .values.podAnnotations }}
 annotations:

@@ -1,4 +1,4 @@
-{{/* A pod of a verifier: it alone, or the leader or a worker of a group. `this`, and for a worker `worker` */}}
+{{/* A pod of a verifier: the only one, or the leader or a worker of a group. Keys: `this`, and `worker` for a worker */}}
 {{- define "specinfer.verifier-pod" -}}
 {{- $root := .this.root }}
 {{- $values := .this.values }}
