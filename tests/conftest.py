@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: a real Redis, and the default model if it is pulled."""
+"""Fixtures shared by all tests: a real Redis, and the default model if it was pulled."""
 
 import os
 import sys
@@ -54,7 +54,7 @@ torch.set_num_threads(_THREADS)
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 _HANGS_AFTER_S = 240.0
-"""Less than the timeout in pyproject.toml."""
+"""Seconds after which an asynchronous test fails; less than the timeout in pyproject.toml."""
 _SHARED_CACHE = ("float", "models", "native", "node", "probes", "test-images")
 """Folders of the user's cache that tests read and extend: downloads, builds and measurements."""
 _CACHE = pytest.StashKey[str]()
@@ -62,7 +62,7 @@ _CACHE = pytest.StashKey[str]()
 
 
 def _why_not_native() -> str | None:
-    """Why the compiled kernels cannot run here, if so."""
+    """Return the reason why the compiled kernels cannot run here, or None."""
     try:
         load_library()
     except UnavailableError as error:
@@ -73,7 +73,7 @@ def _why_not_native() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give every worker ports of its own, and compile the kernels once, before workers start."""
+    """Give every worker its own ports, and compile the kernels once, before workers start."""
     worker = int(getattr(config, "workerinput", {"workerid": "gw0"})["workerid"].removeprefix("gw"))
     processes.PORTS = range(10_000 + 1_000 * (worker % 10), 11_000 + 1_000 * (worker % 10))
     if hasattr(config, "workerinput"):
@@ -114,15 +114,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from now on, and never among what was imported."""
+    """Exclude imported objects from garbage collection."""
     gc.freeze()
     gc.set_threshold(700, 10, 10)  # where `sitecustomize` has set another
     gc.enable()
 
 
 def _within(seconds: float, test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Ends a test that hangs as a failed one ends. Where pytest-timeout ends it, its servers go on until they
-    are collected, which fails another test ("coroutine 'AioServer.shutdown' was never awaited")."""
+    """Fail a test that hangs. If pytest-timeout ended it, its servers would run until they
+    are collected, and fail another test ("coroutine 'AioServer.shutdown' was never awaited")."""
 
     @functools.wraps(test)
     async def timed(**fixtures: object) -> None:
@@ -133,7 +133,7 @@ def _within(seconds: float, test: Callable[..., Awaitable[None]]) -> Callable[..
 
 
 def _skip_native(items: list[pytest.Item]) -> None:
-    """Tests of the compiled kernels (marked, or with "native" among their parameters) need them."""
+    """Skip tests of the compiled kernels (marked, or with a parameter "native") if kernels cannot run."""
     reason = _why_not_native()
     if reason is None:
         return
@@ -146,7 +146,7 @@ def _skip_native(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a private server for this session; never one of somebody else: tests empty it."""
+    """URL of a Redis server that this session started; tests delete its data."""
     directory, port = tmp_path_factory.mktemp("redis"), free_ports(1)[0]
     child = Child("redis", redis_command(port, directory), directory / "redis.log", {})
     wait_for_port(child, f"127.0.0.1:{port}", timeout_s=60)
@@ -157,7 +157,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
-    """A real server that holds nothing: gateways adopt what they find."""
+    """URL of the session's Redis server, emptied: gateways would adopt the requests of earlier tests."""
     with Redis.from_url(redis_server) as redis:
         redis.flushall()
     return redis_server

@@ -1,1 +1,1 @@
-"""Other people's clients and load tools on our HTTP service, each in an environment of its own."""
+"""Third-party clients and load tools against our HTTP service, each in its own environment."""

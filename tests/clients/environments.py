@@ -1,4 +1,4 @@
-"""Environments of clients: what they depend on must not meet what the project depends on."""
+"""Virtual environments of clients, so that their dependencies do not conflict with the project's."""
 
 import os
 import subprocess
@@ -12,11 +12,11 @@ VARIABLE = "SPECINFER_CLIENT_ENVIRONMENTS"
 
 
 def environment(name: str, *requirements: str, alone: Sequence[str] = ()) -> Path:
-    """The folder of programs of a virtual environment with these packages, made on first use.
+    """Return the folder of programs of a virtual environment with these packages; create it on first use.
 
-    Packages that are to come `alone` come without what they depend on.
+    Packages in `alone` are installed without their dependencies.
 
-    Skips the test unless the variable names a directory for environments, and where a package cannot be had.
+    Skips the test if the variable names no directory for environments, or if a package is not available.
     """
     place = os.environ.get(VARIABLE)
     if not place:

@@ -1,4 +1,4 @@
-"""Clients that people use: each answers, streams, follows schemas and calls functions, or the page says what not."""
+"""Common clients: each answers, streams, follows schemas and calls functions, or docs/http.md states the exception."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Sequence[str]]] = {
     "pydantic_ai": (("pydantic-ai-slim[openai]",), FEATURES),
     "openai_agents": (("openai-agents",), FEATURES),
 }
-"""Requirements of each client, and what works with it."""
+"""Packages of each client, and the features that work with it."""
 CONTEXT = 8192
 
 
 @asynccontextmanager
 async def served(redis_url: str) -> AsyncIterator[HttpService]:
-    """A system whose tokens are letters, with room for what frameworks say to models."""
+    """A system whose tokens are letters, with a context that fits the long prompts of frameworks."""
     model = tiny_transformers("llama", max_position_embeddings=CONTEXT)
     limits = EngineLimits(max_context_len=CONTEXT)
     async with (
@@ -41,7 +41,7 @@ async def served(redis_url: str) -> AsyncIterator[HttpService]:
 
 
 async def output_of(*command: Any, **variables: str) -> str:
-    """Standard output of a program; fails with its standard error if it fails."""
+    """Return the standard output of a program; fail with its standard error if it fails."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         stdout=asyncio.subprocess.PIPE,

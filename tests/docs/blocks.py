@@ -1,4 +1,4 @@
-"""Fenced blocks of the pages, and the simple commands of a shell block."""
+"""Find the code blocks of the pages, and the simple commands of shell blocks."""
 
 import re
 import shlex
@@ -11,14 +11,14 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 NEEDS = re.compile(r"^ *# needs (.+)$", re.MULTILINE)
-"""A comment that says why the tests do not run a block: "# needs a cluster"."""
+"""Comment that states why tests do not run a block, such as "# needs a cluster"."""
 _SEPARATORS = {";", "&", "&&", "|", "||", "(", ")", "{", "}", "do", "done", "then", "fi"}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a page; `language` is empty where it is indented instead of fenced."""
+    """A code block of a page; `language` is empty if the block is indented instead of fenced."""
 
     page: str
     line: int
@@ -27,7 +27,7 @@ class Block:
 
     @property
     def needs(self) -> str | None:
-        """Return what a block says that it needs and tests have not."""
+        """Return the requirement that the block's comment states, which tests lack; or None."""
         match = NEEDS.search(self.text)
         return match[1] if match else None
 
@@ -45,7 +45,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def script(block: Block) -> str:
-    """Return the lines of a shell block that are typed, without prompts and what programs answer."""
+    """Return the typed lines of a shell block, without prompts and output."""
     if block.language == "console":
         return "\n".join(line[2:] for line in block.text.splitlines() if line.startswith("$ "))
     return block.text
@@ -67,7 +67,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def _program_first(words: list[str]) -> list[str]:
-    """Return a command without what stands before its program, and without redirections."""
+    """Return a command from its program on, without redirections."""
     while words and (_ASSIGNMENT.match(words[0]) or words[0] in ("export", "for")):
         if words[0] in ("export", "for"):
             return []

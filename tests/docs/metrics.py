@@ -1,4 +1,4 @@
-"""The table of all metrics, by service, as the code declares them."""
+"""Build the table of all metrics by service from their declarations."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ SERVICES: Mapping[str, Callable[[CollectorRegistry], object]] = {
     "speculator": lambda registry: SpeculatorMetrics(registry, ["ngram"], idle_learner()),
     "HTTP": HttpMetrics,
 }
-"""Declaration of each service's metrics."""
+"""Function by service that declares its metrics in a registry."""
 
 
 def metrics() -> str:
@@ -37,7 +37,7 @@ def metrics() -> str:
 
 
 def _rows(registry: CollectorRegistry) -> list[str]:
-    """Return name with labels, and meaning, of each metric of a registry."""
+    """Return a table row (name with labels, meaning) for each metric of a registry."""
     rows = []
     for collector in registry._collector_to_names:
         for family in collector.describe():

@@ -1,4 +1,4 @@
-"""The table of fields that are accepted and change nothing, as the code of the HTTP service has them."""
+"""Build the table of the HTTP service's fields that are accepted and change nothing."""
 
 import json
 from collections import defaultdict
@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[type[BaseModel], ...]] = {
 
 
 def neutral_fields() -> str:
-    """Return the table of all such fields."""
+    """Return the table of all these fields."""
     lines = ["| in | accepted | fields |", "|---|---|---|"]
     for place, models in PLACES.items():
         shared = set.intersection(*[set(accepted(model).items()) for model in models])
@@ -39,7 +39,7 @@ def neutral_fields() -> str:
 
 
 def accepted(model: type[BaseModel]) -> dict[str, str]:
-    """Return the accepted values of each field that changes nothing, as the table shows them."""
+    """Return the accepted values by field, for the fields of a model that change nothing."""
     values = {}
     for name, field in model.model_fields.items():
         for part in field.metadata:

@@ -1,4 +1,4 @@
-"""The table of all options: in which of `serve`, `up`, `LLM` and the services each of them exists."""
+"""Build the table of all options, with the programs among `serve`, `up`, `LLM` and the services that have them."""
 
 import re
 from collections.abc import Iterator
@@ -32,16 +32,16 @@ _LLM_NAMES = {
     "pipeline_parallel_size": "pipeline_parallel",
     "speculators": "speculator",
 }
-"""Options by the arguments of `LLM` that have other names."""
+"""Option names by argument of `LLM`, where the names differ."""
 _LLM_ARGUMENTS = ("model", "draft", "speculators")
-"""Arguments of `LLM` that are no field of its options."""
+"""Arguments of `LLM` that are not fields of its options."""
 _UP_LISTENS = "gateway"
-"""The service whose address `up --listen` is."""
+"""Service to which the address of `up --listen` belongs."""
 
 
 @dataclass(slots=True)
 class Row:
-    """An option with one meaning."""
+    """An option with one meaning, in one or several programs."""
 
     name: str
     meaning: str
@@ -66,7 +66,7 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
     def _default(self) -> str:
-        """Return the default, or that of each program where they differ."""
+        """Return the default; the defaults by program if they differ."""
         texts = {program: _shown(default) for program, default in self.defaults.items()}
         if len(set(texts.values())) == 1:
             return next(iter(texts.values()))
@@ -83,7 +83,7 @@ def rows() -> list[Row]:
     """Return one row for each meaning of each option.
 
     Raises:
-        KeyError: if an argument of `LLM` is the option of no program.
+        KeyError: if no program has an option for an argument of `LLM`.
     """
     table: dict[tuple[str, str], Row] = {}
     for program, settings in PROGRAMS.items():
@@ -107,7 +107,7 @@ def rows() -> list[Row]:
 
 
 def _fields(settings: type[ProcessSettings]) -> Iterator[tuple[str, Any, str, bool]]:
-    """Yield name, default, meaning and kind of the settings that a command line takes."""
+    """Yield (name, default, meaning, whether a flag without value) of the settings on a command line."""
     for name, setting in settings.model_fields.items():
         hidden = "CliSuppress" in str(setting.metadata) + str(setting.annotation)
         if not hidden and setting.description is not None:
@@ -115,6 +115,6 @@ def _fields(settings: type[ProcessSettings]) -> Iterator[tuple[str, Any, str, bo
 
 
 def _shown(default: Any) -> str:
-    """Return a default as it is written on a command line."""
+    """Return a default in the form that the command line accepts."""
     text = str(default).lower() if isinstance(default, bool) else str(default)
     return "" if default in ("", None, ()) else f"`{text}`"

@@ -1,4 +1,4 @@
-"""Commands of ours, read by their own parsers without being run."""
+"""Parse the project's commands with their own parsers, without running them."""
 
 import contextlib
 import re
@@ -38,15 +38,15 @@ SERVICES: Mapping[str, type[ProcessSettings]] = {
     "all_in_one": ServeSettings,
 }
 OTHER_TREES = ("benchmarks", "deploy", "tests", "specinfer")
-"""Packages with programs that have no settings class."""
+"""Packages that contain programs without a settings class."""
 FLAG = re.compile(r"--[a-z][\w-]*")
 
 
 def fault(words: Sequence[str], partial: bool = False) -> str | None:
-    """Return what is wrong with a command of ours, None if it is right.
+    """Return the error of a command of the project; None if it is correct.
 
     Args:
-        partial: it may lack what is required, as in prose.
+        partial: required arguments may be missing, as in prose.
     """
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
@@ -81,13 +81,13 @@ def fault(words: Sequence[str], partial: bool = False) -> str | None:
 
 
 def is_ours(words: Sequence[str]) -> bool:
-    """Return whether `fault` can judge a command."""
+    """Return whether a command is one of the project's."""
     program = words[0].removeprefix(".venv/bin/")
     return program in ("specinfer", "make", "pip") or (program in ("python", "torchrun") and "-m" in words)
 
 
 def unwrapped(words: Sequence[str]) -> Sequence[str]:
-    """Return the `specinfer` command that docker or kubectl starts in an image; other commands as they are."""
+    """Return the `specinfer` command that docker or kubectl runs in an image; other commands unchanged."""
     if words[0] in ("docker", "kubectl") and "run" in words:
         for place, word in enumerate(words):
             if word.startswith("specinfer-tools"):
@@ -97,7 +97,7 @@ def unwrapped(words: Sequence[str]) -> Sequence[str]:
 
 @cache
 def known_flags() -> frozenset[str]:
-    """Return every flag of every program of ours."""
+    """Return all flags of all programs of the project."""
     flags = {
         f"--{yes_no}{name.replace('_', '-')}"
         for settings in SERVICES.values()
@@ -124,7 +124,7 @@ def make_targets() -> frozenset[str]:
 
 
 def _pip_fault(wanted: Sequence[str]) -> str | None:
-    """Return what pip would not find: an extra that there is not, or this package in an index."""
+    """Return the error of a pip command: an unknown extra, or this package from an index."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for requirement in wanted:
         name, _, within = requirement.rstrip("]").partition("[")
@@ -139,7 +139,7 @@ def _pip_fault(wanted: Sequence[str]) -> str | None:
 
 
 def _read_settings(module: str, arguments: Sequence[str]) -> None:
-    """Read flags as the service does; files that they name need not be there."""
+    """Parse flags as the service does; files that they name may be missing."""
     SERVICES[module](_cli_parse_args=list(arguments), _cli_prog_name=module)  # type: ignore[call-arg]
 
 
@@ -170,7 +170,7 @@ def _scheduler() -> Any:
 
 
 def _check_drafters(text: str) -> None:
-    """Read the drafters that an option names, with their flags, as the service does that runs them."""
+    """Parse the drafters that an option names, with their flags, as the speculator service does."""
     for flags in (read_speculators([text]) or {}).values():
         _read_settings("speculator_svc", [f"--{flag}={value}" for flag, value in flags.items()])
         unknown = set(flags["drafter"].split("+")) - set(DRAFTERS)
@@ -179,7 +179,7 @@ def _check_drafters(text: str) -> None:
 
 
 def _notes(command: Any) -> list[dict[str, Any]]:
-    """Return a list to which a command, and those below it, append their parameters instead of doing anything."""
+    """Replace the action of a command and its subcommands: it appends the parameters to the returned list."""
     noted: list[dict[str, Any]] = []
 
     def note(value: Any) -> None:
@@ -192,7 +192,7 @@ def _notes(command: Any) -> list[dict[str, Any]]:
 
 
 def _parse(command: Any, arguments: Sequence[str], partial: bool) -> None:
-    """Parse as typer does, and do nothing; files that do not exist are made."""
+    """Parse arguments with typer without running the command; create missing files."""
     noted = _notes(command)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for _ in range(len(arguments) + 1):

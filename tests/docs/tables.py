@@ -1,4 +1,4 @@
-"""Tables of settings and options in the pages: `python -m tests.docs.tables` writes them anew."""
+"""Generate the tables of settings and options in the pages: `python -m tests.docs.tables`."""
 
 import ast
 import inspect
@@ -37,7 +37,7 @@ def variables() -> str:
 
 
 def dataclass_fields(kind: Any) -> str:
-    """Return the fields of a dataclass with the texts below them."""
+    """Return the fields of a dataclass with their docstrings."""
     body = ast.parse(inspect.getsource(kind).strip()).body[0].body  # type: ignore[attr-defined]
     meanings = {
         before.target.id: after.value.value
@@ -55,7 +55,7 @@ def dataclass_fields(kind: Any) -> str:
 
 
 def request_options() -> str:
-    """Return the options of a request of the client."""
+    """Return the options of a client's request."""
     return table("name", [(name, option.default, option.about) for name, option in known_options().items()])
 
 
@@ -68,17 +68,17 @@ TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("settings.md", "sampling"): lambda: dataclass_fields(SamplingParams),
     ("settings.md", "request"): request_options,
 }
-"""Tables by page and name; they stand between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+"""Functions that build tables, by (page, name). Pages have them between `<!-- NAME -->` and `<!-- end of NAME -->`."""
 GENERATED = re.compile(r"(<!-- ([\w ]+) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
 
 
 def stored(page: str) -> dict[str, str]:
-    """Return the tables that a page has, by name."""
+    """Return the current tables of a page by name."""
     return {name: text for _, name, text, _ in GENERATED.findall((ROOT / "docs" / page).read_text())}
 
 
 def main() -> None:
-    """Write all tables anew."""
+    """Write all tables into the pages."""
     for page in sorted({page for page, _ in TABLES}):
         path = ROOT / "docs" / page
 

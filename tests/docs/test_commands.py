@@ -1,4 +1,4 @@
-"""Every command in README and docs is one that its program takes; it is also run, or says why not."""
+"""Every command in README and docs is accepted by its program, and is run or states why it is not."""
 
 import ast
 import importlib
@@ -17,20 +17,20 @@ RUN = {
     "serving.md": "tests/docs/test_run.py",
     "http.md": "tests/docs/test_run.py",
 }
-"""Pages whose commands of other programs are run, by the test that does."""
+"""Tests that run the commands of third-party programs, by page."""
 RUN_CODE = {**RUN, "python.md": "tests/docs/test_run.py", "drafters.md": "tests/unit/drafters/test_custom.py"}
-"""Pages whose Python is run."""
+"""Tests that run the Python blocks, by page."""
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OF_OTHERS = {"--logprobs-mode", "--node-rank", "--nproc-per-node", "--scale"}
-"""Flags in prose that are of programs of others: vLLM, torchrun, Docker Compose."""
+"""Flags of third-party programs in prose: vLLM, torchrun, Docker Compose."""
 
 
 def faults(text: str, foreign: bool) -> Iterator[str]:
-    """Yield what is wrong with the commands of a script.
+    """Yield the errors of a script's commands.
 
     Args:
-        foreign: programs of others may stand in it.
+        foreign: the script may contain third-party programs.
     """
     for words in map(unwrapped, commands(text)):
         if is_ours(words):
@@ -47,7 +47,7 @@ def test_commands_are_what_programs_take(block: Block) -> None:
 
 
 def test_blocks_say_what_they_are() -> None:
-    """A command in an indented block would be seen by nobody."""
+    """The checks would skip a command in an indented block."""
     strange = [str(b) for b in BLOCKS if b.language not in (*SHELL, *CODE, *DATA, "")]
     hidden = [
         str(b) for b in BLOCKS if not b.language and re.search(r"^ *(\$|specinfer|python) ", b.text, re.M)
@@ -75,7 +75,7 @@ def test_commands_and_flags_in_prose_exist(page: Path) -> None:
 
 
 def fault_of_span(span: str) -> str | None:
-    """Return what is wrong with code in prose: a command of ours, which may lack arguments, or a flag."""
+    """Return the error of code in prose: a flag, or a command of the project, which may lack arguments."""
     if re.match(r"(specinfer [a-z]|python -m |make [a-z]|pip )", span):
         problems = [fault(words, partial=True) for words in commands(span) if is_ours(words)]
         return next(filter(None, problems), None)

@@ -1,4 +1,4 @@
-"""The models page's way to a model of one's own, command by command, with a tiny model and seconds of training."""
+"""The commands of docs/models.md for your own model, run with a tiny model and seconds of training."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Shape of the documentation: few pages, each of a purpose and a size; tables are what the code says."""
+"""Shape of the documentation: number and size of pages, and tables that match the code."""
 
 import re
 
@@ -13,11 +13,12 @@ from tests.docs.tables import GENERATED, TABLES, dataclass_fields, stored
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 MAX_PAGES = 11
-"""Ten hand-written pages, and the generated settings."""
+"""Ten hand-written pages, and the generated page of settings."""
 MAX_LINES, MAX_LINES_OF_README = 400, 80
 MAX_WORDS = 25_000
+"""Maximum words of all pages, without generated tables."""
 MAX_TERMS = 35
-"""Lines and words without generated tables, which are for looking up; rows of the glossary."""
+"""Maximum rows of the glossary."""
 
 
 def test_pages_are_few_and_of_a_size() -> None:
@@ -42,7 +43,7 @@ def test_the_readme_leads_to_all_pages() -> None:
 
 
 def test_pages_have_few_words() -> None:
-    """Tables that are generated do not count."""
+    """Generated tables do not count."""
     words = {page.name: len(GENERATED.sub("", page.read_text()).split()) for page in PAGES}
     assert sum(words.values()) <= MAX_WORDS, words
 

@@ -1,4 +1,4 @@
-"""Blocks of the pages that are run: shells as they stand, Python against a system with a tiny model."""
+"""Run the blocks of the pages: shell blocks unchanged, Python blocks against a system with a tiny model."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ BATCH = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "bod
 
 
 def page(name: str, *languages: str) -> list[Block]:
-    """The blocks of a page in these languages that need nothing special."""
+    """Return the blocks of a page in these languages that state no requirement."""
     chosen = [
         block for block in blocks(ROOT / "docs" / name) if block.language in languages and not block.needs
     ]
@@ -36,7 +36,7 @@ def page(name: str, *languages: str) -> list[Block]:
 
 
 def run_shell(text: str, folder: Path) -> str:
-    """Run a script; return what it prints."""
+    """Run a script; return its output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
@@ -51,7 +51,7 @@ def run_shell(text: str, folder: Path) -> str:
 
 
 def run_python(block: Block, text: str, **given: Any) -> dict[str, Any]:
-    """Run a block; return its names."""
+    """Run a block; return its global variables."""
     names = {"__name__": "__main__", **given}
     exec(compile(text, str(block), "exec"), names)
     return names

@@ -1,4 +1,4 @@
-"""The `specinfer` command on the default model: a whole local system, started and ended by each test."""
+"""The `specinfer` command on the default model: each test starts and ends a whole local system."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PROMPTS = "tests/data/prompts.jsonl"
 
 @pytest.fixture(scope="module")
 def system(default_model: Path, redis_server: str) -> Iterator[LocalSystem]:
-    """One system in float32 for the tests that only talk to it."""
+    """One system in float32, for the tests that only call it."""
     os.environ["REDIS_URL"] = redis_server
     os.environ["SPECINFER_GATEWAY_ADAPTIVE"] = "false"  # steps must not depend on how fast the machine is
     options = LocalOptions(dtype="float32", gateway={"max-batch": "4"})
@@ -76,7 +76,7 @@ def test_generate_json_is_the_same_with_and_without_speculation(system: LocalSys
 def test_a_seed_gives_the_same_text_with_and_without_speculation(
     temperature: str, system: LocalSystem
 ) -> None:
-    """Drafts are points unless draws are asked for."""
+    """Drafts are points unless draws are requested."""
     flags = ["--temperature", temperature, "--seed", "5", "--max-new-tokens", "24", "--json"]
     off, sequence, tree, other = (
         json.loads(
@@ -126,7 +126,7 @@ def test_bench_writes_what_it_promises(system: LocalSystem, tmp_path: Path) -> N
 def test_a_base_model_of_another_family_is_served_losslessly(
     family: str, default_model: Path, tmp_path: Path
 ) -> None:
-    """A random one, in bfloat16; n-grams draft for it."""
+    """The model is random, in bfloat16; n-grams draft for it."""
     directory, out = tmp_path / family, tmp_path / "bench.json"
     tiny_transformers(family, vocab_size=49152, head_dim=16).save_pretrained(directory)
     shutil.copy(default_model / "tokenizer.json", directory)

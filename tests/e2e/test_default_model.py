@@ -1,7 +1,7 @@
-"""The default model, float32: speculation changes nothing; plain decoding is `transformers`' own.
+"""The default model in float32: speculation changes no token, and plain decoding equals `transformers`.
 
-Five prompts of all sources, in different rows of every batch, through the real engines. Tests that take long
-have half of them, each time another half or another way of decoding.
+Five prompts of all sources, in different rows of every batch, run through the real engines. Slow tests use half of
+the prompts: each test another half or another way of decoding.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,8 +49,8 @@ def engine(default_model: Path) -> VerifierEngine:
 
 @pytest.fixture(scope="module")
 def drafters() -> list[Drafter]:
-    """The default pool: the shipped SSM brings more accepted tokens a step than layers of the target do, so
-    more is verified in less time."""
+    """The default pool. With the shipped SSM more tokens are accepted per step than with layers of the target,
+    so the tests are faster."""
     ssm = DrafterOptions(
         model=TRAINED[DEFAULT_MODEL]["ssm"], dtype="float32", kv_tokens=32768, proposal="point"
     )
@@ -70,7 +70,7 @@ def decode(
     width: int | None = None,
     sampling: Sampling = GREEDY,
 ) -> list[list[int]]:
-    """Tokens of every prompt, `batch` of them at a time."""
+    """Return the generated tokens by prompt; `batch` prompts are decoded together."""
     answers: list[list[int]] = []
     for start in range(0, len(prompts), batch):
         answers += decode_batch(engine, prompts[start : start + batch], drafters, width, sampling)
@@ -160,7 +160,7 @@ def test_speculation_changes_nothing(
 
 @pytest.fixture(scope="module")
 def native_engine(default_model: Path) -> Callable[[str], VerifierEngine]:
-    """The model in bfloat16 and some weights by the compiled kernels, where they can run."""
+    """Function that returns the engine of the compiled kernels in bfloat16 for a format of weights."""
 
     @cache
     def engine(weights: str) -> VerifierEngine:
@@ -191,8 +191,8 @@ def test_speculation_changes_nothing_in_bfloat16_either(
     weights: str,
     first: int,
 ) -> None:
-    """Only the native executor promises this: its passes agree bit for bit, whatever is in them. What is
-    sampled hangs on seed and position, not on what is proposed."""
+    """Only the native executor guarantees this: a row is the same, bit for bit, in every pass. Sampled tokens
+    depend on seed and position, not on the proposals."""
     engine, some = native_engine(weights), prompts[first::2]
     expected = decode(engine, some, 1, sampling=sampling)
     assert decode(engine, some, batch, drafters, sampling=sampling) == expected
@@ -206,8 +206,8 @@ def test_batched_plain_decoding_is_the_same(
 
 @pytest.mark.thorough
 def test_eight_thousand_tokens_of_context(default_model: Path, prompts: list[list[int]]) -> None:
-    """Read in chunks of two sizes; behind them a chain scored in one pass says what single steps say. Six
-    layers, to be quick."""
+    """The context is read in chunks of two sizes. Then a chain scored in one pass equals single steps. The model
+    has six layers, to be fast."""
     runner = load_checked(default_model, RunnerOptions(kv_tokens=2 * 8192, layers=6))
     context = [token for prompt in prompts for token in prompt] * 20
     context, chain = context[:8000], context[8000:8006]

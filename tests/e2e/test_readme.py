@@ -1,4 +1,4 @@
-"""Every command in the README's console blocks is executed, in order; the rest of its claims are checked."""
+"""Every command in the README's console blocks is run, in order; its other claims are checked."""
 
 import os
 import re
@@ -112,7 +112,7 @@ def test_readme_commands(tmp_path: Path) -> None:
 
 
 def _check_clients(folder: Path, http: str) -> None:
-    """Ours, and OpenAI's at the port where this test has the HTTP service: each prints an answer."""
+    """Run the README's Python: our client, and OpenAI's at this test's port. Each prints an answer."""
     (clients,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(clients.strip().splitlines()) <= 10
     assert "127.0.0.1:8000" in clients

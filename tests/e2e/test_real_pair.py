@@ -1,4 +1,4 @@
-"""Qwen2.5-Coder 1.5B with its 0.5B, where both were pulled: the same text however it is decoded."""
+"""Qwen2.5-Coder 1.5B with its 0.5B draft, if both were pulled: every way of decoding gives the same text."""
 
 import runpy
 import sys
@@ -19,7 +19,7 @@ PROMPTS = [
     "List three prime numbers above 100 as JSON.",
     "Write a SQL query for the three most expensive products.",
 ]
-"""More than a batch of four: one waits for its turn."""
+"""Five prompts for a batch of four: one has to wait."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""vLLM 0.32 with our speculators as its proposer, in an environment of its own (docs/drafters.md)."""
+"""vLLM 0.32 with our speculators as its proposer, in its own environment (docs/drafters.md)."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from specinfer.tokenizer import Tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("SPECINFER_TEST_VLLM") or ROOT / "benchmarks/peers/.venvs/vllm/bin/python")
 NEW_TOKENS = (8, 32, 16, 32, 12, 24)
-"""Per prompt: requests end one by one, and vLLM moves its last row to where one ended."""
+"""New tokens by prompt. Requests end at different times, so vLLM moves its last row into the free one."""
 PROPOSER = {
     "method": "custom_class",
     "model": "specinfer.integrations.vllm.SpeculatorProposer",
@@ -35,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[str, Child]]:
-    """The shipped SSM and n-grams in one speculator service: its address and process."""
+    """Address and process of a speculator service with the shipped SSM and n-grams."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "speculator_svc", "--listen", f"127.0.0.1:{port}"]
     command += ["--drafter", "ngram+ssm", "--model", "ssm-smollm2-135m"]
@@ -49,7 +49,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Child]]:
 
 
 def vllm(task: Mapping[str, Any], **environment: str) -> list[dict[str, Any]]:
-    """Return vLLM's answers, one item for each time of asking."""
+    """Run vLLM on a task; return its output, one item per round."""
     done = subprocess.run(
         [str(PYTHON), str(Path(__file__).with_name("vllm_session.py"))],
         input=json.dumps(task),

@@ -1,10 +1,9 @@
-"""`python -m build`, and what its wheel brings to an empty environment where no compiler is.
+"""`python -m build`, and its wheel in an empty environment without a compiler.
 
-A stand-in for the compiler gives the kernels of this machine, as those of four instruction sets take minutes
-(`SPECINFER_TEST_THOROUGH=1` compiles them).
-The environment gets the wheel alone; the running interpreter lends third parties through a `.pth` file, so
-nothing is downloaded. `.pth` files in the lent folder (an editable installation of this project among them)
-have no effect there.
+A fake compiler copies this machine's kernels, since compiling for four instruction sets takes minutes
+(`SPECINFER_TEST_THOROUGH=1` compiles them). Only the wheel is installed in the environment. A `.pth` file adds the
+third-party packages of the running interpreter, so nothing is downloaded. `.pth` files within that folder, such as an
+editable installation of this project, have no effect.
 """
 
 import json
@@ -36,13 +35,13 @@ COPIES = """#!/bin/sh
 while [ "$1" != -o ]; do shift; done
 cp "$LIBRARY" "$2"
 """
-"""A compiler that copies a library to its output."""
+"""Script of a fake compiler, which copies a library to its output."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def compiler(folder: Path) -> dict[str, str]:
-    """Variables that name the compiler of the wheel's kernels."""
+    """Return the environment variables that select the compiler of the wheel's kernels."""
     if os.environ.get("SPECINFER_TEST_THOROUGH") == "1":
         return {}
     script, library = folder / "compiler", folder / "library"
@@ -57,7 +56,7 @@ def compiler(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as a user builds it, by way of the source distribution, from a copy of the tree."""
+    """The wheel, built like a user builds it: from a copy of the tree, through the source distribution."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         copy2(ROOT / name, source / name)
@@ -74,7 +73,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with nothing but the wheel."""
+    """A virtual environment in which only the wheel is installed."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -89,7 +88,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(environment: Path, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """A program of the environment, started far from the project's tree."""
+    """Run a program of the environment outside the project's tree."""
     command = [str(environment / "bin" / program), *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=environment, env=NO_COMPILER, timeout=240
@@ -112,7 +111,7 @@ def test_the_wheel_holds_every_file_of_its_packages(wheel: Path) -> None:
 
 
 def kernels() -> set[str]:
-    """Names of the wheel's kernels: those of all four instruction sets, or none where they cannot run."""
+    """Return the names of the wheel's kernels: of all four instruction sets, or none if kernels cannot run here."""
     return KERNELS if platform.machine() == "x86_64" else set()
 
 
@@ -148,7 +147,7 @@ def test_the_kernels_of_the_wheel_run_where_no_compiler_is(environment: Path) ->
 @pytest.mark.native
 @pytest.mark.usefixtures("default_model")
 def test_a_prompt_is_answered_where_no_compiler_is(environment: Path) -> None:
-    """Only kernels multiply these weights."""
+    """Only the compiled kernels can multiply these weights."""
     flags = ["--local", "--model", DEFAULT_MODEL, "--weights", "q8_0", "--max-new-tokens", "8", "--json"]
     assert "token_ids" in run(environment, "specinfer", "generate", "Once upon a time", *flags).stdout
 

@@ -1,10 +1,10 @@
-"""Run by vLLM's own Python: its greedy answers to the task on standard input, as JSON on standard output.
+"""Run by vLLM's Python: print vLLM's greedy answers to the task on standard input, as JSON.
 
 model            directory
 prompts          lists of token ids
 new_tokens       one number per prompt
 speculative_config  None for plain decoding
-end_process      a process to end before everything is asked a second time; 0 for none
+end_process      process id to end before a second round of all prompts; 0: one round
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def run(task: dict[str, Any]) -> dict[str, Any]:
-    """Answers, vLLM's counters and the pool's after each time of asking."""
+    """Return answers, vLLM's counters and the pool's counters after each round."""
     from vllm import LLM
 
     llm = LLM(
@@ -64,7 +64,7 @@ def ask(llm: Any, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def pool(llm: Any) -> dict[str, Any]:
-    """The counters of the class that vLLM loaded."""
+    """Return the counters of the proposer class that vLLM loaded."""
     worker = llm.llm_engine.model_executor.driver_worker.worker
     drafter = getattr(worker.model_runner, "drafter", None)
     if drafter is None:

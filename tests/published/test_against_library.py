@@ -1,4 +1,4 @@
-"""Checkpoints that the `speculators` library makes say here what they say there: logits and greedy drafts."""
+"""Checkpoints of the `speculators` library give the library's own logits and greedy drafts."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ from tests.support.tiny_models import tiny_transformers
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "reference.py"
 LIBRARY = ("speculators==0.9.0", "hs-connectors==0.9.0")
-"""Without what they depend on: torch of a GPU, and services."""
+"""Packages, installed without their dependencies (CUDA builds of torch, servers)."""
 NEEDED = (
     "transformers<=5.19.0",
     "datasets<=5.1.0",
@@ -39,7 +39,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of checkpoints, and of what the library says."""
+    """The directory of checkpoints and of the library's outputs."""
     torch_version = re.search(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert torch_version
     programs = environment("speculators", torch_version[0], *NEEDED, alone=LIBRARY)
@@ -57,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_checkpoint_says_what_it_says_in_the_library(
     case: str, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The context comes in two steps, so that rows of the first are read from the cache."""
+    """The context arrives in two steps, so that the second reads rows of the first from the cache."""
     expected = load_file(made / f"{case}.expected")
     seen: list[torch.Tensor] = []
     for module in (levels, expansion):

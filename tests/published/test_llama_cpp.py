@@ -1,7 +1,7 @@
-"""A GGUF file's greedy texts are those of llama.cpp, but for ties.
+"""Greedy texts of a GGUF file equal those of llama.cpp, except for ties.
 
-$SPECINFER_LLAMA_PYTHON names a Python that has llama-cpp-python, $SPECINFER_LLAMA_MODEL a GGUF file, if it is not
-that of the default model.
+$SPECINFER_LLAMA_PYTHON is a Python with llama-cpp-python; $SPECINFER_LLAMA_MODEL is a GGUF file, by default the default
+model's.
 """
 
 import json
@@ -30,7 +30,7 @@ PROMPTS = (
     "Explain in one paragraph why the sky is blue.",
 )
 TIE = 0.4
-"""Difference of two logits up to which the roundings of keys and values, here bfloat16, may decide."""
+"""Maximum difference of two logits that count as tied: keys and values are rounded differently, here to bfloat16."""
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ TIE = 0.4
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not PYTHON, reason="$SPECINFER_LLAMA_PYTHON names no Python with llama-cpp-python")
 def test_greedy_texts_are_those_of_llama_cpp(request: pytest.FixtureRequest) -> None:
-    """Each token of its texts is the best one here, too, or nearly, and most are exactly that."""
+    """Each of llama.cpp's tokens has the highest logit here, or is tied with it; most have the highest."""
     assert PYTHON
     path = Path(MODEL) if MODEL else next(request.getfixturevalue("default_model").glob("*.gguf"))
     done = subprocess.run(

@@ -1,1 +1,1 @@
-"""Agents' conversations with `serve`, for as long as wanted: `python -m tests.soak --minutes 60 --model FILE.gguf`."""
+"""Agents' conversations with `serve` for some minutes: `python -m tests.soak --minutes 60 --model FILE.gguf`."""

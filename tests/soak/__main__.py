@@ -1,4 +1,4 @@
-"""Agents' conversations with a `serve` of its own; exit code 1 if an answer had no end or a status was not 200."""
+"""Run agents' conversations with a `serve` process; exit with 1 if an answer had no end or a status was not 200."""
 
 import argparse
 import asyncio
@@ -33,7 +33,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Run; return the exit code. Flags that are not known here are the server's."""
+    """Run the soak; return the exit code. Unknown flags are passed to the server."""
     given, flags = arguments(argv), argparse.ArgumentParser(add_help=False)
     for name in ("--model", "--minutes", "--agents", "--seed", "--log"):
         flags.add_argument(name)
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def _wait(server: "subprocess.Popen[bytes]", base: str) -> str:
-    """Return the name of the model once the server answers."""
+    """Wait until the server answers; return the model's name."""
     end = time.monotonic() + _START_S
     while time.monotonic() < end:
         if server.poll() is not None:
@@ -80,7 +80,7 @@ def _wait(server: "subprocess.Popen[bytes]", base: str) -> str:
 
 
 def _check_idle(base: str, report: Report) -> None:
-    """Check that no request is left, those of clients that hung up included."""
+    """Check that no request runs any more, even of clients that disconnected."""
     end = time.monotonic() + _END_S
     names = ("specinfer_num_requests_running ", "specinfer_num_requests_waiting ")
     while True:
@@ -104,7 +104,7 @@ def _end(server: "subprocess.Popen[bytes]") -> int:
 
 
 def _bad_lines(log: Path) -> list[str]:
-    """Return lines of the log that tell of faults."""
+    """Return the lines of the log that report faults."""
     problems = list[str]()
     for line in log.read_text(errors="replace").splitlines():
         try:

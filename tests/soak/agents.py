@@ -1,4 +1,4 @@
-"""Agents that converse with a server until a time, and note what is wrong."""
+"""Agents that converse with a server until a given time, and record problems."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.soak.conversations import Body, openings
 from tests.soak.doors import CHAT, ITEMS, Door, chosen_options
 
 SILENCE_S = 900.0
-"""Silence after which an answer counts as one without an end."""
+"""Seconds without data after which an answer counts as never ending."""
 _TURNS = 6
 _SHOWN = 4000
 """Characters of a problem that are printed."""
@@ -29,14 +29,14 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
     def add(self, problem: str, body: Body | None = None) -> None:
-        """Note a problem, with what was asked for, and print it at once."""
+        """Record a problem with the request's body, and print it at once."""
         asked = "" if body is None else f"\n    {json.dumps(body, ensure_ascii=False)}"
         self.problems.append(problem + asked)
         print(self.problems[-1][:_SHOWN], file=sys.stderr, flush=True)
 
 
 async def soak(base: str, model: str, agents: int, until: float, seed: int) -> Report:
-    """Let so many agents converse until a time of `time.monotonic`."""
+    """Run `agents` agents concurrently until `until`, a value of `time.monotonic`."""
     report = Report()
     async with httpx.AsyncClient(base_url=base, timeout=httpx.Timeout(SILENCE_S)) as client:
         work = [
@@ -80,7 +80,7 @@ async def _converse(
 async def _ask(
     client: httpx.AsyncClient, door: Door, body: Body, choices: random.Random, report: Report
 ) -> Body | None:
-    """Return the answer to a call; None if there is none, or the agent hung up."""
+    """Return the answer to a call; None if it failed, or if the agent disconnected."""
     if not body.get("stream"):
         reply = await client.post(door.path, json=body)
         if reply.status_code == httpx.codes.OK:

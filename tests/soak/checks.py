@@ -1,4 +1,4 @@
-"""Checks of answers: an end for each choice, whole calls, texts of their schema. Pure."""
+"""Check answers: every choice ends, calls are complete, texts follow their schema. Pure."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ ENDS = {"stop", "length", "tool_calls"}
 
 
 def joined(events: Iterable[str]) -> tuple[Body, list[str]]:
-    """Return the answer of a stream's lines, and what is wrong with the stream."""
+    """Return the whole answer of a stream's lines, and the problems of the stream."""
     choices: dict[int, Body] = {}
     problems, ended = list[str](), False
     for line in events:
@@ -51,7 +51,7 @@ def _add(message: Body, delta: Body) -> None:
 
 
 def problems_of(body: Body, answer: Body) -> list[str]:
-    """Return what is wrong with an answer to a call."""
+    """Return the problems of an answer to a call."""
     problems = list[str]()
     choices = answer.get("choices", [])
     if len(choices) != body.get("n", 1):

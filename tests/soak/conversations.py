@@ -1,4 +1,4 @@
-"""Random conversations as agents have them: functions, results, schemas, thoughts. Pure."""
+"""Make random conversations like those of agents: functions, results, schemas, reasoning. Pure."""
 
 import json
 import random
@@ -68,7 +68,7 @@ RESULTS = ("", "ok", "null", '{"error": "timeout"}', "18 °C, rain\n" * 3, "<too
 
 
 def openings(choices: random.Random) -> list[Body]:
-    """Return the first turns of a conversation."""
+    """Return random first messages of a conversation."""
     question = choices.choice(QUESTIONS).format(city=choices.choice(CITIES))
     system = {
         "role": "system",
@@ -78,7 +78,7 @@ def openings(choices: random.Random) -> list[Body]:
 
 
 def options(choices: random.Random) -> Body:
-    """Return the options of one call; each is left out more often than not."""
+    """Return random options of one call; each option is usually left out."""
     every: Mapping[str, Callable[[], Any]] = {
         "tool_choice": lambda: choices.choice(
             [
@@ -119,7 +119,7 @@ def _function(tool: Body, choices: random.Random) -> Body:
 
 
 def _agree(body: Body, choices: random.Random) -> None:
-    """Make options fit each other, as what does not is refused."""
+    """Remove options that the service would refuse together."""
     tools = [tool["function"]["name"] for tool in body.get("tools", ())]
     if not tools:
         body.pop("tool_choice", None)
@@ -129,7 +129,7 @@ def _agree(body: Body, choices: random.Random) -> None:
 
 
 def with_results(turns: list[Body], message: Body, choices: random.Random) -> list[Body]:
-    """Return the turns of the next call: the answer, results of its calls or another question."""
+    """Return the messages of the next call: with the answer, and results of its calls or another question."""
     turns = [*turns, {name: value for name, value in message.items() if name != "refusal"}]
     calls = message.get("tool_calls") or []
     results = [
@@ -143,7 +143,7 @@ def with_results(turns: list[Body], message: Body, choices: random.Random) -> li
 
 
 def schema_of(body: Body) -> Any:
-    """Return the schema that an answer without calls has; None if it may be any text."""
+    """Return the schema of an answer without calls; None if it may be any text."""
     wanted = body.get("response_format", {})
     if wanted.get("type") == "json_schema":
         return wanted["json_schema"]["schema"]
@@ -151,6 +151,6 @@ def schema_of(body: Body) -> Any:
 
 
 def parameters_of(body: Body, name: str) -> Any:
-    """Return the schema of a function's arguments, but for patterns, which only strict ones follow."""
+    """Return the schema of a function's arguments; without patterns, which only strict functions follow."""
     (function,) = [tool["function"] for tool in body["tools"] if tool["function"]["name"] == name]
     return json.loads(json.dumps(function.get("parameters") or {"type": "object", "maxProperties": 0}))

@@ -1,4 +1,4 @@
-"""The doors through which an agent converses: its calls, and what their answers say."""
+"""The paths of the service that agents use, with the functions to build bodies and read answers."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -14,19 +14,19 @@ History = list[Body]
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A path of the service."""
+    """A path of the service, with its functions."""
 
     path: str
     begin: Callable[[History, random.Random], History]
-    """Make the first history of the first turns."""
+    """Convert the first messages into a history."""
     body: Callable[[History, Body], Body]
-    """Make a body of a history and the options of a conversation."""
+    """Build a body from a history and a call's options."""
     joined: Callable[[Iterable[str]], tuple[Body, list[str]]]
-    """Read the answer of a stream's lines, and what is wrong with them."""
+    """Return the whole answer of a stream's lines, and the problems of the stream."""
     chat: Callable[[Body], Body]
-    """Make the answer of a conversation of an answer."""
+    """Convert an answer into one of /v1/chat/completions."""
     go_on: Callable[[History, Body, random.Random], History]
-    """Make the next history of a history and its answer."""
+    """Return the next history, given a history and its answer."""
 
 
 CHAT = Door(
@@ -48,7 +48,7 @@ ITEMS = Door(
 
 
 def chosen_options(door: Door, model: str, choices: random.Random) -> dict[str, Any]:
-    """Return the options of a call in the form of a conversation: those that the door knows."""
+    """Return random options of a call that the path supports."""
     chosen = {"model": model, **options(choices)}
     if door is ITEMS:
         for name in ("n", "stop", "logprobs", "seed", "frequency_penalty", "stream_options"):

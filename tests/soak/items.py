@@ -1,4 +1,4 @@
-"""The same conversations as items of `/v1/responses`: bodies, answers, events. Pure."""
+"""Convert conversations into items of `/v1/responses`: bodies, answers, events. Pure."""
 
 import json
 import random
@@ -15,7 +15,7 @@ _LAST = {"response.completed": "completed", "response.incomplete": "incomplete"}
 
 
 def items_of(turns: Iterable[Body], choices: random.Random) -> list[Body]:
-    """Return the first turns of a conversation as items, with parts or without."""
+    """Return the first messages as items, with or without content parts."""
     return [
         {**turn, "content": [{"type": "input_text", "text": turn["content"]}]}
         if choices.random() < 0.5
@@ -25,7 +25,7 @@ def items_of(turns: Iterable[Body], choices: random.Random) -> list[Body]:
 
 
 def item_body(items: list[Body], chat: Body) -> Body:
-    """Return the body that asks for the same as one of a conversation, as far as there is the like."""
+    """Convert a body of /v1/chat/completions; options without an equivalent are dropped."""
     body = {name: chat[name] for name in _SAME if name in chat}
     body |= {"input": items, "max_output_tokens": chat["max_tokens"]}
     if "tools" in body:
@@ -40,7 +40,7 @@ def item_body(items: list[Body], chat: Body) -> Body:
 
 
 def as_chat(answer: Body) -> Body:
-    """Return an answer as that of a conversation."""
+    """Convert an answer into one of /v1/chat/completions."""
     message: Body = {"role": "assistant", "content": ""}
     for item in answer["output"]:
         if item["type"] == "message":
@@ -58,7 +58,7 @@ def as_chat(answer: Body) -> Body:
 
 
 def next_items(items: list[Body], answer: Body, choices: random.Random) -> list[Body]:
-    """Return the items of the next call: the answer's as they are, results of its calls or another question."""
+    """Return the items of the next call: the answer's items, and results of its calls or another question."""
     calls = [item for item in answer["output"] if item["type"] == "function_call"]
     results: list[Body] = [
         {"type": "function_call_output", "call_id": call["call_id"], "output": choices.choice(RESULTS)}
@@ -70,7 +70,7 @@ def next_items(items: list[Body], answer: Body, choices: random.Random) -> list[
 
 
 def answer_of_events(lines: Iterable[str]) -> tuple[Body, list[str]]:
-    """Return the last event's answer, and what is wrong with the events."""
+    """Return the answer in the last event, and the problems of the events."""
     problems, events = list[str](), list[Body]()
     name = ""
     for line in lines:
@@ -91,7 +91,7 @@ def answer_of_events(lines: Iterable[str]) -> tuple[Body, list[str]]:
 
 
 def _differences(events: Iterable[Body], output: list[Body]) -> list[str]:
-    """Return where the events of items tell another story than the whole answer."""
+    """Return the differences between the items of the events and of the whole answer."""
     problems, texts, added, done = list[str](), dict[int, str](), list[str](), list[Body]()
     for event in events:
         kind = event["type"]

@@ -1,4 +1,4 @@
-"""The checks of a soak notice what they are for, and random conversations are ones that servers take."""
+"""The checks of a soak find each problem, and servers accept the random conversations."""
 
 import json
 import random

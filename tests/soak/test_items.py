@@ -1,4 +1,4 @@
-"""Conversations as items: bodies that are taken, events that tell the whole answer, and events that do not."""
+"""Conversations as items: accepted bodies, correct events, and events with faults."""
 
 import json
 import random
@@ -21,7 +21,7 @@ OFFERED = {"tools": [{"type": "function", "function": {"name": "list_files"}}]}
 
 
 def events_of(complete: bool = True) -> list[Body]:
-    """The events of an answer with words and a call, as the service writes them."""
+    """Return the events of an answer with text and a call, in the service's format."""
     reader, writer = AnswerReader("id", AnswerForm(["list_files"])), ItemWriter("id")
     events: list[Body] = [{"type": "response.created", "response": {}}]
     for place in range(0, len(TEXT), 7):
@@ -57,7 +57,7 @@ def is_delta(event: Body) -> bool:
 
 @dataclass
 class Broken:
-    """A fault in a stream."""
+    """A stream with a fault."""
 
     words: str
     break_it: Any

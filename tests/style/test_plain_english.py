@@ -1,4 +1,4 @@
-"""Docstrings and comments of product code are plain English."""
+"""Docstrings and comments are plain English."""
 
 import subprocess
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def test_no_file_breaks_the_rules() -> None:
 
 
 def test_openings_of_tests_are_plain() -> None:
-    """Docstrings of tests may be long, but keep the first rule of the house."""
+    """Docstrings of tests may be long, but must not begin with a forbidden opening."""
     faults = [
         f"{path.relative_to(ROOT)}:{line}: begins with {opening[0]}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
@@ -82,7 +82,7 @@ def test_faults_of_cpp_are_found() -> None:
 
 
 def covered_files() -> Iterator[str]:
-    """Yield the tracked and new files of the covered folders that a check can read."""
+    """Yield the Python and C++ files of the covered folders, tracked or new."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *COVERED]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in listed.splitlines():

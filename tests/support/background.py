@@ -1,4 +1,4 @@
-"""Start commands as shells start background jobs, and find a system's services."""
+"""Start commands like background jobs of a shell, and find a system's services."""
 
 import os
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def in_background(command: Sequence[str]) -> list[str]:
-    """Return a command that starts with SIGINT ignored. `preexec_fn` would not do: between fork and exec, gRPC of
+    """Return a command that starts with SIGINT ignored. `preexec_fn` is unsuitable: between fork and exec, gRPC of
     the test process could abort the child."""
     return ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
 
 
 def services_of(logs: Path) -> set[int]:
-    """Return the process ids of the services whose logs are in this folder: those of one local system, not of
-    systems of concurrent tests."""
+    """Return the process ids of the services that write their logs into this folder, which are those of one local
+    system."""
     services = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -19,7 +19,7 @@ NAMES = [
     *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
 ]
 END = 256
-"""The end of an answer."""
+"""Token id that ends an answer."""
 
 
 def template_text(family: str) -> str:
@@ -28,7 +28,7 @@ def template_text(family: str) -> str:
 
 
 def byte_tokenizer(template: str = "", marks: bool = True) -> Tokenizer:
-    """Return a tokenizer of bytes with special tokens; `marks`: also the marks of calls and reasoning."""
+    """Return a tokenizer of bytes with special tokens; with `marks`, also the marks of calls and reasoning."""
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = FastTokenizer(models.BPE({sign: number for number, sign in enumerate(signs)}, []))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

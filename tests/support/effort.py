@@ -1,4 +1,4 @@
-"""Number of examples that tests try: more with `SPECINFER_TEST_THOROUGH`, as `make test-thorough` sets it."""
+"""Choose the number of examples: more with `SPECINFER_TEST_THOROUGH`, which `make test-thorough` sets."""
 
 import os
 
@@ -6,5 +6,5 @@ THOROUGH = bool(os.environ.get("SPECINFER_TEST_THOROUGH"))
 
 
 def effort(usual: int, thorough: int) -> int:
-    """Return the number of examples to try."""
+    """Return `thorough` in thorough runs, else `usual`."""
     return thorough if THOROUGH else usual

@@ -1,4 +1,4 @@
-"""A disk that becomes full during a write, for the files of `specinfer.system.append_file`."""
+"""Simulate a disk that becomes full during a write, for files of `specinfer.system.append_file`."""
 
 import errno
 import os
@@ -17,10 +17,10 @@ class FullDisk:
         self.room: int | None = None
         """Bytes of free space; None: unlimited."""
         self.cuts = True
-        """False: files cannot be truncated either, as with a lost network disk."""
+        """False: files cannot be truncated either, as on a disconnected network disk."""
 
     def pwrite(self, file: int, data: memoryview, place: int) -> int:
-        """Write as `os.pwrite` does."""
+        """Replace `os.pwrite`."""
         if self.room is None:
             return _pwrite(file, data, place)
         part = data[: min(self.room, len(data))]
@@ -30,7 +30,7 @@ class FullDisk:
         return _pwrite(file, part, place)
 
     def ftruncate(self, file: int, size: int) -> None:
-        """Truncate as `os.ftruncate` does."""
+        """Replace `os.ftruncate`."""
         if not self.cuts:
             raise OSError(errno.EIO, "Input/output error")
         _ftruncate(file, size)
@@ -41,7 +41,7 @@ _pwrite, _ftruncate = os.pwrite, os.ftruncate
 
 @contextmanager
 def full_disk() -> Iterator[FullDisk]:
-    """Let all append-only files use such a disk."""
+    """Make all append-only files use a simulated disk."""
     disk = FullDisk()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(append_file.os, "pwrite", disk.pwrite)

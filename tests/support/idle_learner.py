@@ -1,4 +1,4 @@
-"""A learner without any events, for tests of declared metrics."""
+"""A learner that reports no events, for tests of declared metrics."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ from speculator_svc.learning.learner import LearningCounts
 
 
 def idle_learner() -> Any:
-    """Return a stand-in for a learner without any events."""
+    """Return a fake learner that reports no events."""
     return SimpleNamespace(
         version=0, held_out_rate=0.0, replay=SimpleNamespace(tokens=0), counts=LearningCounts()
     )

@@ -1,4 +1,4 @@
-"""Plain greedy decoding of the default target, and drafters that know its text."""
+"""Plain greedy decoding of the default target, and drafters that know the result."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,7 +20,7 @@ def _default_target() -> Any:
 
 
 def default_target() -> Any:
-    """The tiny model that `running_system` serves unless told otherwise."""
+    """Return the tiny model that `running_system` serves by default."""
     with _LOCK:
         return _default_target()
 
@@ -57,7 +57,7 @@ def never(job: DraftJob) -> TokenTree:
 
 
 def first(correct: int) -> Callable[[DraftJob], TokenTree]:
-    """Return a drafter of `correct` tokens of the target, then wrong ones."""
+    """Return a drafter that proposes `correct` right tokens, then wrong ones."""
 
     def script(job: DraftJob) -> TokenTree:
         count = min(job.limits.nodes, job.limits.depth)

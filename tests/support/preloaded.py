@@ -1,8 +1,8 @@
-"""Processes that start with our packages imported: forks of a server that does nothing else.
+"""Start processes with our packages already imported, as forks of a server process.
 
-They are for tests of how programs end, and for systems of many processes. `python -m` imports torch and `transformers`
-for five seconds; a fork has all imports already, and its own arguments, variables, streams, session and exit code. At
-least one test of every program should start it by `python -m` nevertheless.
+Used by tests of how programs end, and by systems of many processes. `python -m` imports torch and `transformers` for
+five seconds. A fork has all imports already; it has its own arguments, variables, streams, session and exit code. At
+least one test of every program should still start it by `python -m`.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _STREAMS = ("stdin", "stdout", "stderr")
 _DIES_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 )
-"""1 is PR_SET_PDEATHSIG, 9 is SIGKILL."""
+"""Program that kills its process when the parent ends: 1 is PR_SET_PDEATHSIG, 9 is SIGKILL."""
 
 
 def run_preloaded(
@@ -64,7 +64,7 @@ def run_preloaded(
 
 
 class Started(Protocol):
-    """Part of `subprocess.Popen` that services need."""
+    """The part of `subprocess.Popen` that services use."""
 
     @property
     def pid(self) -> int: ...
@@ -110,7 +110,7 @@ class _Fork:
 
 
 def start_service(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
-    """Start a command in its own session, ended with this process; append its output to the log.
+    """Start a command in its own session, which ends with this process; append its output to the log.
 
     Our programs started by `python -m` become forks.
     """

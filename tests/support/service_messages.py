@@ -1,4 +1,4 @@
-"""Messages to verifier and speculator services, with defaults that are served."""
+"""Messages to verifier and speculator services, with valid defaults."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -45,7 +45,7 @@ def top_k(**fields: Any) -> speculator_pb2.TargetTopK:
 
 
 async def one_reply(call: Callable[[AsyncIterator[Any]], Any], *messages: Any) -> list[Any]:
-    """The replies to some messages on one stream."""
+    """Send messages on one stream; return the replies."""
 
     async def stream() -> AsyncIterator[Any]:
         for message in messages:

@@ -1,4 +1,4 @@
-"""Single services on loopback: real gRPC servers around tiny models and scripted drafters, no gateway."""
+"""Single services on loopback, without a gateway: real gRPC servers with tiny models and scripted drafters."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -36,7 +36,7 @@ async def speculator_service(
     tokenizer_fingerprint: str = "",
     listen: str = "127.0.0.1:0",
 ) -> AsyncIterator[tuple[str, SpeculatorEngine]]:
-    """Its address and its engine."""
+    """Run a service within the context; yield its address and engine."""
     engine, thread = SpeculatorEngine(list(drafters.values()), max_nodes=64), EngineThread("speculator")
     description = describe(engine, list(drafters), ["scripted"] * len(drafters), instance_id)
     description.tokenizer_fingerprint = tokenizer_fingerprint
@@ -60,7 +60,7 @@ def host_of(engine: VerifierEngine) -> Host:
 async def verifier_service(
     *, instance_id: str = "", model_fingerprint: str = "", listen: str = "127.0.0.1:0"
 ) -> AsyncIterator[tuple[str, VerifierEngine]]:
-    """Its address and its engine."""
+    """Run a service within the context; yield its address and engine."""
     engine, thread = VerifierEngine(runner_of(tiny_transformers("llama"))), EngineThread("verifier")
     description = verifier_pb2.DescribeVerifierReply(
         vocab_size=VOCABULARY,
@@ -93,7 +93,7 @@ def step_entry(
     draws: bool = False,
     nodes: int = 4,
 ) -> StepEntry:
-    """Return the entry of a request with these committed tokens, which gets a tree."""
+    """Return the step entry of a request with these committed tokens; it gets a tree."""
     request = GenerationRequest(request_id, tuple(tokens), 100, sampling)
     state = RequestState.new(request, 0.0, 0, draws)
     return StepEntry(state, base_len, tuple(tokens[base_len:]), True, TreeLimits(nodes, nodes), nodes)

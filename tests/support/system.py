@@ -72,9 +72,9 @@ DEFAULTS: dict[str, Any] = {
     "drain_seconds": 0.2,
     "redis_patience_seconds": 60.0,
 }
-"""Settings of the gateway, unless a test says otherwise."""
+"""Default settings of the gateway."""
 SHAPE = {"tree_depth": 4, "sequence_length": 3}
-"""Limits of trees that are no settings, unless a test says otherwise; a depth of 0: as deep as the verifier's nodes."""
+"""Default limits of trees that are not settings; depth 0: as deep as the verifier allows nodes."""
 FIRST_CHARACTER = 2
 VOCABULARY = 97
 CHAT_TEMPLATE = (
@@ -84,7 +84,7 @@ CHAT_TEMPLATE = (
 
 
 def ascii_tokenizer(swap: bool = False) -> Tokenizer:
-    """Token 0 and 1 are special, token 2 + i is chr(32 + i); `swap` makes an incompatible one."""
+    """Return a tokenizer: ids 0 and 1 are special, 2 + i is chr(32 + i); `swap` makes it incompatible."""
     characters = {chr(32 + i): FIRST_CHARACTER + i for i in range(95)}
     vocabulary = {"<pad>": 0, "<bos>": 1} | {_as_byte(text): token for text, token in characters.items()}
     if swap:
@@ -110,7 +110,7 @@ def text_of(tokens: Sequence[int]) -> str:
 
 
 class ScriptedDrafter:
-    """A drafter whose trees are a function of the job; records what it was asked."""
+    """A drafter whose trees come from a function of the job; it records the jobs."""
 
     def __init__(self, script: Callable[[DraftJob], TokenTree | SpecInferError]) -> None:
         self.script = script
@@ -144,7 +144,7 @@ class System:
 
     @property
     def loop(self) -> SessionLoop:
-        """Loop of the only session."""
+        """The loop of the only session."""
         (session,) = self.gateway.sessions
         return session.loop
 
@@ -184,7 +184,7 @@ class System:
         return state.new_tokens if state is not None else 0
 
     def hold(self, waits: Callable[[], bool] = lambda: True) -> asyncio.Event:
-        """Let no pass begin while `waits()` is true, until the returned event is set."""
+        """Delay passes while `waits()` is true, until the returned event is set."""
         verify, go_on = self.loop.verifier.verify, asyncio.Event()
 
         async def delayed(*arguments: Any) -> Any:
@@ -249,10 +249,10 @@ async def running_system(
 ) -> AsyncIterator[System]:
     """Run verifiers, speculators and gateway within the context; check the caches at the end.
 
-    Every drafter has its own service, unless `one_service` is set; `absent` ones do not start.
+    Every drafter has its own service, unless `one_service` is set; drafters in `absent` are not started.
     `resident` drafters, by name or all, run in the verifier instead.
     `learner_of` makes the learner of speculator services, which then learn.
-    `service_options` are settings of the services' servers, `options` further ones of the gateway.
+    `service_options` are settings of the services' servers, `options` further settings of the gateway.
     """
     tokenizer = ascii_tokenizer()
     engine_limits = engine_limits or EngineLimits(max_context_len=512)

@@ -24,7 +24,7 @@ class State(NamedTuple):
     """Per layer, [T, KV heads, D]."""
     values: tuple[Floats, ...]
     token: int
-    """The most probable next token."""
+    """Token id of the most probable next token."""
 
 
 class TinyLlama:
@@ -87,7 +87,7 @@ class TinyLlama:
         return x / np.sqrt((x * x).mean() + self._eps) * self._weights[f"{name}.weight"]
 
     def _turn(self, x: Floats, place: int) -> Floats:
-        """Turn [heads, D] by a position: halves are the parts of complex numbers."""
+        """Apply the rotary position `place` to [heads, D]; the halves are real and imaginary parts."""
         first, second = np.split(x, 2, -1)
         cos, sin = np.cos(place * self._frequencies), np.sin(place * self._frequencies)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

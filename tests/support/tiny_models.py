@@ -1,4 +1,4 @@
-"""Tiny random `transformers` models of every supported family, and ours made from the same weights."""
+"""Tiny random `transformers` models of every supported family, and our runners with the same weights."""
 
 import os
 from collections.abc import Sequence
@@ -63,12 +63,12 @@ _TWO_BASES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 _TRAINABLE = torch.inference_mode(False)
-"""Tests share models: the first one may ask for its model in inference mode, the next one for gradients."""
+"""Disables inference mode while a shared model is created, as another test may need gradients."""
 
 
 @_TRAINABLE
 def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
-    """A random model with weights large enough that its predictions differ from token to token."""
+    """Return a random model whose weights are so large that predictions differ between tokens."""
     shape = _SHAPE | {"initializer_range": 0.2} | overrides
     # of these families the heads share the hidden size, and each has its own keys
     options = {k: v for k, v in shape.items() if k not in ("head_dim", "num_key_value_heads")}
@@ -156,7 +156,7 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def silence_attention(model: Any) -> None:
-    """Make attention add nothing, since the cache of bfloat16 models rounds differently."""
+    """Make attention add zero, since the cache of bfloat16 models rounds differently."""
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
 
@@ -166,7 +166,7 @@ GENERIC = ("opt", "gpt_neox", "gpt2", "phi", "stablelm", "gemma", "olmo2")
 
 @_TRAINABLE
 def tiny_generic(family: str, seed: int = 0, **overrides: Any) -> Any:
-    """A random model of a family for the generic executor; most are none that our own decoder knows."""
+    """Return a random model for the generic executor; our decoder does not support most of these families."""
     shape = {k: v for k, v in _SHAPE.items() if k != "head_dim"}
     extra: dict[str, dict[str, Any]] = {
         "opt": {"ffn_dim": 56, "word_embed_proj_dim": 32, "dropout": 0.0, "activation_function": "relu"},
@@ -182,14 +182,14 @@ def tiny_generic(family: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def runner_of(model: Any, **options: Any) -> ModelRunner:
-    """Our runner with the weights of a `transformers` model, in float32."""
+    """Return our runner with the weights of a `transformers` model, in float32."""
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "executor": "torch"}
     return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))
 
 
 class _FloatRows:
-    """The embedding table of a model as rows in float32."""
+    """A model's embedding table, with rows in float32."""
 
     def __init__(self, model: Any) -> None:
         self._table: torch.Tensor = model.get_input_embeddings().weight.detach().float()
@@ -202,14 +202,14 @@ class _FloatRows:
 
 
 def replaceable_head(model: Any, runner: ModelRunner, token_ids: Sequence[int]) -> TrimmedHead:
-    """Give a runner, whose head has the rows of these tokens, a head whose rows can be replaced; return it."""
+    """Give a runner a head of these tokens whose rows can be replaced; return the head."""
     assert isinstance(runner._executor, HeadSetter)
     runner.head = TrimmedHead(_FloatRows(model), "", token_ids, runner._executor.set_head)
     return runner.head
 
 
 def rounds_activations() -> bool:
-    """Return True if the kernels round activations to bfloat16: where the processor multiplies it and may."""
+    """Return whether the kernels round activations to bfloat16 on this processor."""
     if "avx512_bf16" not in processor_flags() or os.environ.get("CXXFLAGS"):
         return False
     directory = os.environ.get(KERNELS_VARIABLE)
@@ -219,6 +219,6 @@ def rounds_activations() -> bool:
 
 @torch.inference_mode()
 def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
-    """[T, V] logits of `transformers` for one sequence."""
+    """Return the logits [T, V] of `transformers` for one sequence."""
     logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return logits

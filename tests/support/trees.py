@@ -1,4 +1,4 @@
-"""Trees for tests: the small example of the docs, and hypothesis strategies for random ones."""
+"""Trees for tests: the small example of the docs, and a hypothesis strategy for random trees."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def example_tree() -> TokenTree:
 
 @st.composite
 def trees(draw: st.DrawFn, root: int | None = None, max_nodes: int = 24) -> TokenTree:
-    """Random valid trees with proposals of every kind."""
+    """Draw a random valid tree with proposals of every kind."""
     builder = TreeBuilder(draw(st.integers(0, VOCABULARY - 1)) if root is None else root)
     while len(builder) < max_nodes and draw(st.booleans()):
         parent = draw(st.integers(0, len(builder) - 1))
@@ -39,5 +39,5 @@ def trees(draw: st.DrawFn, root: int | None = None, max_nodes: int = 24) -> Toke
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
-    """All S_u of Definition 3.1."""
+    """Return the token sequences S_u of all nodes (Definition 3.1)."""
     return {tree.sequence_of(node) for node in range(len(tree))}

@@ -1,4 +1,4 @@
-"""LiteLLM as a library; its proxy sends the same."""
+"""LiteLLM as a library; its proxy sends the same requests."""
 
 import json
 import sys

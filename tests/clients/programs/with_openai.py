@@ -1,4 +1,4 @@
-"""OpenAI's own package."""
+"""OpenAI's Python package."""
 
 import json
 import sys

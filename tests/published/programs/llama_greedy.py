@@ -1,6 +1,8 @@
-"""Greedy texts of llama-cpp-python: `llama_greedy.py FILE.gguf TOKENS`, prompts as a JSON list on standard input.
+"""Print greedy texts of llama-cpp-python: `llama_greedy.py FILE.gguf TOKENS`.
 
-Prints a JSON list: of each prompt its tokens and those of its continuation, which no end stops.
+Standard input has a JSON list of prompts.
+
+Output is a JSON list of (tokens of the prompt, tokens of the continuation); end tokens do not end it.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Random checkpoints made by the `speculators` library, and what it says itself of a context.
+"""Write random checkpoints of the `speculators` library, with the library's own outputs for a context.
 
     python reference.py TARGET OUT
 
-writes for every case a checkpoint OUT/NAME and OUT/NAME.expected: context, hidden states of the target
-[positions, layers ascending, hidden], the logits along the greedy chain behind it, and that chain.
+writes a checkpoint OUT/NAME and a file OUT/NAME.expected for every case. The file has the context, hidden states of
+the target [positions, layers ascending, hidden], the greedy chain after the context, and its logits.
 """
 
 import sys
@@ -30,7 +30,7 @@ from speculators.proposals import GreedyTokenProposalConfig
 from transformers import AutoConfig, LlamaConfig, Qwen3Config
 
 CONTEXT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33, 12]
-"""Tokens; the last one is the root, whose hidden states are not known."""
+"""Token ids of the context. The last is the root, which has no hidden states yet."""
 ROWS, BLOCK, MASK = len(CONTEXT) - 1, 5, 4
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 Said = tuple[list[torch.Tensor], list[int]]
@@ -38,7 +38,7 @@ Said = tuple[list[torch.Tensor], list[int]]
 
 
 def layers_of(kind: type, target: Any, **fields: Any) -> Any:
-    """Configuration of two layers over the target's embeddings."""
+    """Return a configuration of two layers with the target's embeddings."""
     shape = {
         "vocab_size": target.vocab_size,
         "hidden_size": target.hidden_size,
@@ -55,7 +55,7 @@ def layers_of(kind: type, target: Any, **fields: Any) -> Any:
 
 
 def made(model_class: Any, config: Any, ids: torch.Tensor) -> Any:
-    """A random model; every tensor is far from what would hide a missing term."""
+    """Return a random model in which no tensor is so small or so regular that a missing term would go unnoticed."""
     torch.manual_seed(0)
     model = model_class(config)
     if model.use_draft_vocab:
@@ -70,14 +70,14 @@ def made(model_class: Any, config: Any, ids: torch.Tensor) -> Any:
 
 
 def ids_of(model: Any) -> list[int]:
-    """Target token of each draft token."""
+    """Return the target's token id of each draft token."""
     if model.use_draft_vocab:
         return (model.d2t + torch.arange(len(model.d2t))).tolist()
     return list(range(model.verifier_vocab_size))
 
 
 def block(model: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and logits [block, ...] of the block whose anchor is the root."""
+    """Return hidden states and logits, [block, ...], of the block that starts at the root."""
     padded = ROWS + 2 * BLOCK  # the library's training pass takes no anchor near the end
     hidden = torch.zeros(1, padded, states.shape[1])
     hidden[0, :ROWS] = states
@@ -115,7 +115,7 @@ def of_dspark(model: Any, states: torch.Tensor) -> Said:
 
 
 def of_eagle(model: Any, states: torch.Tensor) -> Said:
-    """The library's layer over the context's rows, then over its own outputs."""
+    """Run the library's layer over the context's rows, then over its own outputs."""
     hidden, tokens = model.fc(states), CONTEXT[1:]
     rows, chain, ids = [], [], ids_of(model)
     for _ in range(BLOCK):
@@ -134,7 +134,7 @@ def of_eagle(model: Any, states: torch.Tensor) -> Said:
 
 
 def of_peagle(model: Any, states: torch.Tensor) -> Said:
-    """The training pass with one rollout, behind the last row; its own sampling is put aside."""
+    """Run the library's training pass with one rollout after the last row; its sampling is replaced."""
     rows, padded = [], ROWS + BLOCK
     anchors = torch.tensor([*range(ROWS), *[ROWS - 1] * (BLOCK - 1)])
     depths = torch.tensor([0] * ROWS + list(range(1, BLOCK)))
@@ -152,7 +152,7 @@ def of_peagle(model: Any, states: torch.Tensor) -> Said:
 
 
 def mtp_outs(model: Any, hidden: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-    """Outs [rows, hidden] of the library's layer over rows of hidden states and the tokens one ahead."""
+    """Return outputs [rows, hidden] of the library's layer, given hidden states and the next token of each row."""
     places = torch.arange(len(hidden))[None]
     outs: torch.Tensor = model.mtp_layers[0](
         hidden[None],
@@ -165,7 +165,7 @@ def mtp_outs(model: Any, hidden: torch.Tensor, tokens: list[int]) -> torch.Tenso
 
 
 def of_mtp(model: Any, states: torch.Tensor) -> Said:
-    """The first depth by the library's pass; deeper ones by its layer over all rows, as servers run it."""
+    """Compute depth 1 with the library's pass, and deeper ones with its layer over all rows, like servers do."""
     steps = model.config.num_speculative_steps
     tokens = torch.tensor([CONTEXT + [0] * (steps + 1)])
     padded = torch.cat([states, torch.zeros(steps + 2, states.shape[1])])[None]
@@ -181,7 +181,7 @@ def of_mtp(model: Any, states: torch.Tensor) -> Said:
 
 
 def cases(target: Path) -> dict[str, tuple[Any, Any, Any]]:
-    """By name: how the library says it, the model's class, its configuration."""
+    """Return (function that computes the expected outputs, model class, configuration) by case name."""
     config = AutoConfig.from_pretrained(target)
 
     def described(algorithm: str, tokens: int) -> SpeculatorsConfig:

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Allowed = Callable[[tuple[int, ...]], Sequence[int]]
-"""Tokens that may follow a path, in ascending order; none: the text is complete."""
+"""Function from a path to the tokens that may follow, in ascending order; no tokens: the text is complete."""
 
 
 class TableMatcher:
-    """`specinfer.tree.TokenMatcher` by a function `Allowed`."""
+    """A `specinfer.tree.TokenMatcher` that asks a function `Allowed`."""
 
     def __init__(self, vocab_size: int, allowed: Allowed) -> None:
         self._vocab_size, self._allowed = vocab_size, allowed

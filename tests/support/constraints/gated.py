@@ -9,7 +9,7 @@ from tests.support.system import VOCABULARY, ascii_tokenizer
 
 
 class GatedMatcher(Matcher):
-    """A matcher whose mask after n tokens waits for gate n."""
+    """A matcher whose mask after n tokens is ready only when gate n is open."""
 
     def __init__(self, inner: Matcher, gates: "Gates", tokens: int = 0) -> None:
         super().__init__(inner._inner, inner._vocab_size, inner._rows)

@@ -1,4 +1,4 @@
-"""JSON schemas whose texts are short, for models of 97 characters."""
+"""JSON schemas with short texts, for models with a vocabulary of 97 characters."""
 
 import json
 from typing import Any
@@ -67,6 +67,6 @@ _SCHEMAS: list[dict[str, Any]] = [
     },
 ]
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-"""No white space, which the tiny model would repeat without end."""
+"""Forbids white space, which the tiny model would repeat endlessly."""
 SCHEMAS = [schema if index % 5 == 0 else _COMPACT | schema for index, schema in enumerate(_SCHEMAS)]
 TEXTS = [json.dumps(schema) for schema in SCHEMAS]

@@ -26,14 +26,13 @@ Tables = list[Float64]
 
 
 Lateness = Callable[[Path], int]
-"""Number of times that a rule asks for a path's distribution in vain, as its constraint's mask is late."""
+"""Function from a path to the number of times that the mask of its constraint is not ready when asked for."""
 Choice = Callable[[Float64], int]
-"""Noise: chooses a token by unnormalised probabilities."""
+"""Noise: a function that chooses a token, given unnormalised probabilities."""
 
 
 class Branches:
-    """The random choices of one run: those of a script, then the first option
-    of each."""
+    """Random choices of one run: options from a script, then the first option of each further choice."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = script
@@ -43,7 +42,7 @@ class Branches:
         """Probability of the run."""
 
     def choose(self, weights: Sequence[float] | Float64) -> int:
-        """Choose an index with probability proportional to its weight, never one of weight 0."""
+        """Choose an index with probability proportional to its weight; weight 0 is never chosen."""
         possible = np.flatnonzero(np.asarray(weights, float) > 0)
         at = len(self.trail)
         option = self._script[at] if at < len(self._script) else 0
@@ -90,7 +89,7 @@ class BranchingRandomness:
     """Stands in for `specinfer.verification.acceptance.Randomness`: a generator and a noise in one."""
 
     def __init__(self, branches: Branches, choose: Choice | None = None) -> None:
-        """`choose` is a fixed noise; None: the noise branches, too."""
+        """`choose` is a fixed noise; with None, the noise also branches."""
         self._branches, self._choose = branches, choose or branches.choose
 
     def stream(self, depth: int) -> Any:
@@ -164,8 +163,8 @@ def verified(
     """Return the tokens that one step commits, with their probabilities over the rule's own randomness.
 
     Args:
-        choose: the noise, if the tree may know it.
-        late: how late masks are. The step ends at a node whose mask the rule needs.
+        choose: fixed noise, if drafts may depend on it.
+        late: delay of masks by path. The step ends at a node whose mask is needed and not ready.
     """
     verify: AcceptanceRule = find_rule(rule)
 
@@ -194,7 +193,7 @@ def joint(
         draft: returns the cut trees of one step, one per request. Tokens that the step does not commit come from
             the target, since the next step's drafts are independent of this step's.
         targets: tables of every request's target.
-        late: how late masks are, as in `verified`.
+        late: delay of masks by path, as in `verified`.
     """
     probability: Any = 0.0
     known: dict[tuple[int, bytes], Float64] = {}
@@ -213,7 +212,7 @@ def joint(
 
 
 def exact(targets: Sequence[Tables], length: int) -> Float64:
-    """Return what `joint` must be: every request's tokens follow its target, independently."""
+    """Return the expected result of `joint`: the requests' tokens follow their targets independently."""
     together: Any = 1.0
     for tables in targets:
         together = np.multiply.outer(together, _completed({(): 1.0}, tables, length))

@@ -17,7 +17,7 @@ from tests.support.tiny_models import reference_logits, silence_attention, tiny_
 
 SHAPE = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 TOKENS, REQUESTS = 200, 32
-"""6,400 tokens: enough to see a total variation of .04 (see `p_value`)."""
+"""Tokens per request, and requests: 6,400 tokens detect a total variation of .04 (see `p_value`)."""
 
 
 def markov(seed: int) -> Any:

@@ -84,7 +84,7 @@ def points(tables: Tables, widths: Sequence[int]) -> Draft:
 
 
 def mixed(tables: Tables, kind: ProposalKind) -> Draft:
-    """Return a draft like a user's function: draws and points in one tree, later ones depend on earlier draws."""
+    """Return a draft like a user's function: draws and points, in which later ones depend on earlier draws."""
 
     def draft(branches: Branches) -> TokenTree:
         builder = TreeBuilder(ROOT)
@@ -103,7 +103,7 @@ def mixed(tables: Tables, kind: ProposalKind) -> Draft:
 
 
 class TableModel:
-    """A draft model whose logits are those of tables."""
+    """A draft model whose logits come from tables."""
 
     def __init__(self, tables: Tables) -> None:
         with np.errstate(divide="ignore"):
@@ -131,7 +131,7 @@ class TableModel:
 
 
 def grown(tables: Tables, shape: GrowthShape, limits: TreeLimits) -> Draft:
-    """Return a draft by the real growth of SSMs: draws exceed the limits, and q lacks tokens of P."""
+    """Return a draft by the real tree growth of SSMs: draws exceed the limits, and q lacks some tokens of P."""
     growth = ReferenceGrowth(TableModel(tables).forward, shape, torch.arange(len(tables[0])))
 
     def draft(branches: Branches) -> TokenTree:
@@ -205,7 +205,7 @@ def _count(widths: Sequence[int]) -> int:
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, object]:
-    """Beliefs by speculator and place, and a `keeps`."""
+    """Random options of a cut: beliefs by speculator and draw index, and a function `keeps`."""
     shares = st.lists(st.floats(0.01, 1), min_size=3, max_size=3)
     believed = draw(st.dictionaries(st.integers(0, 2), shares, max_size=3))
     budget, least = draw(st.integers(1, 8)), draw(st.floats(0, 0.1))

@@ -1,4 +1,4 @@
-"""Small models whose matrices are held in given formats of GGUF, numbers among them."""
+"""Small models whose matrices are stored in given GGUF formats, quantised or not."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,7 +21,7 @@ _NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def stored(kind: str, numbers: NDArray[np.float32]) -> torch.Tensor:
-    """Return a matrix [N, K] as rows [N, bytes] of a format."""
+    """Return a matrix [N, K] as rows [N, bytes] in a GGUF format."""
     if kind in _NUMBERS:
         return torch.from_numpy(numbers).to(_NUMBERS[kind]).contiguous().view(torch.uint8)
     if kind == "MXFP4":  # of files only
@@ -32,7 +32,7 @@ def stored(kind: str, numbers: NDArray[np.float32]) -> torch.Tensor:
 
 
 class FormattedWeights(Mapping[str, torch.Tensor]):
-    """Tensors, of which those in `rows` are matrices that are taken as they are stored."""
+    """Tensors by name; the matrices in `rows` are used in their stored format."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], rows: Mapping[str, Blocks]) -> None:
         self._tensors, self._rows = tensors, rows
@@ -41,7 +41,7 @@ class FormattedWeights(Mapping[str, torch.Tensor]):
         return self._tensors[name]
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as it is stored; None for numbers."""
+        """Return a matrix in its stored format; None if it is not quantised."""
         return self._rows.get(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -57,10 +57,10 @@ def _runner(config: transformers.LlamaConfig, weights: FormattedWeights) -> Mode
 
 
 def one_product(head: Blocks, embedding: Blocks, k: int, scale: int = 0) -> ModelRunner:
-    """Return a model whose logits are one product: of 2^scale times a token's embedding with the head.
+    """Return a model whose logits are one product: 2^scale times a token's embedding, times the head.
 
-    Its layer adds nothing. The norm before the head has an epsilon of one, to which numbers below 2^-13 add
-    nothing, so that it multiplies with its weights alone, which are 2^scale.
+    Its layer adds zero. The norm before the head has an epsilon of one, to which squares of numbers below 2^-13
+    add nothing, so the norm only multiplies by its weights, which are 2^scale.
     """
     config = transformers.LlamaConfig(
         vocab_size=len(head[1]),
@@ -93,9 +93,9 @@ def one_product(head: Blocks, embedding: Blocks, k: int, scale: int = 0) -> Mode
 
 
 def mixed_model(kinds: Mapping[str, str], hidden: int = 256, inner: int = 512, seed: int = 0) -> ModelRunner:
-    """Return a random model of two layers that share matrices; `kinds`: formats by part, "embed" and "head" among them.
+    """Return a random model of two layers that share matrices; `kinds`: formats by part, including "embed" and "head".
 
-    Numbers of columns are odd where they may be: 97 tokens, keys and values of one head.
+    Sizes are odd where possible: 97 tokens, keys and values of one head.
     """
     config = transformers.LlamaConfig(
         vocab_size=97,

@@ -1,8 +1,8 @@
 """Reference products of GGUF blocks with activations of eight bits: exact integer sums per block.
 
 A block of weights becomes integers: `codes` with a scale and a minimum per group, and two float factors.
-Activations become signed bytes as llama.cpp has them (Q8_0, Q8_K). What is left in floating point is computed
-in float64, so kernels may differ from it by the rounding of their float32 sums alone.
+Activations become signed bytes as in llama.cpp (Q8_0, Q8_K). All floating-point operations are in float64, so kernels
+may differ only by the rounding of their float32 sums.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ Doubles = NDArray[np.float64]
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 EXPONENTS = (104, 140)
-"""First and last exponent of MXFP4 whose half is a number of float16."""
+"""First and last exponent of MXFP4 whose half is representable in float16."""
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-"""Types whose blocks have 256 weights; they meet activations in Q8_K, all others in Q8_0."""
+"""Types with blocks of 256 weights, multiplied by activations in Q8_K; all others by activations in Q8_0."""
 
 
 class IntegerBlocks(NamedTuple):
-    """Blocks [..., B] whose weight i is `scale * scales[g] * codes[i] + offset * minimums[g]`, g its group."""
+    """Blocks [..., B]; weight i in group g is `scale * scales[g] * codes[i] + offset * minimums[g]`."""
 
     codes: Integers
     """[..., weights]."""
     scales: Integers
-    """[..., groups]; groups are equally long."""
+    """[..., groups]; all groups have the same size."""
     minimums: Integers
     """[..., groups]."""
     scale: Doubles
@@ -66,7 +66,7 @@ def _row(blocks: IntegerBlocks, numbers: Integers, scales: Doubles) -> Doubles:
 
 
 def quantise_q8_0(x: NDArray[np.float32]) -> tuple[Integers, Doubles]:
-    """Return bytes [R, K / 32, 32] and scales [R, K / 32]: those of float32, not rounded to float16."""
+    """Return bytes [R, K / 32, 32] and scales [R, K / 32] in float32, not rounded to float16."""
     groups = x.astype(np.float32).reshape(len(x), -1, 32)
     top = np.abs(groups).max(-1)
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
@@ -75,7 +75,7 @@ def quantise_q8_0(x: NDArray[np.float32]) -> tuple[Integers, Doubles]:
 
 
 def quantise_q8_k(x: NDArray[np.float32]) -> tuple[Integers, Doubles]:
-    """Return bytes [R, K / 256, 256] and scales [R, K / 256]; a block's largest number becomes -127."""
+    """Return bytes [R, K / 256, 256] and scales [R, K / 256]; a block's largest magnitude becomes -127."""
     blocks = x.astype(np.float32).reshape(len(x), -1, 256)
     place = np.abs(blocks).argmax(-1)
     largest = np.take_along_axis(blocks, place[..., None], -1)[..., 0]
@@ -111,12 +111,12 @@ def _nibbles(packed: Integers) -> Integers:
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Integers:
-    """Return 16 times the 32 bits of a little-endian word."""
+    """Return 16 times each of the 32 bits of the little-endian word at byte `at`."""
     return np.unpackbits(blocks[..., at : at + 4], axis=-1, bitorder="little").astype(np.int64) << 4
 
 
 def _simple(codes: Integers, scale: Doubles, minimum: Doubles | None = None) -> IntegerBlocks:
-    """Return blocks of one group each."""
+    """Return blocks with one group."""
     one = np.ones((*codes.shape[:-1], 1), np.int64)
     if minimum is None:
         return IntegerBlocks(codes, one, 0 * one, scale, np.zeros_like(scale))
@@ -161,7 +161,7 @@ def _six_bits(b: Bytes) -> tuple[Integers, Integers]:
 
 
 def _chunked(b: Bytes, start: int) -> Integers:
-    """Return 256 nibbles: of each 32 bytes first the low ones, then the high ones."""
+    """Return 256 nibbles: for each 32 bytes, the low nibbles, then the high ones."""
     packed = _whole(b, start, start + 128).reshape(*b.shape[:-1], 4, 32)
     return _nibbles(packed).reshape(*b.shape[:-1], 256)
 
@@ -187,7 +187,7 @@ def _q6_k(b: Bytes) -> IntegerBlocks:
 
 
 def _two_bits(b: Bytes, start: int) -> Integers:
-    """Return 256 codes of two bits: of each 32 bytes the lowest pairs first."""
+    """Return 256 codes of two bits: for each 32 bytes, the lowest pairs first."""
     packed = _whole(b, start, start + 64).reshape(*b.shape[:-1], 2, 1, 32)
     return (packed >> np.array([[0], [2], [4], [6]]) & 3).reshape(*b.shape[:-1], 256)
 
@@ -253,7 +253,7 @@ def random_rows(type_name: str, rows: int, k: int, seed: int = 0) -> Bytes:
 
 
 def factors_at(type_name: str) -> tuple[int, ...]:
-    """Return where a block has its float16 factors."""
+    """Return the byte offsets of a block's float16 factors."""
     return _FACTORS_AT[type_name]
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer with a token for every byte, whose bytes constraints can find."""
+"""A tokenizer with a token for every byte, usable with constraints."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
-    """Tokens 0 to 255 are bytes; special tokens follow."""
+    """Return a tokenizer: ids 0 to 255 are bytes, special tokens follow."""
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = Tokenizer(models.BPE({sign: token for token, sign in enumerate(signs)}, []))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

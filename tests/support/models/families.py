@@ -1,4 +1,4 @@
-"""Small random checkpoints of many families, as `transformers` makes and saves them."""
+"""Small random checkpoints of many families, created and saved by `transformers`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ SHAPE: dict[str, Any] = {
 }
 _HEAD = {"head_dim": 8}
 WIDE = {"hidden_size": 64, "head_dim": 16}
-"""Sizes that the compiled kernels can run, for the families of our decoder."""
+"""Sizes that the compiled kernels support, for the families of our decoder."""
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _DELTA = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -297,7 +297,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "xlstm": ("xlstm", _HEAD),
     "youtu": ("youtu", _LATENT),
 }
-"""Name in the table -> (`model_type`, what its configuration has beside `SHAPE`)."""
+"""(`model_type`, configuration fields in addition to `SHAPE`) by name in the table."""
 HYBRIDS = tuple(
     name
     for name, (kind, _) in FAMILIES.items()
@@ -307,7 +307,7 @@ HYBRIDS = tuple(
 
 
 def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
-    """A model of this entry whose predictions differ from token to token."""
+    """Return a random model of a family whose predictions differ between tokens."""
     family, own = FAMILIES[name]
     wide = WIDE if family in OURS else {}
     config = transformers.AutoConfig.for_model(family, **(SHAPE | own | wide | changes))
@@ -323,7 +323,7 @@ def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def save_random(name: str, directory: Path) -> Any:
-    """Save a model of this entry as a checkpoint, and return it."""
+    """Save a random model of a family as a checkpoint; return the model."""
     model = random_model(name)
     model.save_pretrained(directory)
     return model

@@ -1,4 +1,4 @@
-"""Random DFlash and JetSpec checkpoints in `transformers`' layout, and what they say, computed plainly."""
+"""Random DFlash and JetSpec checkpoints in `transformers`' layout, with a simple reference computation."""
 
 import json
 from pathlib import Path
@@ -19,14 +19,14 @@ from tests.support.models.published import (
 )
 
 IDS = [1, 0]
-"""Layers of the target after which states are read."""
+"""Layers of the target whose output states are read."""
 _SHARPER = 10.0
-"""Factor of the final norm: the target's own head is so small that tokens were as likely as each other."""
+"""Factor of the final norm: with the target's small head, all tokens would be almost equally likely."""
 _NOT_THERE = ("lm_head.weight", "d2t", "t2d")
 
 
 def flat_config(causal: bool | None, inner: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """A `config.json`; fields replace those of it and of its `dflash_config`."""
+    """Return a `config.json`; `inner` and `fields` replace fields of `dflash_config` and of the file."""
     options = {} if causal is None else {"causal_head": causal}
     return {
         **LAYERS,
@@ -43,7 +43,7 @@ def flat_config(causal: bool | None, inner: dict[str, Any] | None = None, **fiel
 
 
 def save_flat(directory: Path, causal: bool | None, **fields: Any) -> Path:
-    """A checkpoint with random tensors, none of which is a head's or an embedding's."""
+    """Save a checkpoint with random tensors, without head and embeddings."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(flat_config(causal, **fields)))
     tensors = random_tensors("dflash", {"aux_hidden_state_layer_ids": IDS}, list(range(VOCABULARY)))
@@ -54,10 +54,10 @@ def save_flat(directory: Path, causal: bool | None, **fields: Any) -> Path:
 
 
 class PlainFlatDraft(PlainDraft):
-    """A checkpoint of `save_flat`, run plainly with one mask for all layers."""
+    """A checkpoint of `save_flat`, computed simply with one mask for all layers."""
 
     def logits(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
-        """Return the logits behind a path below the root: those of its depth, whatever its tokens are.
+        """Return the logits after a path below the root; they depend on its depth, not on its tokens.
 
         Args:
             states: [len(context) - 1, 4, hidden] embeddings and states after each of three layers.

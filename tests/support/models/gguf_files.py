@@ -1,4 +1,4 @@
-"""GGUF files of small models, as llama.cpp's converter writes them, to be changed before they are written."""
+"""GGUF files of small models in the layout of llama.cpp's converter; tests may change them before writing."""
 
 import math
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ _TOP = {
 
 
 def _expert_values(config: Any) -> dict[str, Any]:
-    """Return the keys of files with experts."""
+    """Return the metadata keys of models with experts."""
     if getattr(config, "num_experts_per_tok", None) is None:
         return {}
     sizes = {
@@ -110,7 +110,7 @@ def _expert_values(config: Any) -> dict[str, Any]:
 
 
 def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a tensor as files have it: matrices [outputs, inputs], gate and up apart."""
+    """Yield the tensors of a GGUF file for a tensor of GPT-OSS: matrices [outputs, inputs], gate and up separate."""
     stem, kind = (name[:-5], "bias") if name.endswith("_bias") else (name, "weight")
     if tensor.dim() == 3:
         tensor = tensor.transpose(1, 2)
@@ -122,7 +122,7 @@ def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch
 
 
 def _apart(fused: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
-    """Return what Qwen 3 Next projects with one matrix as files have it, kind by kind."""
+    """Return the separate tensors of a GGUF file for a fused projection of Qwen 3 Next."""
     keys, size = config.linear_num_key_heads, config.linear_key_head_dim
     values = config.linear_num_value_heads // keys * config.linear_value_head_dim
     widths = torch.split(fused.reshape(keys, 2 * (size + values), -1), [size, size, values, values], 1)
@@ -131,7 +131,7 @@ def _apart(fused: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
 
 
 def _each_tensor(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a model, gate and up of experts apart."""
+    """Yield the tensors of a model, with gate and up of experts separate."""
     for name, tensor in model.state_dict().items():
         if model.config.model_type == "gpt_oss" and (".experts." in name or name.endswith("sinks")):
             yield from _gpt_oss_parts(name, tensor)
@@ -148,7 +148,7 @@ def _each_tensor(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def tiled(part: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    """A tensor of a gated delta net with llama.cpp's order of value heads."""
+    """Return a tensor of a gated delta net in llama.cpp's order of value heads."""
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     if part == "out_proj":
         return tiled("", tensor.T, config).T
@@ -160,7 +160,7 @@ def tiled(part: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that files of one architecture have in addition."""
+    """Return the additional metadata keys of one architecture."""
     match architecture:
         case "qwen35" | "qwen35moe" | "qwen3next":
             return {
@@ -211,13 +211,13 @@ def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[st
 
 
 def fills_blocks(matrix: Any, kind: "gguf.GGMLQuantizationType") -> bool:
-    """Return whether rows are whole blocks; rows of convolutions are not."""
+    """Return whether each row is a whole number of blocks; rows of convolutions are not."""
     return bool(matrix.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0)
 
 
 @dataclass
 class Gguf:
-    """Content of a file."""
+    """Content of a GGUF file."""
 
     architecture: str
     values: dict[str, Any]
@@ -230,7 +230,7 @@ class Gguf:
 
     @classmethod
     def of(cls, model: Any, kind: "gguf.GGMLQuantizationType | None" = None) -> "Gguf":
-        """The file of a model of a family that our decoder knows."""
+        """Return the file of a model that our decoder supports."""
         config = model.config
         if config.model_type in state_space_files.ARCHITECTURES:
             values, tensors = state_space_files.values_of(config), state_space_files.tensors_of(model)

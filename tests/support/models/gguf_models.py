@@ -1,4 +1,4 @@
-"""Whole GGUF files of tiny models, with a tokenizer, as people have them."""
+"""Complete GGUF files of tiny models, with a tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from tests.unit.model.checkpoints.test_gguf_tokenizer import bytewise
 
 
 def model_file(more: int = 0, layers: int = 2, hidden: int = 64, template: str = "") -> Gguf:
-    """A Llama with a vocabulary like GPT-2's, and `more` tokens behind it, as large vocabularies have."""
+    """Return the file of a Llama with a vocabulary like GPT-2's and `more` further tokens."""
     metadata = bytewise()
     metadata["tokenizer.ggml.tokens"] += [f"filler{number}" for number in range(more)]
     metadata["tokenizer.ggml.token_type"] += [1] * more
@@ -22,6 +22,6 @@ def model_file(more: int = 0, layers: int = 2, hidden: int = 64, template: str =
 
 
 def write_model_file(path: Path, **shape: Any) -> Path:
-    """Write such a file."""
+    """Write the file of `model_file`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return model_file(**shape).write(path)

@@ -1,4 +1,4 @@
-"""Drafting with an executor that grows whole trees, beside the reference growth over the same model."""
+"""Compare an executor's growth of whole trees with the reference growth on the same model."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,11 +12,11 @@ from specinfer.model.runner import ModelRunner
 from specinfer.tree import TokenTree
 
 TasksFor = Callable[[list[KVSequence], int], Sequence[GrowthTask]]
-"""The tasks of a round, on these sequences."""
+"""Function that returns the tasks of a round, given the sequences."""
 
 
 def contexts(round_: int) -> list[list[int]]:
-    """Return what is new in each of five requests, of 97 tokens; the second round continues the first."""
+    """Return the new tokens of five requests (vocabulary of 97); the second round continues the first."""
     rng = np.random.default_rng(round_)
     return [rng.integers(0, 97, n).tolist() for n in (1, 7, 33, 64, 16)]
 
@@ -30,7 +30,7 @@ def grow_side_by_side(
     requests: int,
     rounds: int,
 ) -> list[tuple[TokenTree, TokenTree]]:
-    """(fast, reference) trees of all rounds of drafting, on two caches of the same model."""
+    """Return (executor's, reference) trees of all rounds, drafted on two caches of the same model."""
     reference = ReferenceGrowth(other.forward, shape, vocabulary)
     ours, theirs = ([runner.open() for _ in range(requests)] for runner in (fast, other))
     pairs: list[tuple[TokenTree, TokenTree]] = []
@@ -48,7 +48,7 @@ def grow_side_by_side(
 
 
 def assert_same(actual: TokenTree, expected: TokenTree, apart: float = 1e-4) -> None:
-    """Node for node, draw for draw; scores and q may be apart by such a share."""
+    """Check that two trees have equal nodes and draws; scores and q may differ by the relative error `apart`."""
     assert actual.token_ids.tolist() == expected.token_ids.tolist()
     assert actual.parents.tolist() == expected.parents.tolist()
     np.testing.assert_allclose(actual.scores, expected.scores, rtol=apart)

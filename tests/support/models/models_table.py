@@ -1,4 +1,4 @@
-"""The table of docs/models.md: `python -m tests.support.models.models_table` writes it anew."""
+"""Generate the table of docs/models.md: `python -m tests.support.models.models_table`."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ _OURS = {"native": "compiled kernels", "torch": "our decoder in torch"}
 
 
 def row(name: str, directory: Path) -> str:
-    """The row of a family: what the probe finds for a small random checkpoint."""
+    """Return a family's row: the probe's result for a small random checkpoint."""
     with quiet():
         save_random(name, directory)
         try:
@@ -35,7 +35,7 @@ def row(name: str, directory: Path) -> str:
 
 
 def reason(message: str) -> str:
-    """A refusal without its numbers, which differ from machine to machine."""
+    """Return a refusal without its numbers, which differ between machines."""
     _, _, reason = message.rpartition("': ") if "model_type" in message else ("", "", message)
     silent = sorted(set(re.findall(r"\d+ \(([^)]*)\)", reason)))
     if silent:
@@ -44,7 +44,7 @@ def reason(message: str) -> str:
 
 
 def table(names: Iterable[str]) -> str:
-    """The table of these families."""
+    """Return the table of these families."""
     lines = ["| model | | run by, or why not |", "|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder:
         for place, name in enumerate(names):
@@ -53,7 +53,7 @@ def table(names: Iterable[str]) -> str:
 
 
 def stored_rows() -> dict[str, str]:
-    """Rows of the page by name."""
+    """Return the page's current rows by name."""
     inside = PAGE.read_text().partition(_BEGIN)[2].partition(_END)[0]
     return {line.split("|")[1].strip(): line for line in inside.splitlines()[2:] if line}
 

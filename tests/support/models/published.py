@@ -1,7 +1,7 @@
-"""Random checkpoints in the layout of the `speculators` library, and what they say, computed plainly.
+"""Random checkpoints in the layout of the `speculators` library, with a simple reference computation.
 
-The plain computation knows no cache, no batch and no tree: it runs a draft over a context and one path behind
-it, with masks over everything.
+The reference computation has no cache, batch or tree: it runs a draft over a context and one path after it, with full
+masks.
 """
 
 import json
@@ -58,7 +58,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 
 def save_target(directory: Path, model: Any = None) -> Path:
-    """A target with a tokenizer whose tokens are letters."""
+    """Save a target with a tokenizer whose tokens are letters."""
     (model or tiny_transformers("qwen3")).save_pretrained(directory)
     ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
     return directory
@@ -67,7 +67,7 @@ def save_target(directory: Path, model: Any = None) -> Path:
 def save_published(
     directory: Path, method: str, target: Path, drafted: list[int] | None = None, **fields: Any
 ) -> Path:
-    """A random checkpoint of a method; fields replace those of its `config.json`."""
+    """Save a random checkpoint of a method; `fields` replace fields of its `config.json`."""
     drafted = drafted or DRAFTED
     values = _FIELDS[method] | fields
     layers = LAYERS | (FULL if method == "mtp" else {}) | values.pop("layers", {})
@@ -157,7 +157,7 @@ def random_tensors(method: str, config: dict[str, Any], drafted: list[int]) -> d
 
 @dataclass
 class PlainDraft:
-    """A checkpoint of `save_published`, run plainly."""
+    """A checkpoint of `save_published`, computed simply."""
 
     config: dict[str, Any]
     tensors: dict[str, torch.Tensor]
@@ -165,18 +165,18 @@ class PlainDraft:
 
     @classmethod
     def load(cls, directory: Path, target: Path) -> "PlainDraft":
-        """Read the files of draft and target."""
+        """Load draft and target from their directories."""
         files = (load_file(place / "model.safetensors") for place in (directory, target))
         return cls(json.loads((directory / "config.json").read_text()), *files)
 
     @property
     def window(self) -> int:
-        """Positions that the first layer looks back."""
+        """Size of the first layer's attention window, in positions."""
         size: int = self.config["transformer_layer_config"]["sliding_window"]
         return size
 
     def logits(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
-        """Return the logits behind a path below the root, which is the context's last token.
+        """Return the logits after a path below the root, which is the context's last token.
 
         Args:
             states: [len(context) - 1, layers ascending, hidden] of the target.
@@ -213,7 +213,7 @@ class PlainDraft:
         return out.tanh()
 
     def _block(self, context: list[int], states: torch.Tensor) -> torch.Tensor:
-        """[block, hidden]: normed, of the block behind a context."""
+        """Return the normed states [block, hidden] of the block after a context."""
         rows = len(states)
         read = F.linear(
             states[:, [1, 0]].flatten(1), self.tensors["fc.weight"]
@@ -302,7 +302,7 @@ class PlainDraft:
 
 
 def turned(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Rotary positions of [T, heads, HEAD]."""
+    """Apply rotary positions to [T, heads, HEAD]."""
     angles = places[:, None] * 10000.0 ** -(torch.arange(0, HEAD, 2) / HEAD)
     cos, sin = (part(torch.cat([angles, angles], -1))[:, None] for part in (torch.cos, torch.sin))
     first, second = x.chunk(2, -1)

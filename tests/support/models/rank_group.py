@@ -1,4 +1,4 @@
-"""Ranks of a model as forked processes on this machine: their server has imported torch."""
+"""Run the ranks of a model as processes, forked from a server that has imported torch."""
 
 import os
 import traceback
@@ -20,7 +20,7 @@ STILL_RUNNING = -1000
 
 
 def run_ranks(layout: Layout, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls `work(ranks, *arguments)` at every rank; returns what rank 0's call does. All must end well."""
+    """Call `work(ranks, *arguments)` in every rank; return the result of rank 0. Every rank must succeed."""
     with ranks_of(layout, _PATIENCE_S, work, arguments) as (processes, receiver):
         assert receiver.poll(_PATIENCE_S), "rank 0 says nothing"
         failed, result = receiver.recv()
@@ -30,7 +30,7 @@ def run_ranks(layout: Layout, work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def exit_codes(layout: Layout, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> list[int]:
-    """Return the exit codes of ranks that wait for each other no longer than `timeout_s`."""
+    """Return the exit codes of all ranks; they wait for each other for at most `timeout_s`."""
     with ranks_of(layout, timeout_s, work, arguments) as (processes, _):
         return _exit_codes(processes)
 
@@ -39,7 +39,7 @@ def exit_codes(layout: Layout, timeout_s: float, work: Callable[..., Any], *argu
 def ranks_of(
     layout: Layout, timeout_s: float, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Iterator[tuple[list[ForkServerProcess], Connection]]:
-    """Starts the ranks; ends those that are left."""
+    """Start the ranks; end the remaining ones at the end of the context."""
     receiver, sender = FORK_SERVER.Pipe(duplex=False)
     (port,) = free_ports(1)
     processes = [
@@ -72,7 +72,7 @@ def _rank(
     work: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Set what torchrun sets, and do the work."""
+    """Set torchrun's environment variables, and call `work`."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(layout.ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)

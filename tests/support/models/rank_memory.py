@@ -1,6 +1,6 @@
-"""Memory of the ranks that share a model. Pure arithmetic, from its configuration.
+"""Compute the memory of each rank of a model from its configuration. Pure.
 
-Of one rank, in numbers:
+Memory of one rank, counted in numbers (of the weights' or the cache's type):
     weights    its layers' projections and norms; its rows of embeddings and head; the rotary tables
     KV         2 x its layers x its key-value heads x head size, for each token
 """
@@ -13,7 +13,7 @@ from specinfer.model.weights.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one rank."""
+    """Memory of one rank, in bytes."""
 
     weights: int
     kv_per_token: int

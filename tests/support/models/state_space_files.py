@@ -1,6 +1,6 @@
-"""GGUF files of Mamba 2, Granite 4 and Falcon H1, as llama.cpp's converter writes them.
+"""GGUF files of Mamba 2, Granite 4 and Falcon H1 in the layout of llama.cpp's converter.
 
-Names are those of the `gguf` package.
+Tensors and keys have the names of the `gguf` package.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 ARCHITECTURES = {"granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1", "mamba2": "mamba2"}
-"""Names in files, by `model_type`."""
+"""Architecture names in GGUF files, by `model_type`."""
 _ROUTED = {
     "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
@@ -24,7 +24,7 @@ _DENSE = {f"ffn_{part}_shexp": f"ffn_{part}" for part in ("gate", "up", "down")}
 
 
 def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's order of rotary pairs."""
+    """Return a projection with its rows in llama.cpp's order of rotary pairs."""
     size = tensor.shape[0] // heads
     return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
@@ -44,7 +44,7 @@ def _sizes(config: Any) -> dict[str, int]:
 
 
 def values_of(config: Any) -> dict[str, Any]:
-    """Return the keys of a model's file."""
+    """Return the metadata keys of a model's file."""
     common = {"block_count": config.num_hidden_layers, "embedding_length": config.hidden_size}
     common |= _sizes(config)
     if config.model_type == "mamba2":
@@ -106,7 +106,7 @@ def _each(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _of_dense(name: str, config: Any) -> str:
-    """Return a part's name in a file without experts."""
+    """Return the name of a tensor in a file without experts."""
     if not getattr(config, "num_local_experts", 0):
         for shared, dense in _DENSE.items():
             name = name.replace(shared, dense)
@@ -114,7 +114,7 @@ def _of_dense(name: str, config: Any) -> str:
 
 
 def _changed(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return a tensor in the file's form."""
+    """Return a tensor in the layout of the file."""
     sizes = _sizes(config)
     if name.endswith("A_log"):
         return -tensor.exp()[:, None]
@@ -133,7 +133,7 @@ def _changed(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 def _multiplied(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return a tensor of Falcon H1 with its factors."""
+    """Return a tensor of Falcon H1, multiplied by its factors."""
     gate, down = config.mlp_multipliers
     factors: dict[str, float] = {
         "down_proj": down,

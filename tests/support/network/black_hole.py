@@ -22,7 +22,7 @@ class BlackHole:
 
 @asynccontextmanager
 async def black_hole() -> AsyncIterator[BlackHole]:
-    """Run such a server."""
+    """Run a server that never answers."""
     hole = BlackHole("")
     listener = await asyncio.start_server(hole.take, "127.0.0.1", 0)
     hole.address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"

@@ -15,7 +15,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (Debia
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
-    """Run a Chromium."""
+    """Run a headless Chromium."""
     async with async_playwright() as playwright:
         # as root it has no sandbox; containers have little shared memory
         flags = ["--no-sandbox", "--disable-dev-shm-usage"]
@@ -30,7 +30,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def visit(
     chromium: Browser, url: str, width: int = 1280, height: int = 800, **options: Any
 ) -> AsyncIterator[Page]:
-    """Open a page; it must not write to the console or load from other hosts."""
+    """Open a page; fail if it writes to the console or loads from other hosts."""
     viewport: Any = {"width": width, "height": height}
     context = await chromium.new_context(viewport=viewport, **options)
     page, problems = await context.new_page(), list[str]()
@@ -47,7 +47,7 @@ async def visit(
 
 
 async def barriers(page: Page) -> list[tuple[str, list[str]]]:
-    """Return axe-core's violated accessibility rules, with their elements."""
+    """Return the accessibility rules that axe-core finds violated, with the elements."""
     report = await Axe().run(page)
     return [
         (rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in report.response["violations"]

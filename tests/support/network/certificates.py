@@ -1,4 +1,4 @@
-"""Certificate authorities and certificates for tests, made with the `openssl` command."""
+"""Create certificate authorities and certificates for tests with the `openssl` command."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates; all files lie in one directory."""
+    """A certificate authority; all its files are in one directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
         if shutil.which("openssl") is None:
@@ -32,11 +32,11 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """The certificate that others trust."""
+        """The authority's own certificate, which clients and servers trust."""
         return self.pair.certificate
 
     def sign(self, name: str, use: str, days: int = 2, names: str = NAMES) -> Pair:
-        """A certificate for a server (`use` serverAuth) or a client (clientAuth); -1 days: an expired one."""
+        """Create a certificate of a server (`use` serverAuth) or a client (clientAuth); -1 days: expired."""
         pair = Pair(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         request, extensions = self._directory / f"{name}.csr", self._directory / f"{name}.ext"
         _openssl("req", "-new", *NEW_KEY, "-keyout", pair.key, "-out", request, "-subj", f"/CN={name}")

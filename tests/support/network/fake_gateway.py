@@ -1,4 +1,4 @@
-"""A gRPC server in place of a gateway, which serves one answer and fails by a script."""
+"""A gRPC server that replaces a gateway: it serves one answer and fails by a script."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -24,11 +24,11 @@ class Turn:
     """Script of one call; by default it serves the whole answer."""
 
     accepts: bool = False
-    """First reply that the request is accepted."""
+    """Send a first reply without tokens, which confirms the request."""
     replies: int | None = None
     """Number of replies before the failure; None: all."""
     code: grpc.StatusCode | None = None
-    """End with this status."""
+    """End the call with this status."""
     details: str = ""
     hint_ms: str | None = None
     dies: bool = False
@@ -40,19 +40,19 @@ class Turn:
     hangs: bool = False
     """Send nothing more."""
     back: int = 0
-    """Begin this number of tokens before the requested position."""
+    """Start this number of tokens before the requested position."""
     skip: int = 0
     """Leave out this number of tokens after `replies`, then continue."""
 
     @property
     def fails(self) -> bool:
-        """True if the answer is not completed."""
+        """True if the answer is not sent completely."""
         return bool(self.code or self.dies or self.ends or self.raises or self.hangs)
 
 
 @dataclass
 class FakeGateway(generation_pb2_grpc.GenerationServicer):
-    """Answers in replies of `size` tokens; `calls` records what was asked."""
+    """Answers in replies of `size` tokens, and records the requests in `calls`."""
 
     script: list[Turn] = field(default_factory=list)
     """Scripts of the next calls of Generate and Attach; later calls succeed."""
@@ -61,7 +61,7 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
     metadata: list[dict[str, Any]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     on_death: Callable[[], Any] | None = None
-    """Awaited when the server has been stopped."""
+    """Called and awaited after the server was stopped."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call hangs."""
     states: list[generation_pb2.StatusReply] = field(default_factory=list)
@@ -114,7 +114,7 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
         return generation_pb2.CancelReply()
 
     async def Watch(self, message: Any, context: Any) -> AsyncIterator[generation_pb2.WatchReply]:
-        """Send the first event, and no steps."""
+        """Send only the first event, without steps."""
         yield generation_pb2.WatchReply()
         self.reached.set()
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Read a scrape of a registry or of a metrics endpoint."""
+"""Read the metrics of a registry or of an endpoint."""
 
 from collections.abc import Mapping
 from urllib.request import urlopen
@@ -31,11 +31,11 @@ class Scrape:
             return cls(answer.read().decode())
 
     def value(self, name: str, **labels: str) -> float | None:
-        """One sample, without the prefix `specinfer_`; None if it is not there."""
+        """Return a sample, by its name without the prefix `specinfer_`; None if it is missing."""
         return self._samples.get((f"specinfer_{name}", frozenset(labels.items())))
 
     def by(self, name: str, label: str) -> Mapping[str, float]:
-        """The samples of a name that are not 0, by one of their labels, summed over others."""
+        """Return the non-zero samples of a metric by one label, summed over the other labels."""
         values: dict[str, float] = {}
         for (sample, labels), value in self._samples.items():
             if sample == f"specinfer_{name}" and value:

@@ -1,4 +1,4 @@
-"""A server of OpenAI's API on loopback that answers by a function."""
+"""A server of OpenAI's API on loopback whose answers come from a function."""
 
 import json
 import threading
@@ -10,22 +10,22 @@ from typing import Any
 
 Body = dict[str, Any]
 Answer = tuple[int, Mapping[str, str], Body | str]
-"""Status, headers, body; a text is sent as it is."""
+"""(Status, headers, body); a body of type str is sent unchanged."""
 
 
 @dataclass
 class ApiScript:
-    """Answers of a server, and the bodies that came."""
+    """Answers of a server, and the received bodies."""
 
     answer: Callable[[str, Body, int], Answer]
-    """The answer to a path and a body, and of how many of the same body have come before."""
+    """Function of (path, body, number of earlier calls with the same body) that returns the answer."""
     owner: str = "specinfer"
     bodies: list[Body] = field(default_factory=list)
 
 
 @contextmanager
 def scripted_api(script: ApiScript) -> Iterator[str]:
-    """Serve a script; yields the URL."""
+    """Serve a script; yield the URL."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
-"""Keep processes that tests start at the usual priority, and let them import without looking for garbage.
+"""Keep test processes at normal priority, and collect garbage rarely during their imports.
 
-On a busy machine, a process that gives way hardly runs. Every import of torch makes half a million objects, among
-which the usual threshold looks again and again: an eighth of the time of a start.
+On a busy machine, a process of low priority hardly runs. Importing torch creates half a million objects; with the
+usual threshold, garbage collection takes an eighth of the start time.
 """
 
 import gc
