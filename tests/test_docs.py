@@ -1,4 +1,4 @@
-"""Files and anchors of the documentation that sources and pages name exist."""
+"""Files and anchors that sources and pages refer to exist."""
 
 import os
 import re
@@ -10,19 +10,19 @@ BUILT = {"build", "dist", "node_modules", "__pycache__"}
 TEXTS = {".py", ".md", ".h", ".cpp", ".proto", ".toml", ".yml", ".yaml"}
 PLAIN_MENTION = re.compile(r"\bdocs/[\w/-]+\.md(?:#([\w-]+))?")
 CODE_NAME = re.compile(r"`(?:[a-z_]+\.)*([A-Z][a-z]+[A-Z]\w*)[.\w]*`|`([\w./-]+\.(?:py|h|cpp|proto|toml))`")
-"""In a page: a class, or a file with at least the end of its path."""
+"""Pattern in pages of a class, or of a file with at least the end of its path."""
 LINK = re.compile(r"\]\(([^)\s:#]*)(?:#([\w-]+))?\)")
 
 
 def texts() -> Iterator[Path]:
-    """Every text file of the project's own."""
+    """Yield the project's text files."""
     for name, folders, files in os.walk(ROOT):
         folders[:] = [f for f in folders if (f == ".github" or f[0] != ".") and f not in BUILT]
         yield from (Path(name, file) for file in files if Path(file).suffix in TEXTS)
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what a link into a page may name: its headings as GitHub names them, and ids set by hand."""
+    """Return the anchors of a page: GitHub's ids of headings, and explicit ids."""
     text = page.read_text()
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -30,7 +30,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def mentions(path: Path) -> Iterator[tuple[Path, str]]:
-    """(page, anchor) of everything that a file names; the anchor may be empty."""
+    """Yield (page, anchor) of every link in a file; the anchor may be empty."""
     text = path.read_text()
     for match in PLAIN_MENTION.finditer(text):
         yield ROOT / match[0].partition("#")[0], match[1] or ""
@@ -52,7 +52,7 @@ def test_what_files_name_exists() -> None:
 
 
 def unknown_names(page: str) -> list[str]:
-    """Classes and files that a page names and the sources do not have."""
+    """Return the classes and files that a page names but the sources lack."""
     sources = [path for path in texts() if path.suffix != ".md"]
     paths = [path.relative_to(ROOT).as_posix() for path in sources]
     text = "\n".join(path.read_text() for path in sources)
@@ -92,7 +92,7 @@ def test_the_check_sees_files_and_anchors() -> None:
 
 
 def test_lines_of_pages_are_short() -> None:
-    """Prose has at most 120 columns; rows of tables and commands are as long as they are."""
+    """Prose has at most 120 columns; table rows and commands may be longer."""
     long = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
         prose = re.sub(

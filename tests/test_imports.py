@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts in pyproject.toml hold, and no module of ours waits for another in a circle."""
+"""The import contracts in pyproject.toml hold, and no modules import each other in a circle."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Shape of the code: a class name stands for one thing, a folder is seen at one look, the gateway stays small."""
+"""Shape of the code: unique class names, few files in a folder, a small gateway."""
 
 import ast
 import subprocess
@@ -22,12 +22,12 @@ PRODUCT = (
 )
 GENERATED = ROOT / "specinfer" / "v1"
 MAX_FILES_IN_A_FOLDER = 15
-"""Beside `__init__.py`; drafters are one method per file, however many methods there are."""
+"""Maximum files next to `__init__.py`; the folder of drafters, with a file per method, is exempt."""
 MAX_GATEWAY_FILES = 57
 
 
 def python_files(*folders: str) -> list[Path]:
-    """Files that git knows of, or would know of if all were added; none that are deleted."""
+    """Return the Python files that are tracked by git or new, without deleted ones."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
     files = {ROOT / name for name in listed if name.endswith(".py")}
@@ -35,7 +35,7 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def class_names(path: Path) -> Iterator[str]:
-    """Names of all classes of a file, nested ones included."""
+    """Yield the names of all classes in a file, including nested ones."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef):
             yield node.name

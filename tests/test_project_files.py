@@ -1,4 +1,4 @@
-"""Files by which editors, hooks and hosted CI know the project say what pyproject.toml and `make` say."""
+"""The files for editors, hooks and hosted CI agree with pyproject.toml and `make`."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def test_ci_runs_targets_that_exist() -> None:
 
 
 def test_ci_goes_the_way_to_a_model_of_ones_own() -> None:
-    """`make test` leaves it out."""
+    """`make test` does not run this walk."""
     assert "SPECINFER_TEST_THOROUGH=1 .venv/bin/python -m pytest tests/docs/test_own_model.py" in text(
         ".ci/run"
     )
@@ -61,7 +61,7 @@ def test_make_installs_every_extra() -> None:
 
 
 def test_every_dependency_is_pinned() -> None:
-    """`constraints.txt` has each one, within the range that pyproject.toml states."""
+    """`constraints.txt` pins each within the range in pyproject.toml."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -74,12 +74,12 @@ def test_every_dependency_is_pinned() -> None:
 
 
 def text(path: str) -> str:
-    """The text of a file of the project."""
+    """Return the text of a file of the project."""
     return (ROOT / path).read_text()
 
 
 def test_type_checkers_see_the_installed_library() -> None:
-    """They read paths in .pth files, as `make` has them written, and no import hooks."""
+    """Type checkers read the paths in .pth files, which `make` writes, but no import hooks."""
     assert "--config-settings editable_mode=compat --editable" in text("Makefile")
     folder = Path(sysconfig.get_path("purelib"))
     paths = {line for file in folder.glob("*.pth") for line in file.read_text().splitlines()}

@@ -1,1 +1,1 @@
-"""A whole system of real processes, disturbed at random while clients check every token they are given."""
+"""A whole system of real processes, disturbed at random while clients check every token."""

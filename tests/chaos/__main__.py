@@ -1,4 +1,4 @@
-"""`make chaos`: disturbs a system of real processes and says whether any client noticed."""
+"""Run `make chaos`: disturb a system of real processes, and report whether a client noticed."""
 
 import argparse
 import asyncio
@@ -34,7 +34,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Runs; returns the exit code."""
+    """Run the chaos test; return the exit code."""
     given = arguments(argv)
     seed = secrets.randbelow(10**6) if given.seed is None else given.seed
     shape = Shape(verifiers=given.verifiers, lease_s=given.lease, proposal=given.proposal)

@@ -1,4 +1,4 @@
-"""Looks into Redis for what a client was just given: a token is stored before anybody sees it."""
+"""Check in Redis that each token which a client received was stored before."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,19 +11,19 @@ from tests.chaos.client import ChangedError
 
 
 class Audit:
-    """Asks Redis itself, past all gateways and proxies."""
+    """Reads requests from Redis directly, without gateways and proxies."""
 
     def __init__(self, port: Callable[[], int]) -> None:
-        """`port` says which server is the primary."""
+        """`port` returns the port of the primary."""
         self._port, self._servers = port, dict[int, Redis]()
         self.looks = 0
-        """Number of looks that Redis answered."""
+        """Number of checks that Redis answered."""
 
     async def look(self, request_id: str, tokens: Sequence[int], ended: bool) -> None:
-        """Compares; does nothing while Redis is down, since it is asked again later.
+        """Compare received tokens with the stored ones; do nothing while Redis is down, as later checks follow.
 
         Raises:
-            ChangedError: if tokens are missing there, or others, or more though the request has ended.
+            ChangedError: if stored tokens are missing or differ, or exceed those of an ended request.
         """
         port = self._port()
         try:
@@ -39,7 +39,7 @@ class Audit:
             raise ChangedError("lost" if len(stored) < len(tokens) else "changed", 1, message)
 
     async def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         for server in self._servers.values():
             await server.aclose()
 

@@ -1,6 +1,6 @@
-"""A client that believes nothing: it checks the position of every piece and goes on at another gateway.
+"""A client that checks the position of every reply, and continues at another gateway.
 
-It stands beside the client of `specinfer.client`, which would silently drop what comes twice.
+It replaces the client of `specinfer.client`, which would silently drop repeated tokens.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from specinfer.v1 import generation_pb2, generation_pb2_grpc
 from tests.chaos.orders import Outcome
 
 _SILENCE_S = 4.0
-"""After which it turns to another gateway: a stopped process keeps its connections and says nothing."""
+"""Seconds without a reply before trying another gateway: a stopped process keeps its connections."""
 _RETRY_S = 0.1
 _LOOK_EVERY = 16
-"""Pieces between two looks into Redis."""
+"""Replies between two checks in Redis."""
 _CURABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
@@ -27,11 +27,11 @@ _CURABLE = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 _BROKEN_CONNECTION = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-"""Where the text says so: gRPC tells of a reset stream in these, too."""
+"""Codes that also stand for a reset stream, if the message states so."""
 
 
 class ChangedError(Exception):
-    """A client was given something impossible; `kind` is one of "lost", "repeated", "changed"."""
+    """A client received wrong tokens; `kind` is "lost", "repeated" or "changed"."""
 
     def __init__(self, kind: str, tokens: int, message: str) -> None:
         super().__init__(message)
@@ -39,10 +39,10 @@ class ChangedError(Exception):
 
 
 class Look(Protocol):
-    """Compares what a client was given with what is stored; see `tests.chaos.audit`."""
+    """Compares received tokens with stored ones (`tests.chaos.audit`)."""
 
     async def look(self, request_id: str, tokens: Sequence[int], ended: bool) -> None:
-        """Raises ChangedError if they differ."""
+        """Raise ChangedError if they differ."""
 
 
 class UnfinishedError(Exception):
@@ -51,15 +51,15 @@ class UnfinishedError(Exception):
 
 @dataclass(slots=True)
 class Watch:
-    """Totals of what the clients have seen, for the report."""
+    """Counts of all clients, for the report."""
 
     clock: Callable[[], float]
     pieces: int = 0
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """(time of a piece, time of the next) of all streams, those of at least a tenth of a second."""
+    """(time of a reply, time of the next reply) in one stream; only gaps of at least 0.1 s."""
 
     def piece(self, before: float) -> float:
-        """Notes that a stream went on; returns the time."""
+        """Record a reply of a stream; return its time."""
         now = self.clock()
         self.pieces += 1
         if now - before >= 0.1:
@@ -68,7 +68,7 @@ class Watch:
 
 
 class Client:
-    """Sends one request after another and follows each to its end."""
+    """Sends one request after another, and reads each to its end."""
 
     def __init__(self, addresses: list[str], watch: Watch, audit: Look, patience_s: float) -> None:
         self._channels = [open_channel(address) for address in addresses]
@@ -76,15 +76,15 @@ class Client:
         self._watch, self._audit, self._patience_s = watch, audit, patience_s
         self._turn = 0
         self._last = 0.0
-        """When a piece came, or when the request was first sent."""
+        """Time of the latest reply, or of the first try of the request."""
         self.retries = 0
 
     async def follow(self, order: generation_pb2.GenerateRequest) -> Outcome:
-        """Everything that a request brings.
+        """Send a request; return its outcome.
 
         Raises:
-            ChangedError: if tokens are left out, come twice or are not stored.
-            UnfinishedError: if it ends with an error, or not within the client's patience.
+            ChangedError: if tokens are missing, repeated or not stored.
+            UnfinishedError: if the request ends with an error, or not within the client's patience.
         """
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(order)
@@ -109,7 +109,7 @@ class Client:
         raise UnfinishedError(message)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         for channel in self._channels:
             await channel.close()
 
@@ -137,10 +137,10 @@ class Client:
 
 
 def take(reply: generation_pb2.GenerateReply, outcome: Outcome) -> None:
-    """Adds a piece to what came before it.
+    """Append a reply to an outcome.
 
     Raises:
-        ChangedError: if it does not begin where that ended.
+        ChangedError: if the reply does not start at the outcome's end.
     """
     have = len(outcome.tokens)
     if (reply.token_ids or not reply.HasField("summary")) and reply.position != have:
@@ -165,10 +165,10 @@ def take(reply: generation_pb2.GenerateReply, outcome: Outcome) -> None:
 
 
 def compare(request_id: str, outcome: Outcome, expected: Outcome) -> None:
-    """Compares with the run that nothing disturbed.
+    """Compare an outcome with that of the undisturbed run.
 
     Raises:
-        ChangedError: if anything is not the same.
+        ChangedError: if they differ.
     """
     if outcome == expected:
         return
@@ -188,7 +188,7 @@ def compare(request_id: str, outcome: Outcome, expected: Outcome) -> None:
 
 
 def _differing(outcomes: list[int], wanted: list[int]) -> int:
-    """Tokens that are not the same, at least one: if nothing else, the text or the end is another."""
+    """Return the number of different tokens; at least 1, as the text or the finish reason may differ."""
     differing = sum(a != b for a, b in zip(outcomes, wanted, strict=False))
     return max(1, differing + abs(len(outcomes) - len(wanted)))
 

@@ -1,4 +1,4 @@
-"""Two Redis servers that change roles as a managed Redis does: nothing is lost, nobody is disconnected."""
+"""Two Redis servers that swap roles like a managed Redis: no data is lost, no client is disconnected."""
 
 import asyncio
 
@@ -8,14 +8,14 @@ _PATIENCE_S = 30.0
 
 
 class RedisRoles:
-    """Roles of the two: one is the primary."""
+    """The roles of two servers: one is the primary."""
 
     def __init__(self, primary: int, standby: int) -> None:
-        """Both are ports of loopback."""
+        """Take the ports of both servers on loopback."""
         self.primary, self.standby = primary, standby
 
     async def change(self) -> None:
-        """Lets the standby catch up, then promotes it; the old primary stays up as its replica."""
+        """Promote the standby once it has all data; the old primary becomes its replica."""
         async with _client(self.primary) as old, _client(self.standby) as new, asyncio.timeout(_PATIENCE_S):
             await new.execute_command("REPLICAOF", "127.0.0.1", self.primary)
             while not await _in_step(new):  # noqa: ASYNC110  # another process's state
@@ -29,7 +29,7 @@ class RedisRoles:
 
 
 async def _in_step(replica: Redis) -> bool:
-    """Return True if it has its primary's data, and has them in its append-only file, if it keeps one."""
+    """Return whether a replica has its primary's data, also in its append-only file if it has one."""
     link, file = await replica.info("replication"), await replica.info("persistence")
     written = not (file["aof_rewrite_in_progress"] or file["aof_rewrite_scheduled"])
     return link.get("master_link_status") == "up" and written

@@ -1,4 +1,4 @@
-"""Draw from a seed what is done to the system and when. Pure."""
+"""Draw random faults and their times from a seed. Pure."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,36 +12,36 @@ class FaultKind(Enum):
     """The kind of fault."""
 
     KILL = "kill"
-    """SIGKILL, and a new start after a moment."""
+    """Kill a process with SIGKILL, and restart it after a delay."""
     PAUSE = "pause"
-    """SIGSTOP, and SIGCONT later."""
+    """Stop a process with SIGSTOP, and resume it later with SIGCONT."""
     DELAY = "delay"
-    """All that is sent over a connection is held back for a while."""
+    """Delay all data of a connection for some time."""
     CUT = "cut"
-    """Connections are reset."""
+    """Reset connections."""
     POISON = "poison"
-    """A request comes for which the verifier's code raises (`tests.chaos.verifier`)."""
+    """Send a request that makes the verifier's code raise (`tests.chaos.verifier`)."""
     FAILOVER = "failover"
-    """Redis' replica is promoted; the old primary stays up, read only, with all its connections."""
+    """Promote the replica of Redis; the old primary stays up, read-only, with its connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One of them."""
+    """One fault."""
 
     wait_s: float
-    """Since the fault before."""
+    """Seconds since the previous fault."""
     kind: FaultKind
     target: str
-    """A process, for delays and cuts a proxy, for poison the part of the verifier that raises."""
+    """Name of the process; of the proxy for DELAY and CUT; of the verifier's part that raises for POISON."""
     seconds: float
-    """Seconds that it lasts; for a kill the time until the new start."""
+    """Duration of the fault; for KILL, seconds until the restart."""
 
 
 def plan(
     seed: int, count: int, processes: Sequence[str], links: Sequence[str], lease_s: float, interval_s: float
 ) -> Iterator[Fault]:
-    """Draws faults: about one per interval, each of a random kind, lasting from a moment to three leases."""
+    """Yield random faults: about one per interval, each of up to three lease times."""
     draw = random.Random(seed)
     for _ in range(count):
         kind = draw.choice(list(FaultKind))
@@ -64,13 +64,13 @@ def plan(
 def longest_pauses(
     faults: Sequence[tuple[float, str]], gaps: Sequence[tuple[float, float]], window_s: float = 0.5
 ) -> Mapping[str, list[float]]:
-    """By kind, for each fault the longest time for which any client was given nothing.
+    """Return, by kind of fault, the longest gap of any client at each fault.
 
-    Only times count that began before the fault or shortly after it and ended after it.
+    A gap belongs to a fault if it began before the fault or at most `window_s` after it, and ended after it.
 
     Args:
         faults: (time, kind).
-        gaps: (time of a piece, time of the next piece of the same stream).
+        gaps: (time of a reply, time of the next reply of the stream).
     """
     pauses: dict[str, list[float]] = {}
     for time, kind in faults:

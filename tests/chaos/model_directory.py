@@ -1,4 +1,4 @@
-"""A model as services load it from a directory: random, tiny, with a token per printable ASCII character."""
+"""Write a tiny random model for the services, with a token per printable ASCII character."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,9 @@ MAX_POSITIONS = 512
 
 
 def write_model(directory: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Writes config, weights in float32 and tokenizer; returns the directory.
+    """Write configuration, float32 weights and tokenizer; return the directory.
 
-    Heads are as large as the compiled kernels want them: theirs are the passes that agree bit for bit.
+    Heads have a size that the compiled kernels support, as only their passes agree bit for bit.
     """
     directory.mkdir(parents=True, exist_ok=True)
     model = tiny_transformers("llama", seed, max_position_embeddings=MAX_POSITIONS, head_dim=16, **overrides)

@@ -1,4 +1,4 @@
-"""The requests of clients: greedy and sampled, short and long, with stop strings and log-probabilities."""
+"""Requests of the clients: greedy and sampled, short and long, with stop strings and log-probabilities."""
 
 import random
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from tests.support.system import text_of
 
 @dataclass(slots=True)
 class Outcome:
-    """The tokens and the end that a client has been given."""
+    """The tokens and the finish reason that a client received."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -20,13 +20,13 @@ class Outcome:
 
 
 def make_orders(seed: int, count: int, longest: int) -> list[generation_pb2.GenerateRequest]:
-    """Different requests, drawn from a seed; their ids are left empty."""
+    """Return `count` different requests, drawn from a seed, without ids."""
     draw = random.Random(seed)
     return [_make_order(draw, number, longest) for number in range(count)]
 
 
 def poisonous(poison: Poison) -> generation_pb2.GenerateRequest:
-    """A request that the verifiers of a chaos system cannot bear."""
+    """Return a request that makes the verifiers of a chaos system raise."""
     sampling = common_pb2.SamplingParams(temperature=0.0, seed=poison)
     return generation_pb2.GenerateRequest(
         text="poison", max_new_tokens=100, sampling=sampling, ignore_eos=True, logprobs=True

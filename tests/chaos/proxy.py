@@ -1,7 +1,6 @@
-"""A TCP proxy between two processes of the system, which can hold back what is sent and cut connections.
+"""A TCP proxy between two processes of the system, which can delay data and reset connections.
 
-What was read before a sender gave up is still delivered, late: a message on a slow network does not know that
-nobody waits for it any more.
+Data that the proxy has read is delivered even if the sender has given up, as on a slow network.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ _PIECE = 64 * 1024
 
 
 class Proxy:
-    """Listens on one port of loopback and connects to another."""
+    """Forwards connections from one port of loopback to another."""
 
     def __init__(self, name: str, port: int, target_port: int, clock: Callable[[], float]) -> None:
         self.name, self.port, self._target_port, self._clock = name, port, target_port, clock
@@ -23,15 +22,15 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address of the proxy."""
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listens."""
+        """Start to listen."""
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port)
 
     async def stop(self) -> None:
-        """Ends all connections and listens no more."""
+        """Close all connections, and stop listening."""
         if self._server is not None:
             self._server.close()
         self._held_until = 0.0
@@ -41,15 +40,15 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def hold(self, seconds: float) -> None:
-        """Holds back what is sent, both ways, for some time; then all of it arrives."""
+        """Delay all data in both directions for some seconds; then deliver it."""
         self._held_until = max(self._held_until, self._clock() + seconds)
 
     def turn_to(self, target_port: int) -> None:
-        """Leads new connections elsewhere; those that are open stay where they are."""
+        """Forward new connections to another port; open connections stay."""
         self._target_port = target_port
 
     def cut(self) -> int:
-        """Resets all connections; what is under way on them is lost. Returns how many there were."""
+        """Reset all connections, which loses data in transit; return their number."""
         count = len(self._open) // 2
         for writer in self._open:
             writer.transport.abort()

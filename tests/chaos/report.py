@@ -1,4 +1,4 @@
-"""Report a run of chaos: the last line, and the file for the record."""
+"""Report a run of chaos: the last line of output, and the JSON file."""
 
 import os
 import platform
@@ -15,43 +15,43 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(slots=True)
 class Report:
-    """Counts, and what was not as it should be."""
+    """Counts and problems of a run."""
 
     requests: int = 0
-    """Finished and compared."""
+    """Requests that finished and were compared."""
     tokens: int = 0
     lost: int = 0
     repeated: int = 0
     changed: int = 0
     unfinished: int = 0
     retries: int = 0
-    """Streams that were taken up again."""
+    """Streams that a client continued at a gateway."""
     looks: int = 0
-    """Times that Redis was asked whether it has what a client was given."""
+    """Checks in Redis of a client's tokens."""
     failed_starts: int = 0
-    """Processes that ended while they started, because what they needed was down."""
+    """Processes that ended during their start, because a service that they need was down."""
     faults: Counter[str] = field(default_factory=Counter)
     times: list[tuple[float, str]] = field(default_factory=list)
     """(time, kind) of every fault."""
     problems: list[str] = field(default_factory=list)
 
     def fault(self, time: float, kind: str) -> None:
-        """Notes a fault."""
+        """Record a fault."""
         self.faults[kind] += 1
         self.times.append((time, kind))
 
     def problem(self, kind: str, tokens: int, message: str) -> None:
-        """Notes something that must not be; `kind` is the name of a count."""
+        """Record a problem; `kind` is the name of a count."""
         setattr(self, kind, getattr(self, kind) + tokens)
         self.problems.append(f"{kind}: {message}")
 
     @property
     def good(self) -> bool:
-        """True if nothing was lost, repeated or changed, and everything ended."""
+        """True if no token was lost, repeated or changed, and all requests ended."""
         return not self.problems
 
     def last_line(self) -> str:
-        """The result in one line."""
+        """The result of the run in one line."""
         parts = [
             f"faults injected {self.faults.total()}",
             f"requests {self.requests}",
@@ -64,7 +64,7 @@ class Report:
         return ", ".join(parts)
 
     def to_json(self, pauses: Mapping[str, Sequence[float]], about: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything, for the record."""
+        """Return the whole report as JSON."""
         return {
             **about,
             "faults": self.faults.total(),
@@ -84,7 +84,7 @@ class Report:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, 95th percentile and maximum."""
+    """Return median, 95th percentile and maximum."""
     if len(values) < 2:
         values = [*values, *values] or [0.0, 0.0]
     cuts = statistics.quantiles(values, n=20, method="inclusive")

@@ -1,4 +1,4 @@
-"""One run: an undisturbed pass over all orders, then clients and faults side by side, then the reckoning."""
+"""Run chaos: all requests once undisturbed, then clients and faults together, then the report."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ _RESTARTS_MAY_TAKE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The kinds and the number of faults, and the load beside them."""
+    """Kinds and number of faults, and the load of clients."""
 
     faults: int
     seed: int
@@ -31,16 +31,16 @@ class RunOptions:
     interval_s: float = 1.5
     """Mean time between faults."""
     orders: int = 48
-    """Different requests."""
+    """Number of different requests."""
     longest: int = 240
-    """Most tokens of a request."""
+    """Maximum tokens of a request."""
     patience_s: float = 150.0
-    """Time after which a request counts as unfinished."""
+    """Seconds after which a request counts as unfinished."""
     shape: Shape = field(default_factory=Shape)
 
 
 class ChaosRun:
-    """Its report fills while it runs."""
+    """One run; `report` is updated while it runs."""
 
     def __init__(self, options: RunOptions, say: Callable[[str], None] = print) -> None:
         self.options, self._say = options, say
@@ -50,7 +50,7 @@ class ChaosRun:
         self._poisonings: set[asyncio.Task[None]] = set()
 
     async def run(self, model: Path, directory: Path) -> Report:
-        """Does all of it.
+        """Run everything; return the report.
 
         Raises:
             UnavailableError: if the system does not start.
@@ -137,7 +137,7 @@ class ChaosRun:
                     self.report.fault(self.watch.clock(), kind)
 
     async def _poison(self, system: ChaosSystem, poison: Poison) -> None:
-        """Sends a request that ends with an error of its own; its batch-mates are what others compare."""
+        """Send a request that ends with its own error; the clients check the other requests of its batch."""
         audit = Audit(lambda: system.redis.primary)
         client = Client(system.addresses, Watch(time.monotonic), audit, self.options.patience_s)
         try:

@@ -1,4 +1,4 @@
-"""One process of the system, as faults see it: it can be killed, stopped for a while, and started again."""
+"""One process of the system, which can be killed, stopped for a while, and restarted."""
 
 import asyncio
 import contextlib
@@ -34,29 +34,29 @@ class Service:
         self._process: Started | None = None
         self.starts = 0
         self.disturbed = False
-        """Killed or stopped and not back yet."""
+        """True while the process is killed or stopped."""
 
     @property
     def log(self) -> Path:
-        """File of the latest start; each start has its own."""
+        """Log file of the latest start; each start has its own file."""
         return self._logs / f"{self.name}-{self.starts}.log"
 
     @property
     def pid(self) -> int:
-        """Id of the process that runs."""
+        """Id of the running process."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Starts it."""
+        """Start the process."""
         self.starts += 1
         self._process = start_service(self._command, self.log, {**os.environ, **self._environment})
 
     async def ready(self) -> None:
-        """Waits until it listens.
+        """Wait until the process listens.
 
         Raises:
-            UnavailableError: if it ends or takes too long.
+            UnavailableError: if the process ends, or does not listen in time.
         """
         for _ in range(round(_START_TIMEOUT_S / _LOOK_S)):
             self.check()
@@ -66,28 +66,28 @@ class Service:
         raise UnavailableError(f"{self.name} does not listen after {_START_TIMEOUT_S:.0f} s")
 
     def check(self) -> None:
-        """Raises UnavailableError with the end of its log if it has ended by itself."""
+        """Raise UnavailableError with the end of the log if the process has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             end = self.log.read_text(errors="replace")[-300:]
             raise UnavailableError(f"{self.name} ended with code {self._process.poll()}: {end}")
 
     async def kill(self) -> None:
-        """Ends it at once, without a chance to say anything."""
+        """Kill the process."""
         if self._process is not None:
             process, self._process = self._process, None
             process.kill()
             await asyncio.to_thread(process.wait)
 
     def pause(self) -> None:
-        """Stops it: it holds its connections and says nothing."""
+        """Stop the process: it keeps its connections and does not answer."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on, as if no time had passed."""
+        """Resume the stopped process."""
         self._signal(signal.SIGCONT)
 
     async def stop(self) -> None:
-        """Ends it in order; kills it if that takes too long."""
+        """End the process with SIGTERM; kill it if that takes too long."""
         if self._process is not None:
             self._signal(signal.SIGTERM)
             try:

@@ -27,14 +27,14 @@ class Shape:
     gateways: int = 2
     verifiers: int = 2
     speculators: tuple[str, ...] = ("ngram", "ssm")
-    """Drafters, a service of its own for each."""
+    """Drafters, each with its own service."""
     resident: tuple[str, ...] = ("ngram", "ssm")
     """Drafters that every verifier hosts."""
     lease_s: float = 1.0
     max_batch: int = 16
     proposal: str = "point"
-    """Proposals of SSMs. If they draw, what is sampled hangs on the steps: then only what is greedy is compared with
-    the undisturbed run, and everything with Redis."""
+    """Proposals of SSMs. If they draw, sampled texts depend on the steps. Then only greedy requests are compared
+    with the undisturbed run, and all requests with Redis."""
     gateway_flags: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -44,7 +44,7 @@ class Shape:
 
 
 class ChaosSystem:
-    """Starts on entering, ends on leaving. Gateways reach Redis by a link each; all others have one link."""
+    """The whole system, within a context. Each gateway has its own proxy to Redis; other processes have one."""
 
     def __init__(self, shape: Shape, model: Path, directory: Path, clock: Callable[[], float]) -> None:
         self.shape, self._model, self._directory, self._clock = shape, model, directory, clock
@@ -52,12 +52,12 @@ class ChaosSystem:
         self.links: dict[str, Proxy] = {}
         self._restarts: set[asyncio.Task[None]] = set()
         self.failed_starts = 0
-        """Processes that ended while they started and were started again."""
+        """Processes that ended during their start and were started again."""
         self._build()
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the gateways, as clients reach them."""
+        """Addresses of the gateways for clients."""
         return [self.links[name].address for name, s in self.services.items() if s.kind == "gateway"]
 
     async def __aenter__(self) -> "ChaosSystem":
@@ -85,7 +85,7 @@ class ChaosSystem:
             await proxy.stop()
 
     def check(self) -> None:
-        """Raises UnavailableError if a process has ended by itself."""
+        """Raise UnavailableError if a process has ended by itself."""
         for service in self.services.values():
             if not service.disturbed:
                 service.check()
@@ -94,13 +94,13 @@ class ChaosSystem:
                 raise error
 
     async def settled(self) -> None:
-        """Waits until everything that was killed or stopped is back."""
+        """Wait until all killed or stopped processes are running again."""
         await asyncio.gather(*self._restarts)
 
     async def inject(self, fault: Fault) -> str | None:
-        """Does it; what it brings back later is done beside. Returns the kind for the report.
+        """Start a fault, and return its kind for the report; the recovery runs in the background.
 
-        None if the target is down already, so that nothing was done.
+        Return None if the target was already down.
         """
         if fault.kind in (FaultKind.CUT, FaultKind.DELAY):
             proxy = self.links[fault.target]
@@ -121,7 +121,7 @@ class ChaosSystem:
         return f"{fault.kind.value} {service.kind}"
 
     async def _fail_over(self) -> str | None:
-        """Promotes the Redis that is not asked now; None if either is down."""
+        """Promote the standby Redis; return None if either server is down."""
         pair = [self.services["redis"], self.services["standby"]]
         if any(service.disturbed for service in pair):
             return None
@@ -215,12 +215,11 @@ class ChaosSystem:
 
 
 def redis_command(port: int, directory: Path) -> list[str]:
-    """A Redis that loses nothing when its process is killed.
+    """Return the command of a Redis that loses no data when its process is killed.
 
-    Redis writes its append-only file before it answers, and what was written the kernel has, whatever
-    becomes of the process. Only with `appendfsync everysec` may it answer first: it puts the write off for up
-    to two seconds while an earlier fsync is under way. `no` never does. That the machine stays up is part of
-    this test; where machines may fail, `always` is needed.
+    Redis writes its append-only file before it answers, and the kernel keeps written data when the process dies.
+    With `appendfsync everysec`, Redis may answer before it writes: during an earlier fsync, it defers the write for
+    up to two seconds. `no` never defers. This test assumes that the machine stays up; otherwise use `always`.
     """
     options = {
         "bind": "127.0.0.1",

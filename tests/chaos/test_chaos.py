@@ -28,5 +28,5 @@ async def test_no_client_notices_twenty_faults(tmp_path: Path) -> None:
 
 
 def logs(directory: Path) -> list[str]:
-    """The ends of all logs."""
+    """Return the ends of all logs."""
     return [f"== {path.name}\n{path.read_text()[-1500:]}" for path in sorted(directory.glob("*.log"))]

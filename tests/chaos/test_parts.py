@@ -1,4 +1,4 @@
-"""The parts of the harness: a chaos test that could not notice anything would always pass."""
+"""The parts of the harness: a chaos test that found no faults would always pass."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from tests.support.system import until
 async def echo_behind(
     hold_s: float = 0.0, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[tuple[Proxy, list[bytes]]]:
-    """A server that answers what it is sent, behind a proxy; and all that it was sent."""
+    """Run an echo server and a proxy to it; yield the proxy, and the list of received data."""
     received, answering = list[bytes](), set[asyncio.StreamWriter]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

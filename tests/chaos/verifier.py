@@ -1,7 +1,6 @@
-"""`python -m tests.chaos.verifier`: a verifier whose code cannot bear some requests.
+"""`python -m tests.chaos.verifier`: a verifier whose code raises for some requests.
 
-The seed of such a request says which part of the code raises for it, once some tokens are there. Its greedy
-text does not hang on the seed otherwise, and clients draw no such seeds.
+The seed of such a request selects the part of the code that raises, after some tokens. Clients never draw such seeds.
 """
 
 from collections.abc import Callable
@@ -15,24 +14,24 @@ from verifier_svc.__main__ import main
 from verifier_svc.requests import HostedRequests
 
 _BEGINS_AT = 8
-"""Tokens of the context behind which the code raises: a request of a batch, not one that begins."""
+"""Context tokens after which the code raises, so that the request is part of a batch."""
 
 
 class Poison(IntEnum):
-    """Parts that raise, by the seed; larger than any that clients draw."""
+    """Parts of the code that raise, by seed; the seeds are larger than those of clients."""
 
     ACCEPTANCE = 2**40
     FEATURES = 2**40 + 1
-    """Raises where features beside a verdict are made."""
+    """Raise where the features of a verdict are computed."""
     ANSWER = 2**40 + 2
 
 
 class PoisonError(Exception):
-    """Nobody foresaw it."""
+    """An unexpected error."""
 
 
 def poisoned(poison: Poison, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises for jobs of this seed: those in its arguments."""
+    """Return a function that raises for jobs with this seed, and otherwise calls `original`."""
 
     def raises(*arguments: Any, **named: Any) -> Any:
         for job in arguments:
@@ -44,14 +43,14 @@ def poisoned(poison: Poison, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def spoil() -> None:
-    """Changes the verifier's code in this process."""
+    """Replace parts of the verifier's code in this process."""
     TreeVerifier.verify = poisoned(Poison.ACCEPTANCE, TreeVerifier.verify)  # type: ignore[method-assign]
     VerifierEngine._conclude = poisoned(Poison.FEATURES, VerifierEngine._conclude)  # type: ignore[method-assign]
     _spoil_answers()
 
 
 def _spoil_answers() -> None:
-    """An answer has no seed: it is known by its request."""
+    """Replace the code that writes answers. An answer has no seed, so its request is remembered."""
     ids: set[str] = set()
     decode, encode = HostedRequests._decoded, verifier_svc.servicer.encode_outcome
 

@@ -1,1 +1,1 @@
-"""Test what is deployed with the programs that read it."""
+"""Test the files of the deployment with the programs that read them."""

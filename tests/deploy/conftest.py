@@ -1,4 +1,4 @@
-"""The rendered manifests, for every test that takes `objects`."""
+"""The rendered manifests, for every test with the argument `objects`."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.deploy.helm.rendered import Rendered
 
 @pytest.fixture(scope="module", params=CASES)
 def objects(request: pytest.FixtureRequest) -> Rendered:
-    """One of the cases of `tests.deploy.helm.chart_cases`."""
+    """Rendered objects of one case of `tests.deploy.helm.chart_cases`."""
     return rendered_case(request.param)

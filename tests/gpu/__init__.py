@@ -1,4 +1,4 @@
-"""Properties that only a GPU can show: 16-bit types, captured graphs, real sizes.
+"""Properties that need a GPU: 16-bit types, captured graphs, real sizes.
 
-The tests of `tests/unit/model/gpu` run there, too, with the same kernels compiled instead of interpreted.
+On a GPU, the tests of `tests/unit/model/gpu` also run with compiled instead of interpreted kernels.
 """

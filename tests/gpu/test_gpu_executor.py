@@ -32,7 +32,7 @@ MODEL = tiny_transformers(
 )
 TYPES = ("float32", "float16", "bfloat16")
 ROUNDING = 1.5
-"""Most error against float32 on the CPU, as a multiple of that of the torch executor in the same type."""
+"""Maximum error against float32 on the CPU, relative to the torch executor's error in the same type."""
 LIMITS = [TreeLimits(12, 4), TreeLimits(5, 5), TreeLimits(30, 3), TreeLimits(1, 1)]
 SAMPLINGS = [GREEDY, NOISY, CUT, GREEDY]
 
@@ -43,7 +43,8 @@ def on_device(dtype: str = "float32", **options: str) -> ModelRunner:
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_captured_passes_round_as_little_as_the_torch_executor(dtype: str) -> None:
-    """Twice, so that the second is a replay with other numbers. Error: root mean square over all logits."""
+    """The pass runs twice: the second is a replay of the graph with other numbers. The error is the root mean square
+    over all logits."""
     kinds = {"executor": "torch", "kv_tokens": 4096}
     ours, exact = on_device(dtype), runner_of(MODEL, **kinds)
     theirs = runner_of(MODEL, device=DEVICE, dtype=dtype, **kinds)
@@ -71,7 +72,7 @@ def test_a_replayed_pass_is_the_pass_itself(dtype: str) -> None:
 
 
 def grow(runner: ModelRunner, reference: bool, rounds: int) -> list[TokenTree]:
-    """Trees of several rounds on one cache; of later rounds the sequence is replayed."""
+    """Return the trees of several rounds on one cache; later rounds replay the captured sequence."""
     shape, trees = GrowthShape(beam=4), list[TokenTree]()
     sequences = [runner.open() for _ in LIMITS]
     for round_ in range(rounds):
@@ -95,7 +96,7 @@ def test_captured_growths_are_those_of_the_reference() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_growths_in_sixteen_bits_have_most_nodes_of_the_reference(dtype: str) -> None:
-    """Passes of other sizes round another way, so that near candidates change places."""
+    """Passes of other sizes round differently, so close candidates may swap ranks."""
     shared = wanted = 0
     for actual, expected in zip(
         grow(on_device(dtype), False, 3), grow(on_device(dtype), True, 3), strict=True

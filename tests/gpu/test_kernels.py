@@ -1,4 +1,4 @@
-"""Kernels in every type, at sizes that models have, against float64."""
+"""Kernels in every type, at real model sizes, against float64."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.unit.model.gpu.test_choice import CASES, task
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
-"""Largest error of one element: values are normally distributed, and a share of them is rounded to the type."""
+"""Maximum error of one element, for normally distributed values that are rounded to the type."""
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -37,7 +37,7 @@ def test_tree_attention_is_that_of_float64(
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_choices_over_a_large_vocabulary_are_those_of_the_reference(number: int) -> None:
-    """64 rows of 128,256 tokens. P of the winner is compared by which token wins: noise makes that sharp."""
+    """64 rows of 128,256 tokens. Distributions are compared by the chosen tokens."""
     sampling = CASES[number]
     logits = torch.randn(64, 128_256, generator=torch.Generator().manual_seed(number)) * 3
     (choice,) = choose([task(logits, sampling)])

@@ -1,4 +1,4 @@
-"""The verifier on a real device: a greedy text is the same plain and with trees, whatever is captured."""
+"""The verifier on a real device: greedy texts with trees equal plain decoding, with and without captured graphs."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LENGTH = 24
 
 
 def texts(sampling: Sampling, known: list[list[int]] | None = None) -> list[list[int]]:
-    """Tokens behind each prompt, all in one batch; `known`: trees propose these, then wrong ones."""
+    """Return the tokens generated for each prompt in one batch; trees propose `known`, then wrong tokens."""
     engine = VerifierEngine(
         runner_of(tiny_transformers("llama"), executor="gpu", device=DEVICE, kv_tokens=2048)
     )

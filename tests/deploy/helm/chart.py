@@ -1,4 +1,4 @@
-"""Renders deploy/helm/specinfer with Helm's own library, in this process."""
+"""Render deploy/helm/specinfer with Helm's own library, in this process."""
 
 import shutil
 import tempfile
@@ -23,7 +23,7 @@ HOOK = "helm.sh/hook"
 
 @cache
 def chart() -> helm_python.Chart:
-    """The chart as somebody has it who copied its folder and nothing else."""
+    """Return the chart, loaded from a copy of its folder alone."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(CHART, Path(folder) / "specinfer", symlinks=True)
         return helm_python.Chart.load(copy)
@@ -53,7 +53,7 @@ def _all(files: Sequence[str], values: Mapping[str, Any] | None, release: str) -
 
 
 def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
-    """Return both, as Helm merges files of values: the later one counts, maps are merged."""
+    """Merge values like Helm: maps are merged, otherwise the later value wins."""
     result = dict(values)
     for name, value in more.items():
         both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)

@@ -1,4 +1,4 @@
-"""Cases of the chart: every file of values beside it, and what can be switched on."""
+"""Cases of the chart: every file of values next to it, and every switch."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "verifier": VerifierSettings,
     "speculator": SpeculatorSettings,
 }
-"""By the word that names container, workload and prefix of a service."""
+"""Settings class of each service, by the name of its container."""
 API_KEYS = {"apiKeys": {"existingSecret": "specinfer-api-keys"}}
 TLS = {"tls": {"enabled": True}}
 OTHERS_REDIS = {
@@ -41,17 +41,17 @@ CASES: dict[str, tuple[Sequence[str], Mapping[str, Any]]] = {
     "gpu-with-all": (("gpu", "load-autoscaling"), API_KEYS | TLS | MONITORING | OTHERS_REDIS),
     "gpu-multi-node-tls": (("gpu", "gpu-multi-node"), TLS),
 }
-"""Files of values, and values."""
+"""(files of values, further values) by case."""
 FILES_OF_TLS = ("tls.crt", "tls.key", "ca.crt")
 EXISTING = {
     "specinfer-api-keys": ("keys.jsonl",),
     **{f"specinfer-{of}-tls": FILES_OF_TLS for of in ("gateway", "gateway-client", "verifier", "speculator")},
 }
-"""Secrets that an operator makes, and their files."""
+"""Secrets that the operator creates, and their files."""
 
 
 def rendered_case(name: str) -> Rendered:
-    """One of the cases, with stand-ins for the Secrets that it names."""
+    """Return the rendered objects of a case, with placeholders for the Secrets that it names."""
     files, values = CASES[name]
     objects = render(files, values)
     password = "of-ours"
@@ -63,14 +63,14 @@ def rendered_case(name: str) -> Rendered:
 
 
 def add_secret(objects: Rendered, name: str, files: Mapping[str, str]) -> None:
-    """Add a Secret that the operator made."""
+    """Add a Secret to the objects, like an operator."""
     data = {file: base64.b64encode(text.encode()).decode() for file, text in files.items()}
     metadata = {"name": name, "namespace": "specinfer"}
     objects.objects.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
 
 
 def services(objects: Rendered) -> Iterator[tuple[str, Workload, Object]]:
-    """(word, workload, container) of our own processes."""
+    """Yield (service, workload, container) of the project's own processes."""
     for workload in objects.workloads:
         for container in workload.pod["containers"]:
             if container["name"] in SETTINGS:
@@ -78,7 +78,7 @@ def services(objects: Rendered) -> Iterator[tuple[str, Workload, Object]]:
 
 
 def load_settings(word: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
-    """Return the settings that the service reads; it refuses names with its prefix that are no settings."""
+    """Return the settings that a service reads from an environment; unknown names with its prefix are refused."""
     prefix = f"SPECINFER_{word.upper()}_"
     with monkeypatch.context() as context:
         for name, value in environment.items():

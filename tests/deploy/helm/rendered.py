@@ -1,6 +1,6 @@
-"""Rendered Kubernetes objects, and what the cluster makes of them: environments, files, selections. Pure.
+"""Rendered Kubernetes objects, with the environments, files and selections that result in a cluster. Pure.
 
-A name that does not exist is an error here, as it would be in the cluster.
+A reference to a missing object is an error, as in a cluster.
 """
 
 import base64
@@ -22,7 +22,7 @@ class Workload:
 
     source: Object
     replicas: int
-    """Least number of pods: what its HorizontalPodAutoscaler says, else its own number."""
+    """Minimum number of pods: of its HorizontalPodAutoscaler, else its `replicas`."""
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Workload:
 
     @property
     def containers(self) -> list[Object]:
-        """All of them, those that run first included."""
+        """Return all containers, including init containers."""
         return [*self.pod.get("initContainers", []), *self.pod["containers"]]
 
     @property
@@ -85,28 +85,28 @@ class Rendered:
         return int(workload["spec"].get("replicas", 1))
 
     def selected(self, selector: Mapping[str, Any]) -> list[Workload]:
-        """The workloads whose pods a LabelSelector takes."""
+        """Return the workloads whose pods a LabelSelector selects."""
         return [workload for workload in self.workloads if selects(selector, workload.labels)]
 
     def behind(self, service: str) -> list[Workload]:
-        """The workloads whose pods a Service stands for."""
+        """Return the workloads whose pods a Service selects."""
         return self.selected({"matchLabels": self.get("Service", service)["spec"]["selector"]})
 
     def environment(self, pod: Object, container: Object) -> dict[str, str]:
-        """The variables of a container; what the image sets is not among them."""
+        """Return the environment variables of a container, without those of its image."""
         variables = self._service_links() if pod.get("enableServiceLinks", True) else {}
         for variable in container.get("env", []):
             variables[variable["name"]] = expand(self._value(variable), variables)
         return variables
 
     def command(self, pod: Object, container: Object) -> list[str]:
-        """The command line of a container."""
+        """Return the command line of a container."""
         environment = self.environment(pod, container)
         parts = [*container["command"], *container.get("args", [])]
         return [expand(part, environment) for part in parts]
 
     def content(self, volume: Object) -> dict[str, str] | None:
-        """The files of a volume by their names; None for one that begins empty."""
+        """Return the contents of a volume's files by name; None for an initially empty volume."""
         if "configMap" in volume:
             source = volume["configMap"]
             return _chosen(self.get("ConfigMap", source["name"])["data"], source)
@@ -139,7 +139,7 @@ class Rendered:
 
 
 def leaders(group: Object) -> Object:
-    """The leaders of a LeaderWorkerSet as if they were a StatefulSet: their pods are what others see."""
+    """Return the leaders of a LeaderWorkerSet as a StatefulSet: only their pods are called by others."""
     template = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     selector = {"matchLabels": template["metadata"]["labels"]}
     spec = {"replicas": group["spec"]["replicas"], "template": template, "selector": selector}
@@ -147,7 +147,7 @@ def leaders(group: Object) -> Object:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Return True if a LabelSelector takes these labels; an empty one takes all."""
+    """Return whether a LabelSelector selects these labels; an empty selector selects all."""
     wanted = selector.get("matchLabels", {}).items() <= labels.items()
     return wanted and all(_fits(rule, labels) for rule in selector.get("matchExpressions", []))
 
@@ -162,7 +162,7 @@ def _fits(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:
-    """`$(NAME)` as Kubernetes replaces it; it would leave one that is unknown, which is an error here."""
+    """Replace `$(NAME)` like Kubernetes; an unknown name is an error."""
     return _REFERENCE.sub(lambda match: environment[match[1]], text)
 
 
@@ -173,7 +173,7 @@ def _chosen(data: Mapping[str, str], source: Object) -> dict[str, str]:
 
 
 def texts(value: object) -> Iterator[str]:
-    """Every text inside of an object."""
+    """Yield every text within an object."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

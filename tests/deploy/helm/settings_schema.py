@@ -1,4 +1,4 @@
-"""Writes the settings of services into the chart's schema: `python -m tests.deploy.helm.settings_schema`."""
+"""Write the settings of services into the chart's schema: `python -m tests.deploy.helm.settings_schema`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ ROLES: dict[str, type[ProcessSettings]] = {
     "serve": ServeSettings,
 }
 OF_THE_CHART = {"listen", "metrics_host", "metrics_port", "redis_url"}
-"""Settings that the chart alone may set, as its ports and Secrets are named by them."""
+"""Settings that only the chart sets, as its ports and Secrets depend on them."""
 CHOICES: dict[str, Sequence[str]] = {
     "weights": tuple(FORMATS),
     "dtype": tuple(DTYPES),
@@ -39,7 +39,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "offload": OFFLOADS,
     "proposal": tuple(PROPOSALS),
 }
-"""Values that the program takes, which its settings check when they are used."""
+"""Accepted values by setting, where the service checks them only when they are used."""
 _KINDS = {"integer": ["integer", "null"], "number": ["number", "null"], "boolean": ["boolean", "null"]}
 
 
@@ -61,7 +61,7 @@ def settings_schema(role: str) -> dict[str, Any]:
 
 
 def _field(name: str, field: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of one setting; null leaves it out."""
+    """Return the schema of one setting; null means unset."""
     bounds = {
         key: field[key] for key in ("minimum", "maximum", "exclusiveMinimum", "pattern") if key in field
     }

@@ -17,7 +17,7 @@ from tests.deploy.helm.rendered import Object, Rendered, selects
 
 OLDEST, NEWEST = "1.30", "1.37"
 API_VERSIONS = {"v1", "apps/v1", "policy/v1", "autoscaling/v2", "networking.k8s.io/v1"}
-"""API versions of the newest Kubernetes that nothing is going to remove."""
+"""API versions of the newest Kubernetes that are not deprecated."""
 OPERATOR = "monitoring.coreos.com/v1"
 GROUPS = "leaderworkerset.x-k8s.io/v1"
 
@@ -101,7 +101,7 @@ def test_values_that_cannot_be_are_named(values: Object, words: str) -> None:
 
 
 def test_a_deployment_that_recreates_its_pods_rolls_none() -> None:
-    """Kubernetes refuses both; Helm keeps the default of what is not named."""
+    """Kubernetes refuses both together, and Helm keeps defaults of values that are not given."""
     for role in ("gateway", "http", "speculator"):
         objects = render(values={role: {"strategy": {"type": "Recreate"}}})
         assert objects.workload(f"specinfer-{role}").source["spec"]["strategy"] == {"type": "Recreate"}
@@ -193,7 +193,7 @@ def test_every_object_is_valid(objects: Rendered, version: str) -> None:
 
 @cache
 def validate(text: str, version: str) -> None:
-    """Most objects are the same in many cases; reading the schemas takes a while."""
+    """Validate an object once; most are equal in many cases, and reading the schemas is slow."""
     assert kubernetes_validate.validate(json.loads(text), version, strict=True) == version
 
 

@@ -9,12 +9,12 @@ GATEWAY, VERIFIER, SPECULATOR, REDIS = (
 
 
 def test_network_policies_let_in_whom_they_should(objects: Rendered) -> None:
-    """Peers that may open a connection to a port: (labels of the pod, its namespace)."""
+    """Each port accepts connections from exactly these peers: (labels of the pod, its namespace)."""
     client, prometheus = ({"app": "x"}, "default"), ({"app": "prometheus"}, "monitoring")
     gateway, verifier = (GATEWAY, "specinfer"), (VERIFIER, "specinfer")
     foreign = (GATEWAY, "default")
     others = {"verifier": [verifier] if objects.of_kind("LeaderWorkerSet") else [], "speculator": []}
-    """Ranks of one model reach each other wherever they like."""
+    """Ranks of one model may call each other at all ports."""
     for word in ("verifier", "speculator"):
         workload = objects.workload(f"specinfer-{word}")
         callers = [client, prometheus, gateway, verifier, foreign]
@@ -66,7 +66,7 @@ def _is_peer(peer: Object, labels: dict[str, str], namespace: str) -> bool:
 
 
 def test_pods_may_do_little(objects: Rendered) -> None:
-    """Pods keep to Pod Security's `restricted`, with a read-only root and no token besides."""
+    """Pods follow Pod Security's `restricted`, with a read-only root and without a service account token."""
     accounts = {row["metadata"]["name"]: row for row in objects.of_kind("ServiceAccount")}
     for workload in objects.workloads:
         pod, context = workload.pod, workload.pod["securityContext"]

@@ -1,4 +1,4 @@
-"""The HTTP service in the chart: its settings, whom it asks, who may ask it, how it ends."""
+"""The HTTP service in the chart: its settings, gateways, callers and shutdown."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_settings_are_those_of_the_service(
 
 
 def test_only_readiness_follows_the_gateways(container: Object) -> None:
-    """A restart would not bring them back."""
+    """A restart of the HTTP service would not repair the gateways."""
     assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
     assert (
         container["livenessProbe"]["tcpSocket"] == container["startupProbe"]["tcpSocket"] == {"port": "http"}

@@ -1,4 +1,4 @@
-"""Ways into the release and out of it: Ingress, HTTPRoute, client namespaces, egress, accounts, the hub's token."""
+"""Access into the release and out of it: Ingress, HTTPRoute, client namespaces, egress, accounts, the hub's token."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ SERVE: Object = {"serve": {"enabled": True}, "redis": {"password": ""}}
 
 
 def test_the_chart_has_all_that_it_needs_in_its_folder() -> None:
-    """`tests.deploy.helm.chart` renders a copy; a link would be broken there."""
+    """`tests.deploy.helm.chart` renders a copy of the folder, in which a link would be broken."""
     assert not [path for path in CHART.rglob("*") if path.is_symlink()]
 
 
@@ -70,7 +70,7 @@ def test_only_named_namespaces_may_call(values: Object, role: str) -> None:
 
 
 def reached(objects: Rendered, source: Workload) -> list[Object] | None:
-    """Return the rules by which pods of a workload may call others; None if they may call anybody."""
+    """Return the egress rules of a workload's pods; None if egress is not limited."""
     policies = [
         row["spec"] for row in objects.of_kind("NetworkPolicy")
         if "Egress" in row["spec"]["policyTypes"] and selects(row["spec"]["podSelector"], source.labels)

@@ -1,4 +1,4 @@
-"""Verifiers of several pods: the LeaderWorkerSet of the chart starts as many ranks as the settings say."""
+"""Verifiers of several pods: the chart's LeaderWorkerSet starts the number of ranks in the settings."""
 
 import json
 
@@ -43,13 +43,13 @@ def group(objects: Rendered) -> Object:
 
 
 def containers(objects: Rendered) -> list[tuple[Object, Object]]:
-    """(pod, container with ranks) of leader and worker."""
+    """Return (pod, container with ranks) of leader and worker."""
     pods = [group(objects)[f"{role}Template"]["spec"] for role in ("leader", "worker")]
     return [(pod, pod["containers"][0]) for pod in pods]
 
 
 def test_pods_are_valid(objects: Rendered) -> None:
-    """The schema of the LeaderWorkerSet is not at hand; that of its pods is."""
+    """Only the pods are validated: the schema of LeaderWorkerSet is not available."""
     for role in ("leader", "worker"):
         template = group(objects)[f"{role}Template"]
         for version in (OLDEST, NEWEST):

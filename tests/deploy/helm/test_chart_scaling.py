@@ -1,4 +1,4 @@
-"""Autoscalers of the chart, and what it gives the Prometheus operator and Grafana."""
+"""Autoscalers of the chart, and its objects for the Prometheus operator and Grafana."""
 
 import json
 import re
@@ -77,7 +77,7 @@ RUNBOOK = "https://docs.example/specinfer/operations.md"
 
 @pytest.mark.parametrize("url", ["", RUNBOOK])
 def test_the_operator_gets_the_rules_of_the_chart(url: str) -> None:
-    """Their links are URLs, or left out: nobody could follow a path of this repository."""
+    """Runbook links are URLs or missing: a path in this repository could not be opened."""
     monitoring = {"monitoring": {"prometheusRule": {"enabled": True, "runbookUrl": url}}}
     (rule,) = render(values=monitoring).of_kind("PrometheusRule")
     files = [yaml.safe_load(path.read_text())["groups"] for path in RULES]

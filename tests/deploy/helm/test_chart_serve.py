@@ -1,4 +1,4 @@
-"""The chart's single pod: `serve` alone, in place of all services."""
+"""The chart's single pod: `serve` alone instead of all services."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings, files, probes and times in the chart are those that the services know."""
+"""The services accept the chart's settings, files and probes, and its times fit theirs."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def test_settings_are_those_of_the_services(objects: Rendered, monkeypatch: pyte
 
 
 def test_settings_are_given_to_their_service_alone(objects: Rendered) -> None:
-    """A setting of another service there would be read by nobody."""
+    """A service would not read the setting of another service."""
     for word, workload, container in services(objects):
         names = objects.environment(workload.pod, container)
         prefixes = {f"SPECINFER_{other.upper()}_" for other in SETTINGS if other != word}
@@ -121,7 +121,7 @@ def test_a_service_has_time_to_start_and_to_end(objects: Rendered, monkeypatch: 
 
 
 def processes(command: list[str]) -> int:
-    """Return the number of ranks that torchrun starts in a pod; else one."""
+    """Return the number of ranks that torchrun starts in a pod; 1 without torchrun."""
     matches = [re.fullmatch(r"--nproc-per-node=(\d+)", part) for part in command]
     return next((int(match[1]) for match in matches if match), 1)
 
@@ -148,7 +148,7 @@ def test_threads_are_the_processors_that_are_requested(objects: Rendered) -> Non
 def test_the_checks_notice_what_is_wrong(
     spoil: Callable[[Object], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The negative control of what the cluster would do with names."""
+    """The negative control: each wrong name in the manifests is found."""
     objects = Rendered(yaml.safe_load(yaml.safe_dump(render().objects)))
     workload = objects.workload("specinfer-gateway")
     spoil(workload.source["spec"]["template"])

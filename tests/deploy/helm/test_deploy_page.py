@@ -1,4 +1,4 @@
-"""The commands and tables of docs/serving.md for Kubernetes name what is there."""
+"""The Kubernetes commands and tables of docs/serving.md name existing files and values."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""The chart's schema takes the settings that services take, and nothing else."""
+"""The chart's schema accepts exactly the settings that services accept."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from tests.deploy.helm.settings_schema import CHOICES, ROLES, SCHEMA, settings_s
 
 
 def test_the_schema_is_that_of_the_settings() -> None:
-    """`python -m tests.deploy.helm.settings_schema` writes it."""
+    """`python -m tests.deploy.helm.settings_schema` writes the schema."""
     schema = json.loads(SCHEMA.read_text())
     assert with_settings(json.loads(SCHEMA.read_text())) == schema
 
@@ -26,7 +26,7 @@ def allows(role: str, name: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("name", ["weights", "dtype", "executor", "offload"])
 def test_choices_are_those_that_the_program_takes(name: str) -> None:
-    """The program names its choices in the error; a name that it does not know is refused by both."""
+    """Program and schema both refuse an unknown name; the program's error lists the choices."""
     with pytest.raises(SettingError) as error:
         check_options(RunnerOptions(**{name: "no such choice"}))
     for choice in CHOICES[name]:

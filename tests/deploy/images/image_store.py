@@ -1,4 +1,4 @@
-"""Images built and run without a daemon: Debian's buildah as root, in a directory of its own.
+"""Build and run images without a daemon, with Debian's buildah as root, in a separate directory.
 
 Isolation is a chroot: file system, user and environment are the image's; network and processes are the
 machine's, so services reach each other over loopback.
@@ -21,13 +21,13 @@ BASE = "localhost/specinfer-test-base"
 SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
 NO_PERL = ("install usr-is-merged", "purge usrmerge ^perl-modules", "autoremove --purge")
-"""usrmerge, which has done its work, would keep 50 MB of Perl, which Python's official images do not have."""
+"""Packages to remove: usrmerge is no longer needed and keeps 50 MB of Perl, which Python's official images lack."""
 UNWANTED = ("man", "doc", "locale")
 PAUSE_S = 0.1
 
 
 def why_not() -> str | None:
-    """Why no image can be built here, if so."""
+    """Return the reason why no image can be built here, or None."""
     missing = [name for name in ("buildah", "mmdebstrap") if shutil.which(name) is None]
     if missing:
         return f"no {' and no '.join(missing)} (apt-get install buildah mmdebstrap)"
@@ -39,7 +39,7 @@ def why_not() -> str | None:
 
 
 def make_base(tarball: Path) -> None:
-    """A small Debian with Python, of this machine's release and from its apt sources."""
+    """Write a small Debian with Python, of this machine's release and from its apt sources."""
     sources = next(path for path in SOURCES if path.exists())
     with Path("/etc/os-release").open() as file:
         release = dict(line.strip().split("=", 1) for line in file if "=" in line)["VERSION_CODENAME"]
@@ -66,7 +66,7 @@ def make_base(tarball: Path) -> None:
 
 
 def pip_settings() -> list[Path]:
-    """pip's settings on this machine and what they name: builds need them in the same places."""
+    """Return pip's settings files and the paths that they name; builds mount them at the same paths."""
     files = [Path("/etc/xdg/pip"), Path("/etc/pip.conf"), Path.home() / ".config" / "pip"]
     listed = _run(["pip", "config", "list"], check=False)
     words = listed.replace("'", " ").replace("file://", " ").split()
@@ -78,28 +78,28 @@ def pip_settings() -> list[Path]:
 
 
 class ImageStore:
-    """The images and containers that buildah keeps in one directory. `close` removes all of it."""
+    """The images and containers of buildah in one directory; `close` removes them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
 
     def empty(self) -> None:
-        """Removes containers."""
+        """Remove containers."""
         self.buildah("rm", "--all")
 
     def close(self) -> None:
-        """Removes containers and images."""
+        """Remove containers and images."""
         self.empty()
         self.buildah("rmi", "--all", "--force")
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def buildah(self, *arguments: str) -> str:
-        """Run a command and return what it printed."""
+        """Run a buildah command; return its output."""
         return _run([*self._program, *arguments], environment=self._environment)
 
     def add_base(self, tarball: Path) -> None:
-        """Makes the image that all are built on, if it is not there."""
+        """Create the base image of all targets, if it is missing."""
         if BASE in self.buildah("images", "--format", "{{.Name}}").split():
             return
         container = self.buildah("from", "scratch")
@@ -108,7 +108,7 @@ class ImageStore:
         self.buildah("rm", container)
 
     def build(self, target: str) -> str:
-        """Builds one target of the Dockerfile, on what earlier ones have built; returns the image's name."""
+        """Build one target of the Dockerfile, with the cached layers of earlier builds; return the image's name."""
         image = f"localhost/specinfer-{target}"
         mounts = [f"--volume={path}:{path}:ro" for path in pip_settings()]
         known = ["--format=docker", "--layers", f"--build-arg=BASE={BASE}", "--build-arg=VERSION=test"]
@@ -118,22 +118,22 @@ class ImageStore:
         return image
 
     def configuration(self, image: str) -> dict[str, Any]:
-        """Return the configuration with which a container of it is started."""
+        """Return the configuration of an image for its containers."""
         docker = json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]
         return dict(docker["config"])
 
     def megabytes(self, image: str) -> float:
-        """Size of its layers, not compressed, in 10^6 bytes."""
+        """Return the uncompressed size of an image's layers, in 10^6 bytes."""
         manifest = json.loads(json.loads(self.buildah("inspect", "--type", "image", image))["Manifest"])
         return float(sum(layer["size"] for layer in manifest["layers"]) / 1e6)
 
     def container(self, image: str, directory: Path) -> "Container":
-        """A container of an image; logs and its /tmp lie in `directory`."""
+        """Create a container of an image, with its logs and its /tmp in `directory`."""
         return Container(self, image, self.buildah("from", image), directory)
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For commands of buildah."""
+        """Environment variables of buildah commands."""
         return self._environment
 
     @property
@@ -143,12 +143,12 @@ class ImageStore:
         return ["buildah", "--storage-driver", "vfs", *places]
 
     def run_command(self, *arguments: str) -> list[str]:
-        """The command line of `buildah run`."""
+        """Return the command line of `buildah run`."""
         return [*self._program, "run", *arguments]
 
 
 class Container:
-    """A container of an image, run as Docker would run it, with a /tmp of its own and a model volume."""
+    """A container of an image, run like by Docker, with its own /tmp and a model volume."""
 
     def __init__(self, store: ImageStore, image: str, name: str, directory: Path) -> None:
         self._store, self._name, self._directory = store, name, directory
@@ -160,7 +160,7 @@ class Container:
         self.child: Child | None = None
 
     def start(self, models: Path, environment: Mapping[str, str]) -> Child:
-        """Starts what the image is for; its process id lies in /tmp/pid."""
+        """Start the image's entry point, which writes its process id to /tmp/pid."""
         script = 'echo $$ > /tmp/pid; exec "$@"'
         entry = ["sh", "-c", script, "sh", *self._configuration["Entrypoint"]]
         command = self._command(models, environment, entry)
@@ -168,15 +168,15 @@ class Container:
         return self.child
 
     def run(self, models: Path, *arguments: str, check: bool = True) -> str:
-        """Run a command in it and return what it printed."""
+        """Run a command in the container; return its output."""
         return _run(self._command(models, {}, arguments), environment=self._store.environment, check=check)
 
     def log(self) -> str:
-        """Return what was printed so far."""
+        """Return the output so far."""
         return (self._directory / "log").read_text(errors="replace")
 
     def healthy(self, models: Path, timeout_s: float) -> bool:
-        """Return True if the image's own health check passes before the time is over.
+        """Return whether the image's health check passes within `timeout_s`.
 
         Raises:
             UnavailableError: if the service ends.
@@ -195,21 +195,21 @@ class Container:
         return False
 
     def signal(self, number: int) -> None:
-        """Sends a signal to its process, as Docker does; buildah itself would pass on none."""
+        """Send a signal to the container's process, like Docker; buildah forwards none."""
         os.kill(int((self._tmp / "pid").read_text()), number)
 
     def user(self) -> int:
-        """Return the user id of its process."""
+        """Return the user id of the container's process."""
         pid = int((self._tmp / "pid").read_text())
         return Path(f"/proc/{pid}").stat().st_uid
 
     @property
     def files(self) -> list[Path]:
-        """All files of the image, from its root."""
+        """Return all files of the image."""
         return [Path(path) for path in self._before]
 
     def written(self) -> set[str]:
-        """Files that appeared or changed in its root file system, volumes aside."""
+        """Return the files that were added or changed in the root file system, without volumes."""
         return {path for path, stamp in self._files().items() if self._before.get(path) != stamp}
 
     def _command(self, models: Path, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The Dockerfile and the Compose files, read by hadolint and by Docker Compose itself (both from pip)."""
+"""Check the Dockerfile with hadolint and the Compose files with Docker Compose (both from pip)."""
 
 import json
 import os
@@ -32,7 +32,7 @@ ALL = (*SETTINGS, "models", "redis", "prometheus", "grafana")
 
 
 def program(name: str) -> str:
-    """A program that pip has installed beside Python; skips the test where there is none."""
+    """Return the path of a program that pip installed next to Python; skip the test if it is missing."""
     path = shutil.which(name, path=str(Path(sys.executable).parent))
     if path is None:
         pytest.skip(f"{name} is not installed: it comes with the extra `dev` on Linux, x86-64")
@@ -41,7 +41,7 @@ def program(name: str) -> str:
 
 @cache
 def composed(*files: str) -> dict[str, Any]:
-    """Return what Docker Compose makes of these files; nothing is started, and no Docker is needed."""
+    """Return the configuration that Docker Compose reads from these files; Docker is not needed."""
     command = [program("docker-compose"), *(part for file in files for part in ("-f", str(DOCKER / file)))]
     environment = {"PATH": os.environ["PATH"], "SPECINFER_KEYS": str(ROOT / "LICENSE")}
     done = subprocess.run(
@@ -95,7 +95,7 @@ def test_images_have_the_environment_of_specinfer_up() -> None:
 
 
 def test_health_checks_ask_no_proxy() -> None:
-    """Docker hands the proxy of its user to containers, where urllib would ask it for 127.0.0.1."""
+    """Docker passes its user's proxy to containers, and urllib would use it even for 127.0.0.1."""
     checks = [line for line in DOCKERFILE.read_text().splitlines() if line.startswith("HEALTHCHECK")]
     assert len(checks) == 5
     for line in checks:

@@ -1,7 +1,7 @@
-"""The images, built from the Dockerfile and run.
+"""Build the images from the Dockerfile, and run them.
 
-That takes minutes and gigabytes, so it is done if $SPECINFER_TEST_IMAGES is set (`make test-images`). If it
-is a path, what is built stays there, and the next run builds what has changed.
+This takes minutes and gigabytes, so the tests run only if $SPECINFER_TEST_IMAGES is set (`make test-images`). If it is
+a path, images are kept there, and the next run builds only changed layers.
 """
 
 import json
@@ -42,7 +42,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageStore]:
-    """At first empty but for the base image, which is made once on a machine."""
+    """An image store with only the base image, which is created once per machine."""
     tarball = cache_directory() / "test-images" / "base.tar"
     if not tarball.exists():
         make_base(tarball)
@@ -56,13 +56,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageStore]:
 
 @pytest.fixture(scope="module")
 def images(store: ImageStore) -> dict[str, str]:
-    """All images, by target. Those with torch share their layers."""
+    """Names of all images by target; images with torch share layers."""
     return {target: store.build(target) for target in TARGETS}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model volume with a tiny model that the compiled kernels run, readable by everybody."""
+    """A model volume with a tiny model for the compiled kernels, readable by all users."""
     directory = tmp_path_factory.mktemp("models")
     tiny_transformers("llama", head_dim=16).save_pretrained(directory / "tiny")
     ascii_tokenizer()._fast.save(str(directory / "tiny" / "tokenizer.json"))
@@ -73,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A container of each image; the services run."""
+    """A container of each image, with running services."""
 
     containers: dict[str, Container]
     address: str
@@ -87,7 +87,7 @@ def system(
     redis_server: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[System]:
-    """The services at the ports that their images have, with a Redis beside them."""
+    """Run the services at their images' default ports, with a Redis."""
     directory = tmp_path_factory.mktemp("containers")
     containers = {name: store.container(images[name], directory / name) for name in TARGETS}
     settings = {
@@ -187,7 +187,7 @@ def test_no_model_weights_are_in_an_image_but_those_of_the_project(system: Syste
 
 
 def test_sigterm_drains_and_ends_with_success(system: System) -> None:
-    """Stops the services."""
+    """This test stops the services, so later tests start their own."""
     for name in ("http", "gateway", "speculator", "verifier"):
         container = system.containers[name]
         container.signal(signal.SIGTERM)
@@ -199,7 +199,7 @@ def test_sigterm_drains_and_ends_with_success(system: System) -> None:
 def test_the_server_answers_alone(
     store: ImageStore, images: dict[str, str], models: Path, tmp_path: Path
 ) -> None:
-    """The last test: it has the port that the HTTP service had."""
+    """The last test, as it uses the port of the HTTP service."""
     server = store.container(images["server"], tmp_path)
     child = server.start(
         models, {"SPECINFER_SERVE_MODEL": "/models/tiny", "SPECINFER_SERVE_SERVED_MODEL_NAME": "tiny"}

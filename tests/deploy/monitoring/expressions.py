@@ -1,4 +1,4 @@
-"""Every PromQL expression of the deployment: of panels, variables, recording rules and alerts."""
+"""Collect the PromQL expressions of the deployment: panels, variables, recording rules and alerts."""
 
 import json
 import re
@@ -23,7 +23,7 @@ CHART = ROOT / "deploy" / "helm" / "specinfer"
 DASHBOARDS = CHART / "dashboards"
 RULES = sorted((CHART / "rules").glob("*.yml"))
 OF_PROMETHEUS = {"up", "ALERTS"}
-"""Series that Prometheus itself makes."""
+"""Series that Prometheus itself creates."""
 _VARIABLES = {"$__rate_interval": "1m", "$instance": ".+", "$speculator": ".+", "$model": ".+"}
 _COMPARISON = re.compile(r"\s*(?:==|!=|>=|<=|>|<)\s*-?[\d.]+")
 _NAME = re.compile(r"(?<![\w:\"])(?:\w+:)?(?:specinfer|process)_\w+(?::\w+)?|\bup(?=[{\s])|\bALERTS\b")
@@ -32,53 +32,52 @@ _LEGEND_LABEL = re.compile(r"{{(\w+)}}")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Something that Prometheus is asked."""
+    """A PromQL expression."""
 
     where: str
     text: str
-    """With Grafana's variables filled in, and without the comparisons of an alert."""
+    """The expression with values for Grafana's variables, without an alert's comparisons."""
     labels: tuple[str, ...] = ()
-    """Labels that the results must have, because the legend names them."""
+    """Labels that the legend uses, so that the results must have them."""
 
     @property
     def metrics(self) -> set[str]:
-        """The names in it."""
+        """Return the metric names in the expression."""
         return set(_NAME.findall(self.text))
 
 
 def without_comparisons(expression: str) -> list[str]:
-    """The operands of an alert's comparisons with numbers: what must have data while the alert is silent.
+    """Return the operands of an alert's comparisons with numbers, which have data even if the alert does not fire.
 
-    What `and` joins stays one expression, which has data only if both sides have; what `or` joins is asked
-    one by one.
+    Operands joined by `and` stay one expression, which needs data of both; operands joined by `or` are separate.
     """
     return [part.strip() for part in re.split(r"\s+or\s+", _COMPARISON.sub("", expression))]
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """The committed dashboards by their uid."""
+    """Return the committed dashboards by uid."""
     boards = [json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))]
     return {dashboard["uid"]: dashboard for dashboard in boards}
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its panels without the headings of rows."""
+    """Return the panels of a dashboard, without row headings."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def rules() -> list[dict[str, Any]]:
-    """Every recording rule and alert."""
+    """Return all recording rules and alerts."""
     groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def alerts() -> list[dict[str, Any]]:
-    """The alerts."""
+    """Return the alerts."""
     return [rule for rule in rules() if "alert" in rule]
 
 
 def declared_metrics() -> set[str]:
-    """Return the metrics that services declare, by the names on the wire."""
+    """Return the names of all metrics that services declare, as exported."""
     registries = service_registry(), CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     GatewayMetrics(registries[0])
     VerifierMetrics(registries[1])
@@ -90,7 +89,7 @@ def declared_metrics() -> set[str]:
 
 
 def all_expressions() -> list[Expression]:
-    """All of them."""
+    """Return all expressions of the deployment."""
     return [*_of_dashboards(), *_of_rules()]
 
 

@@ -1,7 +1,6 @@
-"""A small system of real processes, scraped by a real Prometheus with the committed rules.
+"""Run a small system of real processes, scraped by a real Prometheus with the committed rules.
 
-The model is tiny and random, and ports are others than those of the committed configuration; all else is as
-it is deployed.
+The model is tiny and random, and the ports differ from the committed configuration; everything else is as deployed.
 """
 
 import asyncio
@@ -31,50 +30,50 @@ from tests.support.system import request_for
 
 _ENVIRONMENT = {**SERVICE_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 _PROMPT = [2 + n % 7 for n in range(48)]
-"""Some blocks of the cache long, and repetitive, so that n-grams find something."""
+"""Prompt of several cache blocks, repetitive so that n-grams find matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A client of its HTTP interface."""
+    """A client of Prometheus' HTTP interface."""
 
     port: int
 
     async def ask(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer.
+        """Call Prometheus; return the `data` of its answer.
 
         Raises:
-            ValueError: if Prometheus refuses the question, with its reason.
+            ValueError: with the reason, if Prometheus refuses the call.
         """
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         return await asyncio.to_thread(_read, url)
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples that are numbers."""
+        """Return the samples of an expression whose values are numbers."""
         data = await self.ask("query", query=expression)
         return [sample for sample in data["result"] if sample["value"][1] != "NaN"]
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Handles on a system that runs."""
+    """Handles of a running system."""
 
     prometheus: Prometheus
     stub: generation_pb2_grpc.GenerationStub
     http: str
     """Address of the HTTP service."""
     gateways: tuple[Service, Service]
-    """One that always drafts, and one that chooses; the first runs. They have the same ports."""
+    """A gateway that always drafts, which is running, and one that plans its steps; both have the same ports."""
 
     async def choose(self) -> None:
-        """Start the gateway that chooses its steps in place of the one that always drafts."""
+        """Replace the gateway that always drafts by the one that plans its steps."""
         fixed, adaptive = self.gateways
         await fixed.stop()
         adaptive.start()
         await adaptive.ready()
 
     async def work(self) -> None:
-        """A round of requests: greedy and sampled, one that is refused, and one over HTTP."""
+        """Send a round of requests: greedy and sampled, one that is refused, and one over HTTP."""
 
         async def read(**fields: Any) -> None:
             async for _ in self.stub.Generate(request_for(_PROMPT, max_new_tokens=48, **fields)):
@@ -88,7 +87,7 @@ class Observed:
 
 @asynccontextmanager
 async def observed_system(directory: Path) -> AsyncIterator[Observed]:
-    """Starts everything, ends everything."""
+    """Run the system within the context."""
     ports = dict(zip(_NAMES, free_ports(len(_NAMES)), strict=True))
     scraped = dict(zip(_SCRAPED, free_ports(len(_SCRAPED)), strict=True))
     scraped["http"] = ports["http"]
@@ -154,7 +153,7 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
 
 
 def _complete(address: str) -> None:
-    """Call the HTTP service, which says what its model is called."""
+    """Generate over HTTP, with the model's name from the HTTP service."""
     with urllib.request.urlopen(f"{address}/v1/models", timeout=20) as answer:
         (model,) = json.load(answer)["data"]
     body = json.dumps({"model": model["id"], "prompt": _PROMPT, "max_tokens": 4}).encode()

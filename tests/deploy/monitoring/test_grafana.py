@@ -1,4 +1,4 @@
-"""Dashboards and provisioning. Grafana is in none of the registries at hand: its types stand in for it."""
+"""Dashboards and provisioning, checked with Grafana's types, as Grafana itself is in no package registry."""
 
 import json
 import re
@@ -18,9 +18,9 @@ from tests.deploy.monitoring.expressions import ROOT, dashboards, panels
 
 PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 UNITS = {"short", "s", "reqps", "cps", "bytes", "Bps", "percentunit", PER_SECOND}
-"""Ids of Grafana's units that are used; each was looked up in its list."""
+"""Ids of Grafana's units that the dashboards use, checked against Grafana's list."""
 OPEN = re.compile(r"\.annotations\.list\[\d+]\.(titleFormat|textFormat|step):")
-"""Fields that only the source of annotations knows: Grafana's types leave them to it."""
+"""Fields of annotation sources, which Grafana's types do not define."""
 
 
 def test_committed_dashboards_are_what_the_generator_writes() -> None:
@@ -31,7 +31,7 @@ def test_committed_dashboards_are_what_the_generator_writes() -> None:
 
 @pytest.mark.parametrize("uid", sorted(dashboards()))
 def test_grafana_knows_every_field(uid: str) -> None:
-    """Read into Grafana's own types and written again, nothing is lost: a misspelt field would be."""
+    """A dashboard read into Grafana's types and written again is unchanged; a misspelt field would be lost."""
     register_default_plugins()
     original = dashboards()[uid]
     again = json.loads(json.dumps(GrafanaDashboard.from_json(original), cls=JSONEncoder))
@@ -49,7 +49,7 @@ def test_a_field_that_grafana_does_not_know_is_noticed() -> None:
 
 
 def lost(original: Any, again: Any, where: str = "") -> list[str]:
-    """Places of what is in one and not, or not the same, in the other; what another adds does not count."""
+    """Return the paths of values in `original` that are missing or different in `again`."""
     if isinstance(original, dict) and isinstance(again, dict):
         return [
             place
@@ -73,7 +73,7 @@ def test_every_panel_says_what_it_shows_and_what_a_bad_value_looks_like() -> Non
 
 
 def test_the_guide_names_panels_that_exist() -> None:
-    """The guide writes panels in italics in its sections on dashboards and alerts."""
+    """docs/operations.md writes panels in italics in its sections on dashboards and alerts."""
     text = (ROOT / "docs" / "operations.md").read_text()
     guide = "".join(
         re.findall(r"^## (?:Reading the dashboards|Alerts)$.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
@@ -147,7 +147,7 @@ def test_the_dashboards_are_provisioned() -> None:
 
 
 def provisioned(kind: str) -> Any:
-    """The one file that Grafana reads of a kind."""
+    """Return the only provisioning file of a kind."""
     (path,) = (PROVISIONING / kind).iterdir()
     provider = yaml.safe_load(path.read_text())
     assert provider["apiVersion"] == 1

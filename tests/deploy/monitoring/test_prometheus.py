@@ -1,4 +1,4 @@
-"""Scrape configuration, rules and alerts, read by the real Prometheus and its promtool."""
+"""Check scrape configuration, rules and alerts with the real Prometheus and its promtool."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Return what promtool prints; fail if promtool does."""
+    """Run promtool; return its output, or fail with it."""
     done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -59,7 +59,7 @@ def test_every_alert_fires_when_it_should_and_is_silent_otherwise() -> None:
 
 @needs_prometheus
 def test_prometheus_can_read_every_expression(tmp_path: Path) -> None:
-    """Without a running system, as rules."""
+    """Checked as rules, without a running system."""
     asked = [
         {"record": "x", "expr": e.text, "labels": {"n": str(n)}} for n, e in enumerate(all_expressions())
     ]
@@ -94,7 +94,7 @@ def test_jobs_have_the_same_names_on_kubernetes() -> None:
 
 
 def scrape_jobs() -> list[dict[str, Any]]:
-    """The committed scrape configurations."""
+    """Return the committed scrape configurations."""
     jobs: list[dict[str, Any]] = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
     return jobs
 
@@ -151,7 +151,7 @@ def test_comparisons_are_taken_away_and_matchers_are_not() -> None:
 
 @dataclass
 class Evaluation:
-    """Answers of the running system's Prometheus."""
+    """Answers of the Prometheus of a running system."""
 
     without_data: list[Expression] = field(default_factory=list)
     rules: list[dict[str, Any]] = field(default_factory=list)
@@ -163,14 +163,14 @@ class Evaluation:
 
 @pytest.fixture(scope="module")
 def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
-    """Requests are sent until every expression has data, or until patience ends."""
+    """Send requests until every expression has data, or until the time limit."""
     return asyncio.run(_evaluate(tmp_path_factory.mktemp("observed")))
 
 
 _LEARNING = "specinfer_speculator_learning_"
-"""Metrics of speculators that learn, which only trained ones do; the system of these tests has none."""
+"""Prefix of the metrics of speculators that learn; the system of these tests has none."""
 _OF_DRAFTS = {"specinfer_speculator_calibration_error", "specinfer_speculator_auc"}
-"""Metrics that need a hundred drafted nodes, which a planner seldom asks for where a pass takes a millisecond."""
+"""Metrics that need a hundred drafted nodes, which a planner rarely plans if a pass takes a millisecond."""
 
 
 async def _evaluate(directory: Path) -> Evaluation:
@@ -193,7 +193,7 @@ async def _evaluate(directory: Path) -> Evaluation:
 
 
 async def _without_data(system: Observed, expressions: list[Expression]) -> list[Expression]:
-    """Send requests until all have data, or until patience ends; return the rest."""
+    """Send requests until all expressions have data or the time limit; return those without data."""
     deadline = time.monotonic() + _PATIENCE_S
     while expressions and time.monotonic() < deadline:
         await system.work()
@@ -251,7 +251,7 @@ def test_panels_can_be_drawn(evaluation: Evaluation) -> None:
 @pytest.mark.slow
 @needs_prometheus
 def test_services_say_what_they_declare(evaluation: Evaluation) -> None:
-    """And nothing under our prefix that they do not, and no series that tell when others began."""
+    """Services export exactly the declared metrics with our prefix, without `_created` series."""
     ours = {name for name in evaluation.metrics if name.startswith("specinfer_")}
     assert ours <= declared_metrics()
     assert not [name for name in ours if name.endswith("_created")]

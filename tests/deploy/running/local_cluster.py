@@ -1,4 +1,4 @@
-"""All pods of rendered manifests on this machine, each with an address of loopback of its own."""
+"""Run all pods of rendered manifests on this machine, each with its own loopback address."""
 
 import secrets
 from pathlib import Path
@@ -13,14 +13,14 @@ _ORDER = [f"specinfer-{role}" for role in ("redis", "verifier", "speculator", "g
 
 
 class LocalCluster:
-    """Starts on entering, ends on leaving."""
+    """All pods, running within a context."""
 
     def __init__(self, objects: Rendered, directory: Path, model: Path) -> None:
-        """Makes the pods; `model` stands for every model that the manifests name."""
+        """Create the pods; `model` replaces every model that the manifests name."""
         self.objects, self._model = objects, model
         self.pods: dict[str, Pod] = {}
         self._network = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}"
-        """Other runs beside this one have another one, so that ports may be those of the manifests."""
+        """Random loopback network of this run, so that concurrent runs can all use the manifests' ports."""
         self._hosts: dict[str, str] = {}
         for workload in sorted(objects.workloads, key=lambda workload: _ORDER.index(workload.name)):
             for number in range(workload.replicas):
@@ -47,7 +47,7 @@ class LocalCluster:
             pod.stop()
 
     def of(self, workload: str) -> list[Pod]:
-        """The pods of a workload."""
+        """Return the pods of a workload."""
         return [pod for pod in self.pods.values() if pod.workload.name == workload]
 
     def _add(self, workload: Workload, name: str, directory: Path) -> None:
@@ -57,14 +57,14 @@ class LocalCluster:
             self._put_models(pod)
 
     def _address(self, service: str) -> str:
-        """Return the address of a pod behind a Service. All behind a headless one have no name on this machine."""
+        """Return the address of a Service's pod; a headless Service must have only one."""
         (workload,) = self.objects.behind(service)
         headless = self.objects.get("Service", service)["spec"].get("clusterIP") == "None"
         assert workload.replicas == 1 or not headless, service
         return self._hosts[f"{workload.name}-0"]
 
     def _put_models(self, pod: Pod) -> None:
-        """Share what was pulled and compiled before: no test fetches a model, nor waits for a compiler."""
+        """Share models and compiled kernels with a pod, so that no test pulls or compiles."""
         environment = self.objects.environment(pod.workload.pod, pod.container)
         cache = pod.folder(environment["SPECINFER_CACHE"])
         (cache / "models").mkdir()

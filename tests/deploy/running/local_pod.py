@@ -1,8 +1,7 @@
-"""A pod of rendered manifests as local processes, with the manifest's commands, variables and files.
+"""Run a pod of rendered manifests as local processes, with the manifest's commands, variables and files.
 
-What is rewritten is where things are: the pod's address of loopback stands for 0.0.0.0, the addresses of
-other pods for the names of Services, and folders of a temporary directory for the paths that are mounted.
-Ports stay.
+Only locations change: the pod's loopback address replaces 0.0.0.0, addresses of other pods replace names of Services,
+and folders of a temporary directory replace mounted paths. Ports stay.
 """
 
 import os
@@ -29,9 +28,9 @@ _PROGRAMS = {
     "python": [sys.executable],
     "specinfer": [sys.executable, "-m", "specinfer.cli"],
 }
-"""Programs of this checkout, whatever is installed."""
+"""Commands that run the programs of this checkout instead of installed ones."""
 _OF_THE_MACHINE = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-"""Variables that an image would set, or that this machine needs; nothing else of ours reaches a pod."""
+"""Environment variables that pods inherit from this machine."""
 
 
 class Pod:
@@ -46,11 +45,11 @@ class Pod:
         directory: Path,
         addresses: Callable[[str], str],
     ) -> None:
-        """Writes the files of its volumes.
+        """Create the pod, and write the files of its volumes.
 
         Args:
-            address: of loopback, this pod's own.
-            addresses: the address behind a Service.
+            address: this pod's loopback address.
+            addresses: returns a pod's address, given the name of a Service.
         """
         self.name, self.address, self.workload = name, address, workload
         self._objects, self._directory, self._addresses = objects, directory, addresses
@@ -60,30 +59,30 @@ class Pod:
         self._write_volumes()
 
     def folder(self, mount_path: str) -> Path:
-        """Return the path here that stands for a mounted one."""
+        """Return the local folder of a mounted path."""
         mounts = {row["mountPath"]: row["name"] for row in self.container["volumeMounts"]}
         assert mount_path in mounts, f"{self.name}: nothing is mounted at {mount_path}"
         return self._directory / str(mounts[mount_path])
 
     @property
     def log(self) -> str:
-        """Return what its processes wrote."""
+        """Return the output of the pod's processes."""
         return (self._directory / "log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Runs what comes first, then starts the container."""
+        """Run the init containers, then start the container."""
         for container in self.workload.pod.get("initContainers", []):
             done = self._run(container).wait(START_S)
             assert done == 0, f"{self.name}: {container['name']} ended with {done}: {self.log[-500:]}"
         self._process = self._run(self.container)
 
     def wait_until_ready(self) -> None:
-        """Waits for the startup probe, then for the readiness probe."""
+        """Wait for the startup probe, then for the readiness probe."""
         for kind in ("startupProbe", "readinessProbe"):
             self.wait_for(kind, passes=True)
 
     def wait_for(self, kind: str, passes: bool) -> None:
-        """Waits until a probe passes, or fails."""
+        """Wait until a probe passes (`passes`) or fails."""
         deadline = time.monotonic() + START_S
         while self.probe(kind) is not passes:
             self.check()
@@ -93,12 +92,12 @@ class Pod:
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Raises UnavailableError if the container has ended by itself."""
+        """Raise UnavailableError if the container has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             raise UnavailableError(f"{self.name} ended with {self._process.poll()}: {self.log[-500:]}")
 
     def probe(self, kind: str) -> bool:
-        """Does what the kubelet would do once."""
+        """Run a probe once, like the kubelet; return whether it passes."""
         probe = self.container[kind]
         if "grpc" in probe:
             return self._ask_health(probe["grpc"]["port"], probe["grpc"].get("service", ""))
@@ -109,7 +108,7 @@ class Pod:
         return self._connects(probe["tcpSocket"]["port"])
 
     def end(self) -> int:
-        """Ends it as the kubelet does: preStop, SIGTERM, SIGKILL after the grace time; the exit code."""
+        """End the pod like the kubelet (preStop, SIGTERM, SIGKILL after the grace period); return the exit code."""
         grace_s = self.workload.pod["terminationGracePeriodSeconds"]
         started = time.monotonic()
         if hook := self.container.get("lifecycle", {}).get("preStop"):
@@ -124,7 +123,7 @@ class Pod:
             return process.wait()
 
     def stop(self) -> None:
-        """Ends it at once, if it runs."""
+        """Kill the pod, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -139,7 +138,7 @@ class Pod:
         return start_service(started, self._directory / "log", given)
 
     def _local(self, text: str) -> str:
-        """Addresses and mounted paths, replaced by those of this machine, all in one go."""
+        """Replace addresses and mounted paths in a text by those of this machine."""
         services = [row["metadata"]["name"] for row in self._objects.of_kind("Service")]
         paths = {row["mountPath"]: row["name"] for row in self.container.get("volumeMounts", [])}
         pattern = re.compile(
@@ -192,11 +191,11 @@ class Pod:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """A pattern of the names, the longest first."""
+    """Return a pattern of the names, the longest first."""
     return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
 def _machine() -> dict[str, str]:
-    """PATH has what an image would have there."""
+    """Return the environment of this machine for a pod; PATH has the programs of an image."""
     programs = os.pathsep.join([str(Path(find_redis_binary()).parent), os.environ["PATH"]])
     return {name: os.environ[name] for name in _OF_THE_MACHINE if name in os.environ} | {"PATH": programs}

@@ -1,4 +1,4 @@
-"""The rendered chart runs: its commands, environments, files and probes, as local processes.
+"""Run the rendered chart as local processes: its commands, environments, files and probes.
 
 A typo in a manifest (a flag, a port, a variable, the service of a probe) fails here.
 """
@@ -117,7 +117,7 @@ async def test_an_outage_of_redis_takes_gateways_out_and_restarts_none(cluster: 
 
 
 async def test_a_gateway_that_is_ended_loses_no_token(cluster: LocalCluster) -> None:
-    """Clients begin at the gateway that is about to end, and go on until it has ended."""
+    """Clients start at the gateway that will end, and continue until it has ended."""
     expected = await answers(gateways(cluster))
     driving = [bool((await status_of(pod)).speculators) for pod in gateways(cluster)]
     first, second = sorted(gateways(cluster), key=lambda pod: not driving[gateways(cluster).index(pod)])
@@ -157,7 +157,7 @@ TYPOS = {
 
 @pytest.mark.parametrize("typo", [None, *TYPOS])
 def test_a_typo_fails(typo: str | None, tmp_path: Path) -> None:
-    """The negative control, with the quickest of the services; without a typo it starts."""
+    """The negative control, with the service that starts fastest; without a typo it starts."""
     text = speculator_alone()
     if typo is None:
         with LocalCluster(read(text), tmp_path, tmp_path):
@@ -173,7 +173,7 @@ def test_a_typo_fails(typo: str | None, tmp_path: Path) -> None:
 
 
 def speculator_alone() -> str:
-    """The objects of one service, and a Service with links."""
+    """Return the objects of one service, and a Service with an address."""
     objects = render(values={"speculator": {"settings": {"drafter": "ngram"}}}).objects
     kept = [row for row in objects if row["metadata"]["name"] == "specinfer-speculator"]
     link = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "specinfer-speculator-x"}}

@@ -1,4 +1,4 @@
-"""The chart with TLS and API keys runs: files of Secrets and probes fit the services."""
+"""Run the chart with TLS and API keys: files of Secrets and probes fit the services."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.native, pytest
 
 
 class Secrets:
-    """Secrets that an operator would put in the place of the placeholders."""
+    """Real Secrets, which replace the placeholders of the cases."""
 
     def __init__(self, directory: Path) -> None:
         self.public, self._inner = Authority(directory, "public"), Authority(directory, "inner")
@@ -39,7 +39,7 @@ class Secrets:
         }
 
     def put_into(self, objects: Rendered) -> None:
-        """Add them to what the chart makes."""
+        """Add the Secrets to the chart's objects."""
         assert {name: set(files) for name, files in self.files.items()} == {
             name: set(files) for name, files in EXISTING.items()
         }
@@ -48,7 +48,7 @@ class Secrets:
 
 
 def certificate(pair: Pair, authority: Authority) -> Mapping[str, str]:
-    """As cert-manager names them."""
+    """Return a certificate's files with cert-manager's names."""
     files = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority.certificate}
     return {name: path.read_text() for name, path in files.items()}
 
