@@ -148,7 +148,7 @@ def test_damaged_files_are_left_aside_with_one_line(
         for _ in range(2):
             second.cache.check()
             assert torch.equal(answer(second)[1], expected)
-    assert len([line for line in caplog.messages if "this prefix is ignored" in line]) == 1, (
+    assert len([line for line in caplog.messages if "this cached prefix is not used" in line]) == 1, (
         "the chain ends there"
     )
 
