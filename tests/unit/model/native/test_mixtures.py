@@ -194,8 +194,8 @@ def test_a_row_has_some_of_the_experts(used: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "field", "value", "reason"),
     [
-        ("granitemoe", "num_local_experts", None, "number of experts = None: must be a whole number"),
-        ("qwen3_moe", "num_local_experts", "8", "number of experts = '8': must be a whole number"),
+        ("granitemoe", "num_local_experts", None, "num_local_experts = None: must be a whole number"),
+        ("qwen3_moe", "num_local_experts", "8", "num_local_experts = '8': must be a whole number"),
         ("qwen3_moe", "decoder_sparse_step", 0, "decoder_sparse_step = 0: must be a whole number above 0"),
         ("mixtral", "intermediate_size", 0, "intermediate_size = 0: must be a whole number above 0"),
     ],
