@@ -206,7 +206,9 @@ def test_sixteen_nodes_count_as_one_state() -> None:
     runner.forward([Segment(first, [5], tokens_of(1, 17), [-1] * 17)])
     assert (states.needed, len(states)) == (3, 18)
     runner.forward([Segment(second, [5])])
-    with pytest.raises(ExhaustedError, match="memory of recurrent layers full: 4 states needed, 2 free"):
+    with pytest.raises(
+        ExhaustedError, match="memory for recurrent states full: a request needs 4 more, 2 are free"
+    ):
         runner.cache.reserve(second, 1, 32)
     runner.cache.commit(first, [3])
     assert (states.needed, len(states)) == (2, 2)
@@ -311,5 +313,5 @@ def test_parts_that_know_only_attention_refuse_such_models(family: str) -> None:
     model = random_model(family)
     with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*recurrent layers"):
         runner_of(model, executor="native", kv_window=64)
-    with pytest.raises(SettingError, match="recurrent layers need native or generic"):
+    with pytest.raises(SettingError, match="recurrent layers need the native or generic executor"):
         runner_of(model, executor="torch")
