@@ -245,7 +245,7 @@ def test_memory_is_used_again() -> None:
 
 
 def test_no_prefixes_are_kept_in_files(tmp_path: Any) -> None:
-    with pytest.raises(SettingError, match="states of recurrent layers are not kept in files"):
+    with pytest.raises(SettingError, match="must be empty for models with recurrent layers"):
         make("qwen3_5_text").keep_prefixes(tmp_path, "model", 1 << 20)
 
 
