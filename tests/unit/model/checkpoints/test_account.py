@@ -138,7 +138,7 @@ def test_an_index_is_that_of_the_files(tmp_path: Path) -> None:
         (listed | {"c": "model-3.safetensors"}, "lists model-3.safetensors, which the directory lacks"),
         (listed | {"c": "model-2.safetensors"}, "differ in c"),
         ({"a": "model-1.safetensors", "b": "model-1.safetensors"}, "differ in b"),
-        ([1], "not an index of tensors"),
+        ([1], "must have weight_map"),
     ):
         write(wrong)
         with pytest.raises(IncompatibleError, match=reason):

@@ -222,7 +222,7 @@ def test_parts_are_joined_or_refused(tmp_path: Path) -> None:
         GgufWeights(paths[1])
     other = paths[1].read_bytes()
     paths[1].write_bytes(paths[2].read_bytes())
-    with pytest.raises(IncompatibleError, match=r"00002-of-00003\.gguf states that it is part 3 of 3"):
+    with pytest.raises(IncompatibleError, match=r"00002-of-00003\.gguf contains part 3 of 3"):
         GgufWeights(paths[0])
     paths[1].write_bytes(other)
     paths[2].unlink()
