@@ -31,7 +31,9 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
     sizes = [config.hidden_size, config.intermediate_size]
     if config.experts is not None:
         sizes += [config.experts.intermediate_size, config.experts.shared_size]
-    if config.head_dim % LANES or any(size % 2 for size in sizes):
+    if odd := [size for size in sizes if size % 2]:
+        raise IncompatibleError(f"native kernels: hidden or MLP size {odd[0]}: must be even")
+    if config.head_dim % LANES:
         raise IncompatibleError(
             f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
         )
