@@ -62,7 +62,6 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
 def build_engine(
     settings: VerifierSettings, runner: ModelRunner, compiler: Compiler | None
 ) -> VerifierEngine:
-    """Return an engine with the limits of the settings."""
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
     if settings.kv_window:
         log.warning(

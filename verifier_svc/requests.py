@@ -35,8 +35,6 @@ _SPECULATION = {
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """A decoded message."""
-
     plan: HostPlan
     grant: Grant
     refused: dict[int, VerifyOutcome] = field(default_factory=dict)

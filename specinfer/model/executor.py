@@ -128,14 +128,12 @@ class TorchExecutor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots."""
         here, there = self._tensor(source), self._tensor(target)
         for cache in (self._keys, self._values):
             # index_select copies before the write: source and target may overlap
             cache.index_copy_(1, there, cache.index_select(1, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions."""
         here = self._tensor(slots)
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())

@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 
 class LoadedModel(NamedTuple):
-    """Arguments of a `ModelRunner`."""
-
     config: ModelConfig
     executor: Executor
     num_blocks: int

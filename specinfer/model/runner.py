@@ -66,7 +66,6 @@ class ModelRunner:
     def build(
         cls, config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
     ) -> "ModelRunner":
-        """Build a runner from configuration and weights; see `build_model`."""
         return cls(*build_model(config, weights, options, ranks))
 
     @property

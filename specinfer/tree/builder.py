@@ -28,11 +28,9 @@ class TreeBuilder:
 
     @property
     def proposals(self) -> int:
-        """Number of recorded proposals."""
         return len(self._proposals)
 
     def find(self, parent: int, token_id: int) -> int | None:
-        """Return the child of `parent` with this token, or None."""
         return self._index.get((parent, token_id))
 
     def add(self, parent: int, token_id: int, score: float = 1.0) -> int:

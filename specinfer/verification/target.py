@@ -121,7 +121,7 @@ class AdjustedTarget(LogitsTarget):
 
 
 class ChosenTarget:
-    """Predictions that a device has chosen for all nodes."""
+    """Next tokens that a device has chosen, for all nodes."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices

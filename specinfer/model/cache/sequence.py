@@ -86,7 +86,6 @@ class KVSequence:
 
 
 def blocks_for(tokens: int) -> int:
-    """Return the number of blocks for this many tokens."""
     return -(-tokens // BLOCK_TOKENS)
 
 

@@ -17,7 +17,6 @@ FACTOR_NUMBERS = dict.fromkeys(FACTORS, 0)
 
 
 def factor_fields(hf: Any) -> Fields:
-    """Return the fields of Granite's factors."""
     return {
         "embedding_scale": float(hf.embedding_multiplier),
         "attention_scale": float(hf.attention_multiplier),

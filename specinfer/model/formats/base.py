@@ -51,7 +51,6 @@ class BlockFormat(Format):
 
     type_name: str
     block: int
-    """Number of weights in a block."""
     block_bytes: int
     quantise_blocks: Callable[[Floats], Bytes]
     """Quantises rows [n, K] float32 to bytes."""

@@ -19,7 +19,7 @@ The last one maps it to 113.
 
 
 def quantise_iq4_nl(x: Floats) -> Bytes:
-    """Return blocks [blocks, 18] of rows."""
+    """Return the bytes [blocks, 18] of rows."""
     groups = grouped(x, 32)
     factor = to_half(fit(groups, -127, _nearest, _SHARES))
     codes = _codes(groups * inverse_of(factor.astype(np.float32)))
@@ -27,7 +27,7 @@ def quantise_iq4_nl(x: Floats) -> Bytes:
 
 
 def quantise_iq4_xs(x: Floats) -> Bytes:
-    """Return blocks [blocks, 136] of rows."""
+    """Return the bytes [blocks, 136] of rows."""
     groups = grouped(x, 32)
     factor, scales, inverse = shared(fit(groups, -127, _nearest, _SHARES), -32, 8)
     codes = _codes(groups * inverse)

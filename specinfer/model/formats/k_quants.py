@@ -20,7 +20,7 @@ _SHARES_OF_SIX = (0.96, 0.98, 1.0, 1.02)
 
 
 def quantise_q2_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 84] of rows."""
+    """Return the bytes [blocks, 84] of rows."""
     fitted = Affine(grouped(x, 16), 3, 15, 16)
     scales = fitted.scales | fitted.minimums << 4
     parts = [scales, _pairs_of_bits(fitted.codes), half_bytes(fitted.d), half_bytes(fitted.dmin)]
@@ -28,7 +28,7 @@ def quantise_q2_k(x: Floats) -> Bytes:
 
 
 def quantise_q3_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 110] of rows."""
+    """Return the bytes [blocks, 110] of rows."""
     groups, nearest = grouped(x, 16), partial(_nearest, -4)
     factor, scales, inverse = shared(fit(groups, -4, nearest, _SHARES_OF_THREE), -32, 16)
     codes = np.ascontiguousarray((nearest(groups * inverse) + 4).astype(np.uint8).T).reshape(-1, 256)
@@ -44,13 +44,13 @@ def quantise_q3_k(x: Floats) -> Bytes:
 
 
 def quantise_q4_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 144] of rows."""
+    """Return the bytes [blocks, 144] of rows."""
     fitted = Affine(grouped(x, 32), 15, 63, 8)
     return np.concatenate([_head(fitted), _nibbles(fitted.codes)], 1)
 
 
 def quantise_q5_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 176] of rows."""
+    """Return the bytes [blocks, 176] of rows."""
     fitted = Affine(grouped(x, 32), 31, 63, 8)
     fifth = (fitted.codes >> 4).reshape(-1, 8, 32) << np.arange(8, dtype=np.uint8)[:, None]
     high = np.bitwise_or.reduce(fifth, 1)
@@ -58,7 +58,7 @@ def quantise_q5_k(x: Floats) -> Bytes:
 
 
 def quantise_q6_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 210] of rows."""
+    """Return the bytes [blocks, 210] of rows."""
     groups, nearest = grouped(x, 16), partial(_nearest, -32)
     factor, scales, inverse = shared(fit(groups, -32, nearest, _SHARES_OF_SIX), -128, 16)
     codes = np.ascontiguousarray((nearest(groups * inverse) + 32).astype(np.uint8).T)

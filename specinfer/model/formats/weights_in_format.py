@@ -169,7 +169,7 @@ class QuantisedWeights(NamedTensors):
         return shape_of(self._weights, name)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in blocks; None if rows contain no whole blocks.
+        """Return a matrix in blocks; None if its rows fill no blocks.
 
         Blocks of the file in this format are returned unchanged. `as_stored`: do not quantise; return only blocks
         that the file contains.

@@ -58,7 +58,6 @@ class Bucket:
 
     @property
     def tile_rows(self) -> int:
-        """Maximum rows of a tile."""
         return self.tile // self.group
 
     @property

@@ -75,7 +75,6 @@ class GpuExecutor:
             self._graphs.capture(grid)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass; return its float32 logits [R, V]."""
         bucket = None if batch.features else bucket_for(batch, self._group)
         if bucket is None:
             bucket = exact_bucket(batch, self._group)
@@ -92,11 +91,9 @@ class GpuExecutor:
             return choose(tasks)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots."""
         move(self._keys, self._values, source, target)
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions."""
         here = torch.tensor(slots, dtype=torch.int64, device=self._device)
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(2, here).float(), angles.cos(), angles.sin())

@@ -89,7 +89,6 @@ class NativeExecutor:
 
     @property
     def recurrent_states(self) -> RecurrentStates[TokenState] | None:
-        """States of recurrent layers; None: the model has no such layers."""
         return self._recurrent.states if self._recurrent is not None else None
 
     def _pack(self, weights: Weights) -> torch.Tensor:
@@ -105,12 +104,10 @@ class NativeExecutor:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values."""
         return self._memory.bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block's keys and values, of all layers."""
         return self._memory.bytes // self._memory.blocks
 
     @property
@@ -126,13 +123,11 @@ class NativeExecutor:
         return keys.tobytes() + values.tobytes()
 
     def write_block(self, block: int, data: bytes) -> None:
-        """Overwrite a block with bytes that `read_block` returned."""
         content = np.frombuffer(data, np.uint8).reshape(2, self.config.kv_layers, -1)
         for to, part in zip(self._memory.block(block), content, strict=True):
             to[:] = part
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass; return the float32 logits [R, V] of `batch.logit_rows`."""
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
         wanted = batch.features
         layers = np.array(wanted.layers if wanted else (), np.int32)
@@ -186,7 +181,6 @@ class NativeExecutor:
         )
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions."""
         angles = torch.tensor(self.config.inv_freq) * delta
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(

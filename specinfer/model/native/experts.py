@@ -17,8 +17,6 @@ EXPERT_BIASES = (
 
 
 class ExpertMatrix(NamedTuple):
-    """A matrix of one expert."""
-
     slot: int
     name: str
     """Name without the layer's prefix and ".weight"."""

@@ -121,7 +121,6 @@ class NativeModel:
         self.address = self.library.si_model_new(
             ctypes.byref(shape), self.cache, cos.data_ptr(), sin.data_ptr()
         )
-        """Address of the C++ object `Model`."""
         for layer in range(config.layers):
             self.library.si_set_layer(
                 self.address, layer, config.window(layer), config.rotary_of(layer), config.place(layer)

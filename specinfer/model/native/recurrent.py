@@ -65,9 +65,15 @@ class _Path(NamedTuple):
 
     base: Memory | None
     inside: tuple[int, ...]
-    """Tokens of the unfinished block: address of a change, or -1 - row."""
+    """Tokens of the unfinished block.
+
+    A token is the address of its stored change of the state, or in the running pass -1 - row.
+    """
     recent: tuple[int, ...]
-    """Last inputs of the convolution, likewise; `tail` has earlier ones."""
+    """Last tokens that the convolution reads, numbered like `inside`.
+
+    `tail` is the state with still earlier ones.
+    """
     tail: Memory | None
     kept: tuple[Memory, ...]
     """Stored changes of the current block's tokens."""
@@ -97,7 +103,7 @@ class NativeStates:
     """States after cached tokens, for all recurrent layers of one model."""
 
     def __init__(self, base_floats: int, token_floats: int, convolved: int, most_bytes: int) -> None:
-        """Limit the memory.
+        """Create an empty store.
 
         Args:
             base_floats: float32 numbers in a state.

@@ -52,7 +52,6 @@ class HostStore:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Bytes of each layer."""
         return [len(layer) for layer in self._layers]
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
@@ -97,7 +96,6 @@ class DiskStore:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Bytes of each layer."""
         return self._sizes
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:

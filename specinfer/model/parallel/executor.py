@@ -128,7 +128,6 @@ class ParallelExecutor:
             log.info("ranks (%s): MB of weights per rank: %s", self.ranks.place.layout, shares)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass and return its logits [R, V]."""
         parts = micro_batches(len(batch.token_ids), self.ranks.place.layout.stages, self.cost)
         layers = batch.features.layers if batch.features else ()
         with self._all_or_none("a pass"):
@@ -140,11 +139,9 @@ class ParallelExecutor:
         return logits
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots, at all ranks."""
         self._all("move", list(source), list(target))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions, at all ranks."""
         self._all("rotate", list(slots), delta)
 
     def beat(self) -> None:

@@ -69,7 +69,6 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """True if this is rank 0."""
         return self.place.rank == 0
 
     def tell(self, command: Sequence[Any]) -> None:

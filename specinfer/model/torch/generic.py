@@ -52,7 +52,6 @@ class GenericExecutor:
 
     @property
     def recurrent_states(self) -> RecurrentStates[TokenState] | None:
-        """States of recurrent layers; None: the model has no such layers."""
         return self._recurrent.states if self._recurrent else None
 
     def run(self, batch: Batch) -> torch.Tensor:
@@ -92,7 +91,6 @@ class GenericExecutor:
 
     @torch.inference_mode()
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots."""
         here, there = (
             torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
         )

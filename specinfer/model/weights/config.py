@@ -63,7 +63,6 @@ class ModelConfig:
     residual_scale: float = 1.0
     """Factor on the outputs of attention and MLP."""
     logit_scale: float = 1.0
-    """Factor on logits."""
     score_cap: float = 0.0
     """Bound c of attention scores s: `c * tanh(s / c)`; 0: none."""
     logit_cap: float = 0.0

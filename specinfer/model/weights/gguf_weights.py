@@ -102,7 +102,6 @@ class GgufWeights(NamedTensors):
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return sum(int(tensor.n_elements) for _, tensor in self._tensors.values())
 
     def bytes_by_type(self) -> Counter[str]:

@@ -35,8 +35,6 @@ class TrimmedWeights(NamedTensors):
 
 
 class TrimmedBlockWeights(TrimmedWeights):
-    """Trimmed weights for a format of blocks."""
-
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         assert isinstance(self._weights, BlockWeights)
         if name != HEAD:

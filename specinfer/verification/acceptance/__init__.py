@@ -102,7 +102,6 @@ def find_rule(name: str) -> AcceptanceRule:
 
 
 def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
-    """Return the child of each (node, token)."""
     edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
     return {edge: child for child, edge in enumerate(edges, start=1)}
 

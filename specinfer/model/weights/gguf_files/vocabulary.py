@@ -96,7 +96,7 @@ class Vocabulary:
         return templates
 
     def adapt(self, stages: dict[str, Any]) -> None:
-        """Correct a `tokenizer.json` from `transformers` by the file's keys.
+        """Change a `tokenizer.json` of `transformers` to agree with the GGUF file.
 
         Raises:
             IncompatibleError: naming a key with an unsupported value.
