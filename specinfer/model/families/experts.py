@@ -58,7 +58,7 @@ class Experts:
             )
         if type(self.used) is not int or not 0 < self.used <= self.count:
             raise IncompatibleError(
-                f"num_experts_per_tok = {self.used!r}: must be from 1 to the {self.count} experts"
+                f"num_experts_per_tok = {self.used!r}: must be from 1 to {self.count}, the number of experts"
             )
 
 

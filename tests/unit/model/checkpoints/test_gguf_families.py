@@ -205,7 +205,7 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        ("granite", {"residual_scale": None}, "no field granite.residual_scale"),
+        ("granite", {"residual_scale": None}, "lacks the key granite.residual_scale"),
         ("phi3", {"rope.scaling.type": "yarn"}, "none and longrope are supported"),
         ("phi3", {"rope.scaling.type": "longrope"}, "'longrope' with factors"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, "has 1 entries: must be 4"),
@@ -230,7 +230,7 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
             {"expert_used_count": "x"},
             "expert_used_count = 'x': must be a whole number above 0",
         ),
-        ("granitemoehybrid", {"residual_scale": None}, "no field granitehybrid.residual_scale"),
+        ("granitemoehybrid", {"residual_scale": None}, "lacks the key granitehybrid.residual_scale"),
         ("granitemoehybrid", {"rope.dimension_count": 8}, "dimension_count = 8: must be 16, a head"),
         ("gemma2", {"attention.temperature_scale": 0.5}, "temperature_scale = 0.5: is not supported"),
     ],

@@ -225,7 +225,7 @@ def test_states_at_ends_of_blocks_inside_a_tree_are_counted() -> None:
     runner.forward([Segment(first, tokens_of(1, 15), tokens_of(2, 16), parents)])
     made = len({state.base.address for state in states._states.values() if state.base})
     assert (made, states.needed) == (8, 2 + 1 + 8)
-    with pytest.raises(ExhaustedError, match="11 states needed, 3 free"):
+    with pytest.raises(ExhaustedError, match="a request needs 11 more, 3 are free"):
         runner.cache.reserve(second, 14, 16, parents)
     runner.cache.commit(first, [0, 8])
     assert states.needed == 2
