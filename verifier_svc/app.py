@@ -94,7 +94,7 @@ def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
     try:
         return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
-        log.warning("%s", error)
+        log.warning("requests with constraints are refused: %s", error)
         return None
 
 

@@ -73,7 +73,7 @@ class VerifyJob:
     """
 
     def tentative(self) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of all nodes but the root, -1."""
+        """Return the nodes' tokens and parents, without the root (parent -1)."""
         if self.tree is None:
             return [], []
         return self.tree.token_ids[1:].tolist(), (self.tree.parents[1:] - 1).tolist()

@@ -1,19 +1,18 @@
-"""Growth of token trees with a small model, over any executor.
+"""Grows token trees with a small model, on any executor.
 
-Two ways to grow, both level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
-for best-first):
+A tree grows level by level, each level in one batched pass (paper, section 3; best-first: Sequoia, EAGLE-2).
 
-- best-first (default): every level expands the `beam` most probable nodes; the tree keeps the candidates with the
+- Best-first (default): each level expands its `beam` most probable nodes. The tree keeps the candidates with the
   highest path probability, up to its maximum of nodes.
-- an expansion vector <k1, ..., km>: at depth i every node expands its top k_i tokens.
+- Expansion vector <k1, ..., km>: every node at depth i gets its top k_i tokens as children.
 
 Children of greedy requests are points: the most probable tokens. Children of sampled requests are points, too: the
 tokens that win with the noise by which the target will choose (`specinfer.model.sampling.noise`). Or they are
 drawn from q, cut to its `q_support` most probable tokens and renormalised. Best-first growth ranks a draw before
 its token is known (`specinfer.tree.draws`): a rank that depends on the token is not lossless. Whether a node is
-expanded or a draw made depends only on draws of higher rank, so the tree lists its draws by rank
-(`specinfer.tree.cut`, rule 3); with an expansion vector, in the order of drawing. Ranks of points may depend on the
-noise, so a request for which any speculator draws gets points without noise (`GrowthTask.blind`).
+expanded or a draw is made depends only on draws of higher rank, so the tree lists its draws by rank
+(`specinfer.tree.cut`, rule 3); with an expansion vector, it lists them in the order of drawing. Ranks of points may
+depend on the noise, so a request for which any speculator draws gets points without noise (`GrowthTask.blind`).
 
 The compiled kernels grow the same trees in one call (`native/csrc/drafting/growth.h`, rules in `growth_rules.h`);
 this file is their reference.

@@ -1,7 +1,7 @@
-"""Stores tokens and states of the kernels' recurrent layers.
+"""Stores the states of recurrent layers for the kernels, by token.
 
 Whole states are stored at block ends only; between them each token stores its change of the state
-(`csrc/recurrent/past.h`), a thirtieth of a state. `RecurrentStates` decides which tokens to keep.
+(`csrc/recurrent/past.h`), a thirtieth of a state. `RecurrentStates` decides which tokens' states to keep.
 """
 
 import ctypes
