@@ -42,7 +42,7 @@ class Sampling:
     top_p: float = 1.0
     """Keep the most probable tokens until their sum is at least this."""
     seed: int = 0
-    """Seed of the random streams, which depend on context positions, too."""
+    """Seed of the random streams; each stream also depends on a position."""
     typical_epsilon: float = 0.0
     """Epsilon of typical acceptance (Medusa), which is lossy; 0: acceptance is lossless.
 

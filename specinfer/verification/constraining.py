@@ -120,7 +120,7 @@ class Constraining:
         self._turn = self._turn or request_id
         if self._turn != request_id:
             self._waiting += 1
-            raise ExhaustedError("another request with expensive masks comes first")
+            raise ExhaustedError("another request with an expensive constraint comes first")
         self._line.remove(request_id)
 
     def wait_for_late(self, jobs: Sequence[VerifyJob]) -> bool:

@@ -61,10 +61,7 @@ def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:
-    """Return the first context position that a windowed cache has not dropped.
-
-    Sinks are before it.
-    """
+    """Return the first context position after those that a window has dropped."""
     if cache.window is None or not sequence.evicted:
         return 0
     return sequence.evicted + cache.window.sink_blocks * cache.block_tokens

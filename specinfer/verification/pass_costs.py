@@ -75,7 +75,7 @@ def measure_passes(
     """
     with progress("measuring passes"):
         costs = list(_measure(runner, budget_s, clock, max_tokens).items())
-    log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
+    log.info("passes take %s tokens", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
     return costs
 
 

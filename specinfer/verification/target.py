@@ -36,7 +36,7 @@ class BrokenModelError(SpecInferError):
 
 
 class LateNodeError(SpecInferError):
-    """A node's mask is not ready, but its ancestors' masks are."""
+    """A node's constraint mask is not ready, but its ancestors' masks are."""
 
     def __init__(self, node: int) -> None:
         super().__init__("the node's mask is being computed")

@@ -1,9 +1,9 @@
 """Allocates the blocks of a cache, and shares them by their tokens.
 
-Prefix cache: a full block of context is filed under a hash of its tokens and of the block before it, and `claim`
-lets other sequences use it. Shared blocks are full, so no sequence writes to them. A block that no sequence uses
+Prefix cache: a full block of context is registered by a hash of its tokens and of all tokens before. `claim` finds it,
+so that other sequences use it. Shared blocks are full, so no sequence writes to them. A block that no sequence uses
 keeps its content until it is allocated again, least recently used first; its content is then written to the
-directory of prefixes, if there is one.
+prefix directory (`PrefixDirectory`), if there is one.
 
 Invariant (`check`): a block is free, or its count is the number of sequences that use it.
 """

@@ -85,9 +85,9 @@ class GgufLayout:
     raised: bool = False
     """True if files store norms' weights w as 1 + w."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """Tensors of a layer besides modules' weights and biases, likewise."""
+    """Other tensors of a layer: name in `transformers` -> name in the file."""
     further: dict[str, str] = field(default_factory=dict)
-    """Additional modules of a multi-token-prediction layer, likewise."""
+    """Additional modules of multi-token prediction: name in `transformers` -> in the file."""
     top: Mapping[str, str] = field(default_factory=dict)
     """Tensors outside the layers: name in `transformers` -> name in the file."""
     layers: str = "model.layers"

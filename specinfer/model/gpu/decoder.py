@@ -57,7 +57,7 @@ def turn(
     """Rotate queries and keys in place.
 
     `projected` is [T, heads + 2 KV heads, D]; `angles` are cosines and sines [T, 1, R]. `norms` are applied before the
-    rotation; None: none.
+    rotation, if given.
     """
     cos, sin = angles
     half = cos.shape[-1] // 2

@@ -83,7 +83,7 @@ class Bucket:
 
     @property
     def starts(self) -> dict[str, int]:
-        """Start of each section, aligned for vector loads."""
+        """Index of each section in the description, aligned for vector loads."""
         starts, at = {}, 0
         for name, size in self.sections.items():
             starts[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED

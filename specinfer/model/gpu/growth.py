@@ -36,7 +36,7 @@ from specinfer.tree.builder import point_tree
 
 log = logging.getLogger(__name__)
 MIN_WIDTH = 32
-"""Width of the smallest captured sequence, for trees of fewer nodes, too."""
+"""Minimum width of captured sequences; smaller trees share that sequence."""
 MAX_CANDIDATES = 4096
 """Maximum candidates per level and tree, the maximum of one program."""
 BLOCK = 1024

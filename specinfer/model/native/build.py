@@ -153,7 +153,7 @@ def _compiled() -> Path:
     compiler = find_compiler()
     path = _library_path(compiler)
     if not path.is_file():
-        log.info("compiling the native kernels (once)")
+        log.info("compiling the native kernels; later starts use the result")
         compile_library(compiler, THIS_PROCESSOR, path)
     return path
 

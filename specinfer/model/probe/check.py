@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _ROUNDING = {torch.float32: 1e-3}
 """Maximum difference of logits from rounding, in standard deviations of the logits."""
 _ROUNDING_OF_HALVES = 0.2
-"""The same maximum for 16-bit types."""
+"""Maximum difference for 16-bit types, in standard deviations of the logits."""
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
 """Minimum prompt length in tokens; models that cannot read it are refused."""
