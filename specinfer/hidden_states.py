@@ -1,7 +1,6 @@
-"""Store hidden states of a range of context positions. Pure.
+"""Stores the target's hidden states for a range of context positions.
 
-The range grows at its end and shrinks at its start. It is a queue of pieces, so that the cost of a step does
-not depend on the range's length.
+The range grows at its end and shrinks at its start. It is a queue of arrays: appending never copies the range.
 """
 
 from collections import deque
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bfloat16 = NDArray[np.int16]
-"""[positions, layers, hidden]"""
+"""Bfloat16 numbers as their 16 bits, [positions, layers, hidden]."""
 
 
 class States:
@@ -23,14 +22,17 @@ class States:
         self.append(states)
 
     def append(self, states: Bfloat16) -> None:
-        """Append states of the positions from `stop`."""
+        """Append the states of positions `stop`, `stop` + 1, ..."""
         if len(states):
             self._pieces.append(states)
             self.stop += len(states)
             self.nbytes += states.nbytes
 
     def read(self, start: int, max_rows: int | None = None) -> Bfloat16:
-        """Return at most `max_rows` states from the stored position `start`."""
+        """Return the states of at most `max_rows` positions, from position `start` on.
+
+        `start` must be in the range.
+        """
         parts: list[Bfloat16] = []
         begins = self.stop
         for piece in reversed(self._pieces):
@@ -42,7 +44,7 @@ class States:
         return states[:max_rows]
 
     def drop(self, position: int) -> None:
-        """Remove the states before a position."""
+        """Remove the states of all positions below `position`."""
         while self._pieces and self.start < position:
             piece = self._pieces.popleft()
             gone = min(len(piece), position - self.start)

@@ -1,4 +1,4 @@
-"""Define sampling parameters, and keys of requests' random streams.
+"""Defines sampling parameters, and the keys of requests' random streams.
 
 This module imports no tensors: `specinfer.model.sampling.distributions` applies the parameters to logits.
 Invariant: every `Sampling` object is valid.
@@ -22,9 +22,9 @@ _RANGES = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
-"""Minimum and maximum value by field."""
+"""Field -> its minimum and maximum."""
 _NOISE = 2**32
-"""Seed index of the noise; speculators' indices are below."""
+"""Stream index for the noise's seed; indices of speculators are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Sampling:
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of most probable tokens whose probability reaches this."""
+    """Keep the most probable tokens until their sum is at least this."""
     seed: int = 0
-    """Seed of the counter-based random stream."""
+    """Seed of the random streams; each stream also depends on a position."""
     typical_epsilon: float = 0.0
-    """Epsilon of typical acceptance (Medusa), which is lossy; 0: lossless.
+    """Epsilon of typical acceptance (Medusa), which is lossy; 0: acceptance is lossless.
 
     Greedy requests stay lossless, as only the most probable token passes any threshold.
     """
@@ -53,13 +53,16 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs (token id, addition to its logit), each token once."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of generated tokens, not of prompt tokens."""
+    """Penalty that is subtracted from the logits of all generated tokens."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time it was generated."""
+    """Penalty on a token's logit for each time it was generated."""
     min_p: float = 0.0
-    """Minimum probability relative to the most probable token's; 0 keeps all."""
+    """Minimum probability of kept tokens, relative to the largest; 0 keeps all."""
     repetition_penalty: float = 1.0
-    """Divides positive logits of tokens in prompt and answer; multiplies negative ones."""
+    """Divisor of positive logits of tokens in prompt and answer.
+
+    Negative logits are multiplied by it.
+    """
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -87,7 +90,7 @@ class Sampling:
                 raise InvalidInputError("logit_bias", bias, "must be in [-100, 100]")
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Check token ids against the target's vocabulary.
+        """Check that all tokens of `logit_bias` are in the target's vocabulary.
 
         Raises:
             InvalidInputError: naming the field and its value.
@@ -95,7 +98,7 @@ class Sampling:
         for token, _ in self.logit_bias:
             if not 0 <= token < vocab_size:
                 # as a string, which `for_logs` leaves out
-                raise InvalidInputError("logit_bias", str(token), f"not in the vocabulary of {vocab_size}")
+                raise InvalidInputError("logit_bias", str(token), f"must be from 0 to {vocab_size - 1}")
 
     @property
     def adjusts(self) -> bool:
@@ -132,23 +135,23 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class StreamDomain(IntEnum):
-    """Purpose of a random stream; streams of different purposes are independent."""
+    """Use of a random stream; streams of different uses are independent."""
 
     VERIFY = 0
     DRAFT = 1
 
 
 def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -> tuple[int, int]:
-    """Return the 64-bit key words of a position's random stream.
+    """Return the key, two 64-bit words, of a position's random stream.
 
-    The key depends on the position, not on the call, so that resuming a request or batching it with others
-    does not change its result. `index` separates several streams at one position (for drafters, the node).
+    The key depends on the position, not on the call, so that resuming a request or batching it with others does not
+    change its result. `index` separates several streams at one position (for drafters, the node).
     """
     return seed, (position << 32) | (index << 1) | domain
 
 
 def request_seed(seed: int, request_id: str) -> int:
-    """Return the target's seed of a request for which speculators draw.
+    """Return the target's seed for a request whose trees contain draws.
 
     Requests with equal seeds and different ids then have independent draws.
     """
@@ -157,22 +160,22 @@ def request_seed(seed: int, request_id: str) -> int:
 
 
 def draft_seed(seed: int, speculator: int) -> int:
-    """Return a speculator's own seed, as merged drafts must be independent."""
+    """Return a speculator's seed: draws of different speculators must be independent."""
     return split_mix(seed, speculator)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the key of `specinfer.model.sampling.noise` for a position."""
+    """Return the key of a request's noise at a position (`sampling.noise`)."""
     return split_mix(noise_state(seed), position)
 
 
 def noise_state(seed: int) -> int:
-    """Return the SplitMix64 state for a request's noise keys."""
+    """Return the SplitMix64 state that generates a request's noise keys."""
     return split_mix(seed, _NOISE)
 
 
 def split_mix(state: int, index: int) -> int:
-    """Return output number `index` of SplitMix64 with this state."""
+    """Return number `index` in the sequence that SplitMix64 generates from a state."""
     z = (state + (index + 1) * 0x9E3779B97F4A7C15) & MAX_SEED
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MAX_SEED
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MAX_SEED

@@ -1,1 +1,1 @@
-"""The verifier service: checks token trees in passes of the target."""
+"""The verifier service: verifies token trees in passes of the target."""

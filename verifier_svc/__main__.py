@@ -1,4 +1,4 @@
-"""Start of a verifier: settings -> model -> engine -> servicer -> server."""
+"""Starts a verifier: settings -> model -> engine -> servicer -> server."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
 
 
 async def serve(settings: VerifierSettings) -> None:
-    """Serve until signalled, or run one rank's part of a shared model."""
+    """Run a verifier until a signal, or one rank's part of it."""
     rank = own_rank()
     if rank is None and layout_of(settings).ranks > 1:
         from verifier_svc.launcher import launch
@@ -39,7 +39,7 @@ async def serve(settings: VerifierSettings) -> None:
 
 
 async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
-    """Serve gateways, in rank 0 or the only process."""
+    """Serve gateways: the work of rank 0, or of the only process."""
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tracer = open_tracer(PROGRAM, settings)
@@ -55,7 +55,6 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run `python -m verifier_svc`."""
     rank = own_rank()
     name = f"verifier-rank-{rank}" if rank else "verifier"
     run_service(PROGRAM, VerifierSettings, argv, lambda _: name, serve)

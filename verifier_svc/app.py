@@ -1,4 +1,4 @@
-"""The parts of a verifier: model, engine, resident speculators, servicer."""
+"""Creates the parts of a verifier: model, engine, resident speculators, servicer."""
 
 import logging
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
 WINDOWED_CONTEXT = 2**20
-"""Maximum context in tokens with `--kv-window`, whose cache has no limit."""
+"""Maximum context in tokens with `--kv-window`: windowed models have no other limit."""
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,7 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
 
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
-    """Load the model, or this rank's part of a shared model.
+    """Load the model, or this rank's part of it.
 
     Raises:
         SettingError: naming a wrong option, before weights are read.
@@ -62,7 +62,6 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
 def build_engine(
     settings: VerifierSettings, runner: ModelRunner, compiler: Compiler | None
 ) -> VerifierEngine:
-    """Return the engine with the settings' limits; warn of a windowed cache."""
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
     if settings.kv_window:
         log.warning(
@@ -78,7 +77,7 @@ def build_engine(
 
 
 def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> None:
-    """Store prefixes in `prefix_cache_directory`, if set.
+    """Keep cached prefixes in `prefix_cache_directory`, if it is set.
 
     Raises:
         SettingError: if the executor cannot copy blocks of its cache.
@@ -91,11 +90,11 @@ def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: 
 
 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
-    """Return a compiler of constraints; None if the tokenizer allows none."""
+    """Return a compiler of constraints; None if the tokenizer supports none."""
     try:
         return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
-        log.warning("%s", error)
+        log.warning("requests with constraints are refused: %s", error)
         return None
 
 
@@ -107,11 +106,12 @@ def describe(
     context_s: float,
     resident: speculator_pb2.DescribeSpeculatorReply,
 ) -> verifier_pb2.DescribeVerifierReply:
-    """Return the answer to `Describe`.
+    """Return the reply to `Describe`.
 
     Args:
         pass_costs: (rows, seconds) of passes.
-        context_s: seconds that a token of context adds to each row of a pass.
+        context_s: seconds that each context token adds to each row of a pass.
+        resident: description of the resident speculators.
     """
     config, limits = engine.runner.config, engine.limits
     return verifier_pb2.DescribeVerifierReply(
@@ -143,13 +143,14 @@ def describe(
 
 
 def _pass_costs(engine: VerifierEngine) -> tuple[list[tuple[int, float]], float]:
-    """Return the costs of passes and of context, for `describe`."""
+    """Measure the costs of passes and of context, as `describe` needs them."""
     warm_up(engine)
     costs = measure_passes(engine.runner, max_tokens=engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:
         log.info(
-            "pipeline stages wait for others in %.0f %% of that time", 100 * parallel.stage_seconds.bubble
+            "pipeline stages were idle for %.0f %% of the measured passes' time",
+            100 * parallel.stage_seconds.bubble,
         )
     return costs, measure_context(engine.runner, costs)
 
@@ -161,7 +162,7 @@ async def make_servicer(
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
 ) -> VerifierServicer:
-    """Return the servicer of a loaded model, after measuring its passes."""
+    """Return the servicer for a loaded model; measures passes first."""
     directory = resolve_model(settings.model)
     tokenizer = await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)

@@ -1,4 +1,4 @@
-"""Encodes a host's steps as messages; `verifier_svc.requests` decodes messages."""
+"""Encodes the steps of a host as messages; `verifier_svc.requests` decodes messages."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from specinfer.wire.tree_codec import encode_tree
 
 
 def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> verifier_pb2.Verdict:
-    """Encode an outcome, with its `tree` if the gateway lacks it."""
+    """Encode an outcome, with its merged `tree` if the gateway lacks it."""
     message = verifier_pb2.Verdict(
         request_id=outcome.request_id,
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
@@ -34,13 +34,13 @@ def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> ver
 
 
 def made_trees(step: HostStep) -> Mapping[str, TokenTree]:
-    """Return the merged trees that the gateway lacks, by request id."""
+    """Return merged trees that the gateway does not know, by request id."""
     verbatim = step.plan.verbatim
     return {name: tree for name, tree in step.trees.items() if name not in verbatim and len(tree) > 1}
 
 
 def encode_drafts(step: HostStep, speculators: int) -> verifier_pb2.ResidentDrafts | None:
-    """Encode counts of a step's resident drafts; None without drafts."""
+    """Encode statistics of a step's resident drafts; None if there were none."""
     if not step.draft_times:
         return None
     own_seconds = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}

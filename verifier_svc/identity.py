@@ -1,4 +1,4 @@
-"""Identity of a verifier's process, model and tokenizer."""
+"""Identifies a verifier's process, model and tokenizer."""
 
 import secrets
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from verifier_svc.settings import VerifierSettings
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Parts of `Describe` that differ after a change of process or model."""
+    """Fields of `Describe` that change with the process or the model."""
 
     instance_id: str
     """Random id of this process."""
@@ -30,7 +30,7 @@ class Identity:
         """Return the identity of a directory's model under these settings.
 
         Args:
-            blocks: block formats of the weights, if the format is the file's.
+            blocks: GGUF types of the quantised matrices.
 
         Raises:
             SettingError: if the directory lacks a configuration or weights.

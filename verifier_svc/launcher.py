@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(settings: VerifierSettings, program: str) -> None:
-    """Start all ranks here with this process's flags; wait for them.
+    """Start all ranks on this machine with this process's flags; wait.
 
     Raises:
         SettingError: if the model cannot be divided among these ranks.
@@ -60,9 +60,9 @@ def launch(settings: VerifierSettings, program: str) -> None:
 
 
 def _reason(failures: Mapping[int, ProcessFailure]) -> str:
-    """Return which rank ended first, and how.
+    """Describe the rank that ended first.
 
-    `LOST_GROUP` is the exit code of ranks that ended because another rank had.
+    Ranks that ended because another rank had have the exit code `LOST_GROUP`.
     """
     first = {rank: failed for rank, failed in failures.items() if failed.exitcode != LOST_GROUP}
     rank, failure = next(iter((first or failures).items()))

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the verifier.
+"""Exports Prometheus metrics of the verifier.
 
 The engine thread counts a step after its reply was sent, which takes 25 us.
 """
@@ -28,24 +28,22 @@ _LARGEST = "257+"
 
 
 class CacheView(NamedTuple):
-    """Use of the cache: present values, and counts since the start."""
+    """The cache's present use, and its counts since the start."""
 
     requests: int
     capacity_tokens: int
     free_tokens: int
     queried_tokens: int
-    """Prompt tokens looked up."""
+    """Number of prompt tokens looked up."""
     shared_tokens: int
-    """Looked-up tokens whose keys and values were cached."""
+    """Number of prompt tokens with cached keys and values."""
     restored_tokens: int
-    """Looked-up tokens read from the directory of prefixes."""
+    """Number of prompt tokens read from the prefix directory."""
     dropped_tokens: int
-    """Context tokens dropped by `--kv-window`."""
+    """Number of context tokens dropped by `--kv-window`."""
 
 
 class CacheMetrics:
-    """Metrics of the cache."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, registry=registry)
@@ -68,7 +66,7 @@ class CacheMetrics:
         self._queried = self._shared = self._restored_before = self._dropped_before = 0
 
     def observe(self, cache: CacheView) -> None:
-        """Set the gauges, and add the growth of the counts."""
+        """Set the gauges; increase the counters to these counts."""
         self._requests.set(cache.requests)
         self._capacity.set(cache.capacity_tokens)
         self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
@@ -82,10 +80,8 @@ class CacheMetrics:
 
 
 class VerifierMetrics:
-    """Metrics of steps, passes and requests."""
-
     def __init__(self, registry: CollectorRegistry, drafters: Sequence[str] = ()) -> None:
-        """Register the metrics; `drafters` are the names of the resident speculators."""
+        """Register the metrics; `drafters` are the resident speculators' names."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
@@ -144,7 +140,7 @@ class VerifierMetrics:
         declare_build_info(registry)
 
     def describe(self, model: verifier_pb2.DescribeVerifierReply) -> None:
-        """Export the model's description as labels."""
+        """Export the model's name, type and executor as labels."""
         self._model.labels(
             model.model,
             model.dtype,
@@ -182,13 +178,13 @@ class VerifierMetrics:
             self._memory.labels(str(number), "cache").set(rank.cache_bytes)
 
     def observe_stages(self, total: StageSeconds) -> None:
-        """Count the stages' seconds; `total` is since the start."""
+        """Increase the counters to these seconds since the start."""
         self._stages.labels("busy").inc(total.busy - self._observed.busy)
         self._stages.labels("idle").inc(max(0.0, total.idle - self._observed.idle))
         self._observed = total
 
     def observe_masks(self, seconds: float, deferred: int, cut: int) -> None:
-        """Set the counters of masks to these totals since the start."""
+        """Increase the counters of masks to these totals since the start."""
         totals = (seconds, deferred, cut)
         new = [now - before for now, before in zip(totals, self._masks, strict=True)]
         self._masks = totals
@@ -197,7 +193,7 @@ class VerifierMetrics:
         self._masks_late.labels("cut").inc(new[2])
 
     def refused(self, entries: int) -> None:
-        """Count entries that were refused before the step: invalid, unknown or duplicate."""
+        """Count entries that were refused before their step: invalid, unknown or duplicate."""
         self._entries[EntryStatus.ERROR].inc(entries)
 
 

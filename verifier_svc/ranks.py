@@ -1,4 +1,4 @@
-"""Runs a process that is one of a model's several ranks.
+"""Runs a process that is one of the model's ranks.
 
 Rank 0 is the verifier that gateways call; the other ranks run the passes that rank 0 sends. If a rank ends or hangs,
 all end. torchrun starts them, on one machine or several, or `verifier_svc.launcher` does on this machine.
@@ -23,11 +23,10 @@ from verifier_svc.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
 _BEATS = 3
-"""Heartbeats per `rank_timeout_seconds`."""
+"""Number of heartbeats per `rank_timeout_seconds`."""
 
 
 def layout_of(settings: VerifierSettings) -> Layout:
-    """Return the settings' division of the model among ranks."""
     return Layout(settings.tensor_parallel, settings.pipeline_parallel)
 
 
@@ -37,7 +36,7 @@ def own_rank() -> int | None:
 
 
 def join(settings: VerifierSettings) -> Ranks | None:
-    """Join the group of ranks; return None if there is only one."""
+    """Join the group of ranks; return None if there is one rank."""
     if layout_of(settings).ranks == 1:
         return None
     end_with_parent(signal.SIGKILL)
@@ -57,7 +56,7 @@ async def follow(executor: ParallelExecutor, thread: EngineThread) -> None:
 async def leading(
     executor: ParallelExecutor | None, thread: EngineThread, timeout_s: float
 ) -> AsyncIterator[None]:
-    """Send heartbeats to the other ranks; stop them at the end."""
+    """Send heartbeats to the other ranks during the block; then stop them."""
     if executor is None:
         yield
         return
@@ -69,7 +68,7 @@ async def leading(
         with contextlib.suppress(asyncio.CancelledError):
             await beats
         if executor.stage_seconds.busy:
-            log.info("stages were idle for %.0f %% of all passes", 100 * executor.stage_seconds.bubble)
+            log.info("pipeline stages were idle %.0f %% of the time", 100 * executor.stage_seconds.bubble)
         await thread.call(executor.stop)
         await thread.call(executor.ranks.leave)
 

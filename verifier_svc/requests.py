@@ -1,4 +1,4 @@
-"""Decodes the entries of messages into parts of a step.
+"""Decodes the entries of messages into the jobs of a step.
 
 A request is known from the message that starts it over (base_len 0) until it is forgotten. Invariant: a known
 request's tokens are its first base_len tokens, which are cached, and the newest message's delta.
@@ -35,12 +35,10 @@ _SPECULATION = {
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """A decoded message."""
-
     plan: HostPlan
     grant: Grant
     refused: dict[int, VerifyOutcome] = field(default_factory=dict)
-    """Outcomes of refused entries, by their index in the message."""
+    """Refused entries' index in the message -> outcome."""
 
     def outcomes(self, served: Sequence[VerifyOutcome]) -> list[VerifyOutcome]:
         """Return one outcome per entry of the message, served or refused."""
@@ -50,17 +48,17 @@ class DecodedStep:
 
 
 class HostedRequests:
-    """Requests of the host's gateway. Used only by the engine's thread."""
+    """Known requests of the gateway. Only the engine's thread may use it."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._states = host, dict[str, RequestState]()
         host.verifier.on_release = self.forget
 
     def decode(self, message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> DecodedStep:
-        """Return a message's plan; refuse second entries of a request.
+        """Decode a message; refuse entries that are invalid, unknown or duplicate.
 
         Args:
-            no_features: error for entries that want hidden states; None if the model can return them.
+            no_features: error for entries that request hidden states; None if the model can return them.
         """
         entries: list[StepEntry] = []
         given: dict[str, TokenTree] = {}
@@ -88,7 +86,10 @@ class HostedRequests:
     def _decoded(
         self, part: verifier_pb2.VerifyEntry, twice: bool, no_features: SpecInferError | None
     ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
-        """Return an entry and its tree, or a refused entry's outcome."""
+        """Return an entry and its tree, or a refused entry's outcome.
+
+        `twice`: the message has an earlier entry of the request.
+        """
         request_id = part.request_id
         if twice:
             error = InvalidInputError("request_id", request_id, "is in the message twice")
@@ -108,7 +109,7 @@ class HostedRequests:
             return VerifyOutcome(request_id, EntryStatus.ERROR, reason)
 
     def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
-        """Forget tokens that `read_limit` excluded, and failed requests without a cache."""
+        """Forget tokens that were not computed, and failed requests without a cache."""
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)  # None if idle so long that this step forgot it
             if state is not None and outcome.status is EntryStatus.OK and outcome.verdict is None:
@@ -118,21 +119,19 @@ class HostedRequests:
             self.forget(unknown)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Forget requests, here and in the drafters."""
+        """Forget requests here and in the resident drafters."""
         names = list(request_ids)
         for request_id in names:
             self._states.pop(request_id, None)
         self._host.forget(names)
 
     def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:
-        """Return a request's entry; add the message's tokens to the request."""
+        """Return the step's entry; store the message's tokens in the request."""
         delta, longest = tuple(part.delta_token_ids), self._host.verifier.limits.max_context_len
         if not delta:
             raise InvalidInputError("delta_token_ids", [], "must not be empty")
         if part.prompt_len > longest:
-            raise InvalidInputError(
-                "prompt_len", part.prompt_len, f"at most {longest} tokens are served per request"
-            )
+            raise InvalidInputError("prompt_len", part.prompt_len, f"must be at most {longest} tokens")
         state = self._states.get(part.request_id)
         if part.base_len == 0:
             state = self._begin(part, delta, state)
@@ -159,7 +158,7 @@ class HostedRequests:
     def _begin(
         self, part: verifier_pb2.VerifyEntry, delta: Sequence[int], before: RequestState | None
     ) -> RequestState:
-        """Start a request over; drafters keep a context with equal tokens."""
+        """Start a request over; drafters keep caches of equal tokens."""
         tokens = list(delta)
         if before is not None and before.tokens[: len(tokens)] != tokens:
             self._host.forget([part.request_id])
@@ -175,7 +174,7 @@ class HostedRequests:
 
 
 class _UnknownError(Exception):
-    """The verifier lacks the request's first base_len tokens."""
+    """The verifier does not know the request's first base_len tokens."""
 
 
 def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState:
@@ -195,13 +194,13 @@ def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState
 
 
 def _keeps(grant: verifier_pb2.Grant) -> Keeps:
-    """Return the rule by which the batch's merged trees are cut."""
+    """Return the rule of a grant for cutting the batch's merged trees."""
     max_nodes, threshold = grant.step_nodes, grant.node_threshold
     return lambda kept, path_probability: kept < max_nodes and path_probability >= threshold
 
 
 def _asked(message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> WantedOutputs:
-    """Return the outputs of the target that a message asks for."""
+    """Return the hidden states and top tokens that a message requests."""
     top_k = {part.request_id: part.return_top_k for part in message.entries if part.return_top_k}
     if no_features is not None or not message.feature_layers:
         return WantedOutputs(top_k=top_k) if top_k else NOTHING_WANTED

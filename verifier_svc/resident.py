@@ -1,4 +1,4 @@
-"""The verifier's resident speculators, which draft for granted steps."""
+"""Runs resident speculators: drafters in the verifier's process."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from verifier_svc.settings import VerifierSettings
 
 
 class ResidentSpeculators:
-    """Drafters in the verifier's process, and their description in `Describe`."""
+    """Resident drafters, and their description in `Describe`."""
 
     def __init__(
         self, drafters: SpeculatorEngine | None, methods: Sequence[str], runner: ModelRunner
     ) -> None:
-        """Attach drafters, if any, to a target.
+        """Attach drafters to a target; None: there are no drafters.
 
         Raises:
             IncompatibleError: if a drafter reads hidden states or predictions that the target does not have.
@@ -37,7 +37,10 @@ class ResidentSpeculators:
 
     @classmethod
     def load(cls, settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> "ResidentSpeculators":
-        """Load the drafters of `--draft` for a target with this tokenizer fingerprint.
+        """Load the drafters of `--draft` for a target.
+
+        Args:
+            fingerprint: fingerprint of the target's vocabulary.
 
         Raises:
             SettingError: naming a flag or file that cannot be read.
@@ -71,5 +74,6 @@ class ResidentSpeculators:
             )
         if self.description.target_top_k > min(MAX_TOP_K, runner.config.vocab_size):
             raise IncompatibleError(
-                f"the drafters read {self.description.target_top_k} predictions of the target per node"
+                f"--draft reads the target's {self.description.target_top_k} most probable tokens per node: "
+                f"must be at most {min(MAX_TOP_K, runner.config.vocab_size)}"
             )

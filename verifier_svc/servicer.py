@@ -1,4 +1,4 @@
-"""Serves the verifier's host by gRPC: decodes requests, encodes replies."""
+"""Serves the verifier over gRPC: decodes requests, runs steps, encodes replies."""
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -28,17 +28,15 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A served message: its reply, and the steps that it started."""
+    """A message's reply, and the steps that served it."""
 
     reply: verifier_pb2.VerifyReply
     steps: Sequence[HostStep] = ()
     refused: int = 0
-    """Number of entries that were refused before the step."""
+    """Number of entries that were refused before their step."""
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
-    """Serves `specinfer.v1.Verifier`."""
-
     def __init__(
         self,
         host: Host,
@@ -47,13 +45,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         description: verifier_pb2.DescribeVerifierReply,
         tracer: Tracer | None = None,
     ) -> None:
-        """Serve a host, whose calls all run on `thread`."""
+        """Serve a host; all its calls run on `thread`."""
         self._host, self._engine, self._thread = host, host.verifier, thread
         self._requests = HostedRequests(host)
         self._metrics, self._description, self._tracer = metrics, description, tracer
         self._observing, self._fence = Observing(), Fence()
         self._faults = 0
-        """Number of faults that the metrics include."""
+        """Number of internal faults that the metrics have counted."""
         metrics.describe(description)
         metrics.show_memory(self._engine.runner.memory)
         self._observe_cache()
@@ -68,7 +66,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             await self._thread.call(self._conclude, step)  # while the reply travels
 
     def _step(self, request: verifier_pb2.VerifyRequest) -> _Step:
-        """Serve a message; after an internal fault, its requests are forgotten."""
+        """Serve a message; an internal fault forgets its requests."""
         try:
             if not self._admit(request.fence):
                 self._observing(self._metrics.fenced_steps.inc)
@@ -76,11 +74,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             with service_step(self._tracer, "verifier", request.traceparent, len(request.entries)):
                 return self._serve(request)
         except Exception as error:
-            log.exception("a step of %d requests failed", len(request.entries))
+            log.exception("a step of %d requests failed; they are forgotten", len(request.entries))
             return self._failed(request, error)
 
     def _admit(self, fence: int) -> bool:
-        """Return whether the lease with this number is not over.
+        """Return whether a message's lease has not ended.
 
         A new lease forgets every request: its gateway sends all contexts again.
         """
@@ -110,7 +108,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(reply, steps, len(decoded.refused))
 
     def _unknown_layers(self, layers: Sequence[int]) -> SpecInferError | None:
-        """Return an error if some layers have no hidden states."""
+        """Return the error if the model cannot return these layers' hidden states."""
         try:
             self._engine.runner.check_layers(layers)
         except SpecInferError as error:
@@ -118,7 +116,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return None
 
     def _verdicts(self, step: HostStep, outcomes: Sequence[VerifyOutcome]) -> list[verifier_pb2.Verdict]:
-        """Encode outcomes; a request whose outcome cannot be encoded fails."""
+        """Encode outcomes; a request fails if its outcome cannot be encoded."""
         trees = made_trees(step)
         return [self._encoded(outcome, trees.get(outcome.request_id)) for outcome in outcomes]
 
@@ -134,7 +132,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, reason))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
-        """Forget the requests of a failed step; return its reply.
+        """Forget the requests of a failed step; return a reply with errors.
 
         A single request gets ERROR. Several get EXHAUSTED, as any may be the cause: the gateway retries for a
         limited time.
@@ -202,7 +200,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
-        """Forget requests, unless the sender's lease is over."""
+        """Forget requests, unless the sender's lease has ended."""
         released = await self._thread.call(self._release, request.fence, list(request.request_ids))
         return common_pb2.ReleaseReply(released=released)
 

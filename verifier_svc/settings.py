@@ -1,4 +1,4 @@
-"""Settings of the verifier (environment prefix SPECINFER_VERIFIER_)."""
+"""Defines the settings of the verifier (environment prefix SPECINFER_VERIFIER_)."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -27,14 +27,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Parts of an executor to make."""
+    """Arguments for constructing an executor."""
 
     config: ModelConfig
     weights: Weights
     format: Format
     dtype: torch.dtype
     num_blocks: int
-    """Number of blocks of the cache."""
     device: str
     store: LayerStore | None = None
     """Store of offloaded layers; None: all layers are on the device."""
@@ -49,7 +48,7 @@ class Backend:
     name: str
     help: str
     supports: Callable[[ModelConfig, torch.dtype, str], str]
-    """Returns why a model cannot run on a device, or ""."""
+    """Return the reason why a model cannot run; empty if it can."""
     make: Callable[[Work], Executor]
     offloads: bool = False
     """True if the executor can run offloaded layers."""
@@ -59,11 +58,10 @@ class Backend:
     """True if the cache's numeric type may differ from the model's."""
 
     def runs(self, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str) -> str:
-        """Return why the executor cannot run a model in a format, or ""."""
+        """Return the reason why a model cannot run; empty if it can."""
         return chosen.fits(config, self.name, name_of(dtype)) or self.supports(config, dtype, device)
 
     def stores(self, kv_type: str, dtype: torch.dtype) -> bool:
-        """Return whether the executor can store keys and values in this type."""
         default_type = "bf16" if dtype is torch.bfloat16 else AUTO_KV
         return self.kv_types or kv_type in (AUTO_KV, default_type)
 
@@ -103,7 +101,7 @@ def _make_gpu(work: Work) -> Executor:
 
 def _supports_torch(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
     if any(config.recurrent_layers) or config.output_gate:
-        return f"torch executor: model_type = {config.family!r}: recurrent layers need native or generic"
+        return f"torch executor: model_type = {config.family!r}: recurrent layers need the native or generic executor"
     return ""
 
 
@@ -130,13 +128,13 @@ def executors_help() -> str:
 
 
 def refusal(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
-    """Return why no automatic backend runs a model; empty if one does."""
+    """Return the reasons why `auto` finds no backend; empty if one runs."""
     reasons = [backend.supports(config, dtype, device) for backend in candidates("auto")]
     return "; ".join(reasons) if all(reasons) else ""
 
 
 def candidates(name: str) -> list[Backend]:
-    """Return the backends that an executor's name stands for, best first."""
+    """Return the backends to try for a value of `--executor`, best first."""
     if name != "auto":
         return [BACKENDS[name]]
     return [backend for backend in BACKENDS.values() if backend.automatic]
@@ -145,12 +143,12 @@ def candidates(name: str) -> list[Backend]:
 def choose_backend(
     name: str, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str
 ) -> Backend:
-    """Return the first backend of this name that runs a model.
+    """Return the first backend of `candidates(name)` that can run a model.
 
-    Logs why earlier ones in the list cannot.
+    Logs the reasons why the candidates before cannot.
 
     Raises:
-        SettingError: naming the format or the executor, if no backend runs the model.
+        SettingError: naming `weights` or `executor`, if no candidate can run the model.
     """
     reasons: list[str] = []
     for backend in candidates(name):
@@ -159,11 +157,11 @@ def choose_backend(
             if reasons:
                 log.warning("%s; using the %s executor", "; ".join(reasons), backend.name)
             if name == "auto" and backend.name == "torch" and torch.device(device).type == "cuda":
-                log.info("--executor gpu runs passes on a GPU faster (4 to 7 times on an H200)")
-            if backend.name != "native" and dtype != torch.float32:
-                why = (
-                    "rows of a pass may round differently with its size: speculation may change close choices"
+                log.info(
+                    "device = %s: `--executor gpu` would run passes faster (4 to 7 times on an H200)", device
                 )
+            if backend.name != "native" and dtype != torch.float32:
+                why = "rounding depends on a pass's size: speculation may change close choices"
                 log.info("%s executor in %s: %s", backend.name, name_of(dtype), why)
             return backend
         reasons.append(reason)

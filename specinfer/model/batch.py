@@ -34,7 +34,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """A request's queries: rows [start, stop) over its cache blocks."""
+    """One request's rows [start, stop) of a pass, and their attention."""
 
     start: int
     stop: int
@@ -43,17 +43,17 @@ class AttentionRows:
     blocks: Sequence[int]
     """Block table: position p has slot blocks[p // B] * B + p % B."""
     visible: list[int]
-    """[rows] number of leading positions visible to each query."""
+    """[rows] each row sees positions 0 to visible - 1."""
     extra: list[list[int]]
-    """[rows] additional visible positions of each query: nodes on its path."""
+    """[rows] positions of further visible nodes: those on the row's own path."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassFeatures:
-    """Hidden states that a pass's executor writes."""
+    """Buffer for hidden states; the executor that runs the pass fills it."""
 
     layers: tuple[int, ...]
-    """Layers l, ascending: the states after l layers; 0: the embeddings."""
+    """Ascending numbers l: the states after l layers. 0: the embeddings."""
     states: NDArray[np.float32]
     """[T, len(layers), hidden]"""
 
@@ -63,7 +63,6 @@ class Batch:
     """One flattened pass."""
 
     token_ids: list[int]
-    """[T]"""
     positions: list[int]
     """[T] rotary position: index in the context, plus depth for nodes."""
     write_slots: list[int]
@@ -74,11 +73,14 @@ class Batch:
     logit_spans: list[tuple[int, int]]
     """Each segment's range in `logit_rows`: the last delta token, then nodes."""
     features: "PassFeatures | None" = None
-    """Hidden states that the pass must write; None: no states."""
+    """Buffer for hidden states; None: none are requested."""
 
 
 def flatten(segments: Sequence[Segment]) -> Batch:
-    """Build the pass. Blocks must be reserved, nodes not yet added."""
+    """Return one pass over the segments.
+
+    The segments' blocks must be reserved. Their nodes must not be in `KVSequence` yet.
+    """
     batch = Batch([], [], [], [], [], [])
     for segment in segments:
         start = len(batch.token_ids)
@@ -112,7 +114,7 @@ def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, list[i
 
 
 def _node_paths(segment: Segment) -> tuple[list[int], list[list[int]]]:
-    """Return the new nodes' depths, and their paths of tentative nodes."""
+    """Return new nodes' depths, and paths as indices of tentative nodes."""
     known = segment.sequence.nodes
     depths: list[int] = []
     paths: list[list[int]] = []

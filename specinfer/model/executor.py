@@ -1,4 +1,4 @@
-"""The interface of executors, which own weights and cache; the torch executor."""
+"""Defines the interface of executors, which run passes; has the torch executor."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,15 +19,15 @@ from specinfer.model.weights.interfaces import Blocks
 
 
 class Executor(Protocol):
-    """Runs passes with its own weights and paged cache."""
+    """Runs passes with a model's weights and its KV cache."""
 
     name: str
     """Value of `--executor`."""
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass; return the float32 logits [R, V] of logit rows.
+        """Run a pass; return the float32 logits [R, V] of `batch.logit_rows`.
 
-        It writes the keys and values of the pass, and the hidden states in `batch.features`.
+        It writes keys and values to `batch.write_slots`, and hidden states to `batch.features`.
         """
 
     def move(self, source: Slots, target: Slots) -> None:
@@ -71,7 +71,9 @@ class TorchExecutor:
     ) -> None:
         """Load the model.
 
-        `store` has the layers if they are offloaded; `surgery` divides the model for one of several ranks.
+        Args:
+            store: store of offloaded layers; None: all layers stay on the device.
+            surgery: divides the layers among tensor-parallel ranks; None: no ranks.
         """
         if store is None:
             self._model = Transformer(config, weights, dtype, device, surgery)
@@ -85,16 +87,13 @@ class TorchExecutor:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the model's tensors."""
         return self._model.weight_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values."""
         return self._keys.nbytes + self._values.nbytes
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass and return its logits [R, V]."""
         return self.logits(batch, self.hidden(batch))
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
@@ -102,10 +101,10 @@ class TorchExecutor:
         return self._model.logits(hidden[self._tensor(batch.logit_rows)])
 
     def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
-        """Return hidden states [T, hidden] before the final norm; write the cache.
+        """Return hidden states [T, hidden] after the layers; write keys and values.
 
         Args:
-            x: [T, hidden] input of the first layer here; None: embed the tokens (first pipeline stage).
+            x: [T, hidden] input of the first layer; None: the embeddings of the batch's tokens.
         """
         token_ids, positions, slots = map(self._tensor, (batch.token_ids, batch.positions, batch.write_slots))
         config = self._config
@@ -129,14 +128,12 @@ class TorchExecutor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots."""
         here, there = self._tensor(source), self._tensor(target)
         for cache in (self._keys, self._values):
             # index_select copies before the write: source and target may overlap
             cache.index_copy_(1, there, cache.index_select(1, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions."""
         here = self._tensor(slots)
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())

@@ -40,24 +40,21 @@ log = logging.getLogger(__name__)
 
 
 class LoadedModel(NamedTuple):
-    """Parts of a `ModelRunner`."""
-
     config: ModelConfig
     executor: Executor
     num_blocks: int
-    """Number of blocks of the cache."""
     window: KVWindow | None = None
     """Window of the cache; None: the cache keeps all context tokens."""
     weights: WeightFormats = NOT_COUNTED
-    """Formats of the weights in memory."""
+    """Types of the weights in memory."""
     head: TrimmedHead | None = None
-    """Head with replaceable rows; None: the rows are fixed."""
+    """Output head whose rows can be replaced; None: the rows are fixed."""
 
 
 def load_model(
     directory: Path, options: RunnerOptions, ranks: Ranks | None = None, accounted: bool = False
 ) -> LoadedModel:
-    """Load a model directory; with `ranks`, only this rank's part.
+    """Load a model from a directory; with `ranks`, only this rank's part.
 
     Args:
         accounted: True if the tensors' names and shapes were already compared with the configuration.
@@ -69,7 +66,7 @@ def load_model(
     check_options(options)
     hf, generation = load_transformers_config(directory)
     if adapter := next(directory.glob("adapter_*"), None):
-        raise IncompatibleError(f"{adapter}: adapters are not applied; merge it into the weights")
+        raise IncompatibleError(f"{adapter}: adapters are not applied; merge this one into the weights")
     if options.executor != "generic":
         try:
             config = _own_config(hf, generation, options)
@@ -89,7 +86,7 @@ def load_model(
                 check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
     if ranks is not None:
-        raise SettingError("executor", options.executor, "ranks cannot share a model of the generic executor")
+        raise SettingError("executor", options.executor, "must be auto or torch if ranks share a model")
     return _load_generic(directory, hf, generation, options)
 
 
@@ -118,7 +115,7 @@ def build_model(
 ) -> LoadedModel:
     """Build a model from its configuration and weights.
 
-    All of `ranks` must call it at the same time.
+    If `ranks` share the model, all of them must call this function at the same time.
 
     Raises:
         SettingError: naming a wrong option.
@@ -143,7 +140,7 @@ def build_model(
 def _replaceable_head(
     weights: Weights, in_format: WeightsInFormat, executor: Executor, options: RunnerOptions
 ) -> TrimmedHead | None:
-    """Return the head if it is trimmed and in its file's format."""
+    """Return the head if rows of the file can replace its rows."""
     name = HEAD if HEAD in weights else EMBEDDING
     if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
         return None
@@ -153,13 +150,13 @@ def _replaceable_head(
 
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
     if options.kv_window:
-        raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
+        raise SettingError("kv_window", options.kv_window, "must be 0 for the generic executor")
     if options.kv_tokens == AUTO_TOKENS:
         raise SettingError(
             "kv_tokens", "auto", "the generic executor needs a number: it does not know a token's bytes"
         )
     if options.layers is not None:
-        raise SettingError("layers", options.layers, "the generic executor runs all layers")
+        raise SettingError("layers", options.layers, "must be unset for the generic executor")
     if options.offload != "none":
         raise SettingError("offload", options.offload, "must be none for the generic executor")
     if any(directory.glob("*.safetensors")):
@@ -172,7 +169,6 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
 
 
 def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -> RunnerOptions:
-    """Replace `kv_tokens = "auto"` by the number of tokens that fit."""
     if options.kv_tokens != AUTO_TOKENS:
         return options
     if torch.device(options.device).type != "cpu":
@@ -186,7 +182,7 @@ def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -
     weights = sum(file.stat().st_size for file in files)
     bytes_of_token = token_bytes(config, DTYPES[options.dtype], options.kv_type)
     tokens = fitting_tokens(available_memory(), weights, bytes_of_token, config.max_positions)
-    log.info("kv_tokens = auto: %d tokens of %.1f kB", tokens, bytes_of_token / 1e3)
+    log.info("kv_tokens = auto: the cache has %d tokens of %.1f kB", tokens, bytes_of_token / 1e3)
     return replace(options, kv_tokens=tokens)
 
 
@@ -199,7 +195,9 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
 
 
 def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
-    """Return the configuration in the form that all chosen parts support.
+    """Return the configuration as all chosen parts support it.
+
+    Parts that only know layers like Llama's limit the context to a sliding window (`ModelConfig.like_llama`).
 
     Raises:
         IncompatibleError: naming the part and the property that it does not support.
@@ -215,12 +213,11 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
     if not options.kv_window:
         return None
     if not config.rotary_dim:
-        raise SettingError("kv_window", options.kv_window, "needs a model with rotary positions")
+        raise SettingError("kv_window", options.kv_window, "must be 0 for a model without rotary positions")
     return KVWindow(options.kv_window, SINKS, config.max_positions)
 
 
 def _check_shared(options: RunnerOptions) -> None:
-    """Check that ranks can share a model with these options."""
     check_numbers(options, "ranks share a model")
     check_kv_type(options, "torch")
     if options.offload != "none":

@@ -1,4 +1,4 @@
-"""Options for loading and running a model, and their checks."""
+"""Defines and checks the options for loading and running a model."""
 
 from dataclasses import dataclass
 
@@ -28,23 +28,23 @@ class RunnerOptions:
     weights: str = AUTO
     """Format of matrices: a key of `FORMATS`."""
     numbers_as: str = AUTO
-    """Format that `auto` means for files without blocks, if supported."""
+    """Format that weights = "auto" uses for unquantised checkpoints, if supported."""
     layers: int | None = None
     """Number of first layers to load; None: all."""
     token_ids: tuple[int, ...] = ()
-    """Tokens of the head's rows, in order; empty: all (`weights.trimmed`)."""
+    """Tokens for which the head keeps rows, in order; empty: all."""
     kv_window: int = 0
     """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
     kv_type: str = AUTO_KV
-    """Storage of keys and values, one of `KV_TYPES`."""
+    """Numeric type of cached keys and values, one of `KV_TYPES`."""
     offload: str = "none"
     """Place of offloaded layers: "none", "host" or "disk" (`offload.stores`)."""
     offload_directory: str = ""
-    """Directory for "disk"; empty: the cache directory."""
+    """Directory of the file for offload = "disk"; empty: the cache directory."""
 
 
 def check_options(options: RunnerOptions) -> None:
-    """Check the options that are names.
+    """Check the options whose values are names.
 
     Raises:
         SettingError: naming the option, its value and the accepted values.
@@ -64,26 +64,29 @@ def check_options(options: RunnerOptions) -> None:
 
 
 def check_kv_type(options: RunnerOptions, executor: str) -> None:
-    """Check that an executor supports the type of keys and values.
+    """Check that an executor supports `kv_type`.
 
     Raises:
-        SettingError: naming the type and the executor.
+        SettingError: if it does not.
     """
     if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
-        reason = f"the {executor} executor only stores dtype = {options.dtype}; needs --executor native"
+        reason = f"must be auto for the {executor} executor in {options.dtype}; others need --executor native"
         raise SettingError("kv_type", options.kv_type, reason)
 
 
 def check_numbers(options: RunnerOptions, subject: str) -> None:
-    """Check that the weights' format is not quantised.
+    """Check that `weights` is not a quantised format.
+
+    Args:
+        subject: start of the error: what needs unquantised weights, with a verb.
 
     Raises:
-        SettingError: for any other format.
+        SettingError: if the format is quantised.
     """
     chosen = find_format(options.weights)
     if chosen.name != AUTO and not isinstance(chosen, NumberFormat):
         raise SettingError(
-            "weights", options.weights, f"{subject} unquantised: must be auto, f32, f16 or bf16"
+            "weights", options.weights, f"must be auto, f32, f16 or bf16: {subject} unquantised"
         )
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Runs passes. Not thread-safe: only one thread may use it."""
+    """Runs passes of one model, with its KV cache. Not thread-safe."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class ModelRunner:
     ) -> None:
         self.config, self._executor = config, executor
         self.head = head
-        """Head with replaceable rows; None: the rows are fixed."""
+        """Output head whose rows can be replaced; None: the rows are fixed."""
         self.weights = weights
-        """Formats of the weights in memory."""
+        """Types of the weights in memory."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
-        """Hidden states of cached tokens, if `keep_features` was called."""
+        """Hidden states of cached tokens, for layers set by `keep_features`."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
         self.cache = PagedKVCache(num_blocks, self.features, window, states)
         self._reference_logged = False
@@ -66,17 +66,16 @@ class ModelRunner:
     def build(
         cls, config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
     ) -> "ModelRunner":
-        """Build a runner from configuration and weights; see `build_model`."""
         return cls(*build_model(config, weights, options, ranks))
 
     @property
     def parallel(self) -> ParallelExecutor | None:
-        """Ranks that share the model; None: this process has all of it."""
+        """Executor of a model divided among ranks; None: there is one rank."""
         return self._executor if isinstance(self._executor, ParallelExecutor) else None
 
     @property
     def memory(self) -> list[RankMemory]:
-        """Memory of each rank in bytes; empty if the executor reports none."""
+        """Memory of each rank; empty if the executor does not report memory."""
         executor = self._executor
         if isinstance(executor, TorchExecutor):
             return [RankMemory(executor.weight_bytes, executor.cache_bytes)]
@@ -84,7 +83,7 @@ class ModelRunner:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values in this process; 0 if unknown."""
+        """Bytes of keys and values in this process; 0: not reported."""
         return int(getattr(self._executor, "cache_bytes", 0))
 
     @property
@@ -94,11 +93,11 @@ class ModelRunner:
 
     @property
     def chooser(self) -> Chooser | None:
-        """Chooser of tokens on the logits' device; None: on the host."""
+        """Executor that can choose tokens on its device; None: the host chooses."""
         return self._executor if isinstance(self._executor, Chooser) else None
 
     def keep_prefixes(self, directory: Path, fingerprint: str, limit_bytes: int) -> PrefixDirectory:
-        """Store prefixes in a directory, for models of the same fingerprint.
+        """Keep cached prefixes in a directory, for models of the same fingerprint.
 
         Raises:
             SettingError: if the cache shares no prefixes, or the executor cannot copy blocks.
@@ -108,9 +107,9 @@ class ModelRunner:
             reason = f"the {self.executor_name} executor stores no prefixes; needs --executor native"
             raise SettingError(field, str(directory), reason)
         if self.cache.window is not None:
-            raise SettingError(field, str(directory), "a windowed cache shares no prefixes")
+            raise SettingError(field, str(directory), "must be empty with a windowed cache (kv_window)")
         if self.cache.states is not None:
-            raise SettingError(field, str(directory), "states of recurrent layers are not kept in files")
+            raise SettingError(field, str(directory), "must be empty for models with recurrent layers")
         prefixes = PrefixDirectory(directory, f"{fingerprint} {blocks.block_layout}", limit_bytes)
         self.cache.pool.keep_prefixes(prefixes, blocks)
         return prefixes
@@ -123,11 +122,10 @@ class ModelRunner:
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Run one pass over all segments.
 
-        Afterwards each segment's delta is context and its nodes are tentative nodes of its sequence.
+        Then each segment's delta is context, and its nodes are tentative nodes of its sequence.
 
         Returns:
-            Per segment the float32 logits [R, V]: first the row after the last delta token if
-            `want_last`, then one per node.
+            Per segment the float32 logits [R, V]: a row after the last delta token if `want_last`, then one per node.
 
         Raises:
             ExhaustedError: if the cache is full. After any error all sequences are unchanged.
@@ -138,10 +136,9 @@ class ModelRunner:
     def forward_with_features(
         self, segments: Sequence[Segment], layers: Sequence[int]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Run one pass; return logits, and hidden states of each segment.
+        """Run one pass; return logits as `forward`, and hidden states per segment.
 
-        The states are bfloat16 [tokens, len(layers), hidden]. Layer l means the states after l layers; layers
-        ascend.
+        The states are bfloat16 [tokens, len(layers), hidden], after `layers` layers each. `layers` must ascend.
 
         Raises:
             SettingError: if the model has no such layer, or the executor returns no hidden states.
@@ -150,19 +147,19 @@ class ModelRunner:
         return self._run(segments, tuple(layers))
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """Store hidden states after these layers in `features` from now on; [] stops.
+        """Store states after these layers in `features` from now on; empty: stop.
 
         Raises:
-            SettingError: as `forward_with_features`.
+            SettingError: if the model cannot return them.
         """
         self.check_layers(layers)
         self.features.keep(layers, self.config.hidden_size)
 
     def check_layers(self, layers: Sequence[int]) -> None:
-        """Check that the model can return hidden states after these layers.
+        """Check that passes can return hidden states after these numbers of layers.
 
         Raises:
-            SettingError: if it cannot.
+            SettingError: if they cannot.
         """
         feature_layers = self.feature_layers
         if layers and not feature_layers:
@@ -178,7 +175,7 @@ class ModelRunner:
 
     @property
     def feature_layers(self) -> int:
-        """Maximum layer with hidden states; 0: the executor returns none."""
+        """Number of layers whose hidden states can be returned; 0: none can."""
         return 0 if self.executor_name == "generic" else self.config.layers
 
     def _run(
@@ -208,10 +205,9 @@ class ModelRunner:
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's context and grow its tree; return the trees.
+        """Add each task's delta to its context, and grow its tree.
 
-        The trees are in the order of the tasks; their nodes do not stay in the cache. Space for
-        `shape.scored_nodes` must be reserved.
+        Tree nodes do not stay in the cache. `shape.scored_nodes` nodes must be reserved.
         """
         if isinstance(self._executor, Grower) and self._grows(self._executor, tasks, shape):
             trees = self._executor.grow(tasks, shape, token_ids)
@@ -226,7 +222,6 @@ class ModelRunner:
                 self.cache.commit(task.sequence, ())
 
     def _grows(self, grower: Grower, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether the executor grows these trees itself; log once if not."""
         if grower.can_grow(tasks, shape):
             return True
         if not self._reference_logged:

@@ -1,4 +1,4 @@
-"""Checks sizes in a `config.json` before any object is made of them.
+"""Checks sizes in a `config.json` before `transformers` allocates memory for them.
 
 While it reads a configuration, `transformers` makes a list entry per layer and a frequency per pair of head
 dimensions: an absurd size would take all time and memory before any tensor is read.
@@ -19,7 +19,7 @@ _LARGEST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 2**14),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size", "draft_vocab_size"), 2**24),
 }
-"""Maximum accepted value of each size: several times any known model's."""
+"""Maximum of each size, several times that of known models."""
 
 
 def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
@@ -28,7 +28,7 @@ def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
     Values that are not numbers are not checked.
 
     Args:
-        least: minimum; 0 for models that write 0 for absent sizes.
+        least: minimum of all sizes; 0 for models that write 0 for absent sizes.
 
     Raises:
         IncompatibleError: naming the size, its value and the accepted range.

@@ -15,7 +15,7 @@ def use_threads(threads: int) -> None:
 
 
 def limit_threads() -> None:
-    """Limit torch's threads to usable processors: torch ignores CPU quotas."""
+    """Limit torch to the usable processors: by itself it ignores CPU quotas."""
     usable = default_threads()
     if torch.get_num_threads() > usable:
         torch.set_num_threads(usable)

@@ -1,4 +1,4 @@
-"""Token trees: data in numpy arrays, and pure functions (paper, section 3)."""
+"""Token trees in numpy arrays, and functions on them (paper, section 3)."""
 
 from specinfer.tree.builder import TreeBuilder
 from specinfer.tree.check import check_draft, check_tree

@@ -1,4 +1,4 @@
-"""Grows a `TokenTree` node by node; `build` sorts it depth first.
+"""Builds a `TokenTree` node by node; `build` sorts its nodes depth first.
 
 Proposals of the same token below the same parent share one node: a pass computes it once, and the acceptance
 rule tries it once per proposal.
@@ -14,7 +14,7 @@ from specinfer.tree.token_tree import Float32, Int32, Proposal, ProposalKind, To
 
 
 class TreeBuilder:
-    """Mutable tree; until `build`, node i is the i-th inserted node."""
+    """A tree under construction; nodes are numbered in order of insertion."""
 
     def __init__(self, root_token_id: int) -> None:
         self.token_ids: list[int] = [root_token_id]
@@ -28,15 +28,13 @@ class TreeBuilder:
 
     @property
     def proposals(self) -> int:
-        """Number of recorded proposals."""
         return len(self._proposals)
 
     def find(self, parent: int, token_id: int) -> int | None:
-        """Return the child of `parent` with this token, if there is one."""
         return self._index.get((parent, token_id))
 
     def add(self, parent: int, token_id: int, score: float = 1.0) -> int:
-        """Return the parent's child with this token; add a missing child.
+        """Return the child of `parent` with this token; add a missing child.
 
         An existing child keeps the higher score. (`propose_points` and `propose_samples` never change it: a draw
         may cause a later proposal, and a candidate's score must not depend on draws after the candidate.)
@@ -57,13 +55,12 @@ class TreeBuilder:
         return self.add(parent, token_id, score) if node is None else node
 
     def propose(self, proposal: Proposal) -> None:
-        """Record a proposal, whose node indices are the builder's."""
         self._proposals.append(proposal)
 
     def propose_points(
         self, parent: int, token_ids: Sequence[int], scores: Sequence[float], speculator: int = 0
     ) -> list[int]:
-        """Add deterministic children of `parent` and their proposal; return their nodes."""
+        """Add children of `parent` as a proposal of points; return their nodes."""
         nodes = [self._first(parent, token, score) for token, score in zip(token_ids, scores, strict=True)]
         if nodes:
             self.propose(Proposal(parent, speculator, ProposalKind.POINT, tuple(dict.fromkeys(nodes))))
@@ -77,7 +74,7 @@ class TreeBuilder:
         q: tuple[Int32, Float32],
         speculator: int = 0,
     ) -> list[int]:
-        """Add a sampled proposal with its children; return their distinct nodes.
+        """Add drawn children of `parent` as a proposal; return their distinct nodes.
 
         `draws` are token ids in draw order. A new node's score is the expected acceptance of its draw, estimated
         without its token (`specinfer.tree.draws`).
@@ -91,7 +88,7 @@ class TreeBuilder:
         return list(dict.fromkeys(nodes))
 
     def build(self, order: Sequence[int] = ()) -> TokenTree:
-        """Return the tree, nodes depth first; `order` becomes `TokenTree.order`."""
+        """Return the tree with its nodes depth first, and `order` as `TokenTree.order`."""
         nodes = depth_first(self.parents)
         place = [0] * len(nodes)
         for new, old in enumerate(nodes):
@@ -108,7 +105,10 @@ class TreeBuilder:
 def point_tree(
     tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], nodes: Sequence[int]
 ) -> TokenTree:
-    """Return the tree of deterministic nodes: ascending indices, root excluded."""
+    """Return a tree of points with some nodes of a larger tree.
+
+    `nodes` are indices of the larger tree, ascending, without the root.
+    """
     builder, place = TreeBuilder(tokens[0]), {0: 0}
     kids: dict[int, list[int]] = {}
     for node in nodes:

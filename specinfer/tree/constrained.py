@@ -1,4 +1,4 @@
-"""Trees of constrained requests: forbidden drafts are removed, forced tokens added.
+"""Applies constraints to trees: removes forbidden tokens, adds forced tokens.
 
       the-+-cat-+-sat       allowed after "the": cat, dog       the-+-cat-+-sat
           |     +-xyz       forced after "the dog": ran home        +-dog---ran---home
@@ -24,20 +24,20 @@ Bool = NDArray[np.bool_]
 
 
 class TokenMatcher(Protocol):
-    """A reader of tokens, for example of a constraint."""
+    """A constraint's state after the tokens that it has read."""
 
     @property
     def finished(self) -> bool:
-        """True if no token may follow."""
+        """True if no further token is allowed."""
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Read tokens before the first forbidden one; return their number."""
+        """Read tokens up to the first forbidden one; return their number."""
 
     def take_back(self, count: int) -> None:
-        """Forget the last `count` tokens."""
+        """Return to the state before the last `count` tokens."""
 
     def mask(self) -> Bool:
-        """Return a mask [V], true for each token that may come next."""
+        """Return a mask [V]: True for allowed next tokens."""
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next; empty if several may."""
@@ -46,7 +46,7 @@ class TokenMatcher(Protocol):
 def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
     """Return the tree without forbidden nodes and their descendants.
 
-    `matcher` has read the root; its state is the same afterwards.
+    `matcher` has read the root; its state afterwards is unchanged.
     """
     drawn = {p.parent for p in tree.proposals if p.kind is not ProposalKind.POINT}
     place: dict[int, int] = {}
@@ -73,9 +73,9 @@ def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
 def with_forced(
     tree: TokenTree, matcher: TokenMatcher, max_nodes: int, depth: int, chain: bool = False
 ) -> TokenTree:
-    """Add nodes for forced tokens, the only ones allowed by the constraint.
+    """Add forced tokens after the tree's nodes, the most probable nodes first.
 
-    The most probable nodes get theirs first. `matcher` has read the root; its state is the same afterwards.
+    `matcher` has read the root; its state afterwards is unchanged.
 
     Args:
         max_nodes: maximum number of added nodes.
@@ -95,7 +95,7 @@ def with_forced(
 
 
 def _grown_from(tree: TokenTree) -> TreeBuilder:
-    """Return a builder with a tree's nodes and proposals."""
+    """Return a builder that contains a tree."""
     builder = TreeBuilder(tree.root_token_id)
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
     for token, parent, score in list(numbers)[1:]:
@@ -110,11 +110,11 @@ class _Offer(NamedTuple):
     probability: float
     """Estimated probability that the node is accepted."""
     tokens: list[int]
-    """Forced tokens after the node."""
+    """Forced tokens that follow the node."""
 
 
 def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> Iterator[_Offer]:
-    """Yield the nodes with forced tokens that the tree lacks."""
+    """Yield nodes whose forced next tokens are missing in the tree."""
     parents, tokens, scores = tree.parents.tolist(), tree.token_ids.tolist(), tree.scores.tolist()
     edges, inner = set(zip(parents, tokens, strict=True)), set(parents)
     reached: dict[int, tuple[int, float]] = {}
@@ -130,7 +130,10 @@ def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> 
 
 
 def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
-    """Yield allowed nodes, parents first; `matcher` has then read the node's path."""
+    """Yield allowed nodes, parents first.
+
+    When a node is yielded, `matcher` has read the tokens up to the node.
+    """
     tokens, parents, path = tree.token_ids.tolist(), tree.parents.tolist(), [0]
     reached = {0}
     yield 0
@@ -149,7 +152,7 @@ def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
 
 
 def _restricted(proposal: Proposal, place: dict[int, int], allowed: dict[int, Bool]) -> Proposal | None:
-    """Return a proposal without forbidden children; None if all are forbidden."""
+    """Return a proposal's allowed part, renumbered; None if nothing is allowed."""
     kept = [at for at, child in enumerate(proposal.children) if child in place]
     if not kept:
         return None

@@ -28,13 +28,13 @@ from specinfer.tree.draws import Belief, draws_of, uncorrected
 from specinfer.tree.token_tree import Candidate, Proposal, ProposalKind, TokenTree
 
 Beliefs = Mapping[int, Belief]
-"""Correction of the expected acceptance of draws, by measured speculator."""
+"""Speculator -> measured correction of its draws' expected acceptance."""
 
 Keeps = Callable[[int, float], bool]
-"""Returns whether to keep another node, by kept nodes and its priority."""
+"""(number of kept nodes, next node's priority) -> whether to keep it."""
 
 _Offer = tuple[float, Candidate]
-"""(Priority, candidate) of a candidate that may be kept next."""
+"""(Priority, candidate); its parent node is kept."""
 
 
 def truncate(tree: TokenTree, max_nodes: int, beliefs: Beliefs = MappingProxyType({})) -> TokenTree:
@@ -48,14 +48,14 @@ def cut_trees(
     beliefs: Beliefs = MappingProxyType({}),
     keeps: Keeps = lambda kept, priority: True,
 ) -> list[TokenTree]:
-    """Return the best parts of merged trees, by one ranking of nodes.
+    """Cut merged trees to their best nodes, in one common ranking.
 
     A candidate's priority is a product along its path (Sequoia, EAGLE-2): of the scores of points, and of the
     expected acceptances of draws, which `beliefs` correct and which do not depend on the drawn tokens.
 
     Args:
         trees: results of `merge_trees`, not merged twice.
-        max_nodes: maximum nodes kept of each tree, root included.
+        max_nodes: maximum nodes of each tree, root included.
         keeps: called before each node, best first; the first False ends the cut.
     """
     cuts = [_Cut(tree, limit, beliefs) for tree, limit in zip(trees, max_nodes, strict=True)]
@@ -74,10 +74,10 @@ def cut_trees(
 
 
 def keep(tree: TokenTree, candidates: Sequence[Candidate]) -> TokenTree:
-    """Return the tree of these candidates only, in this order.
+    """Return the tree that has only these candidates, in this order.
 
     Args:
-        candidates: parents before children; of each proposal, its first children.
+        candidates: parents before children; a proposal's candidates without gaps, from its first one on.
     """
     counts = [0] * len(tree.proposals)
     for index, _ in candidates:
@@ -99,12 +99,12 @@ def keep(tree: TokenTree, candidates: Sequence[Candidate]) -> TokenTree:
 
 
 def drawing_speculators(tree: TokenTree) -> set[int]:
-    """Return the numbers of the speculators with sampled proposals in the tree."""
+    """Return the indices of speculators that have drawn nodes of the tree."""
     return {p.speculator for p in tree.proposals if p.kind is not ProposalKind.POINT}
 
 
 class _Cut:
-    """The kept part of one tree, and the candidates that may follow."""
+    """The kept part of one tree, and candidates with kept parents."""
 
     def __init__(self, tree: TokenTree, max_nodes: int, beliefs: Beliefs) -> None:
         self._tree, self._max_nodes, self._beliefs = tree, max_nodes, beliefs
@@ -114,13 +114,13 @@ class _Cut:
         self._chances: dict[int, list[float]] = {}  # by index of drawn proposal
         drawing = drawing_speculators(tree)
         self._listed: dict[int, deque[Candidate]] = {speculator: deque() for speculator in drawing}
-        """Remaining candidates, in their order, by speculator that draws."""
+        """Speculator that draws -> its remaining candidates, in order."""
         if drawing:
             for index, draw in tree.candidates():
                 if (speculator := tree.proposals[index].speculator) in drawing:
                     self._listed[speculator].append((index, draw))
         self._below: dict[tuple[int, int], list[int]] = {}
-        """Indices of proposals by (parent, speculator), for speculators that never draw."""
+        """(Parent, speculator that never draws) -> indices of its proposals."""
         for index, proposal in enumerate(tree.proposals):
             if proposal.speculator not in drawing:
                 self._below.setdefault((proposal.parent, proposal.speculator), []).append(index)
@@ -132,16 +132,16 @@ class _Cut:
 
     @property
     def full(self) -> bool:
-        """True if no more nodes may be kept."""
+        """True if the tree has its maximum of nodes."""
         return self.nodes >= self._max_nodes
 
     def first(self) -> list[_Offer]:
-        """Return each speculator's candidates that may be kept first."""
+        """Return the candidates that may be kept first."""
         speculators = dict.fromkeys(proposal.speculator for proposal in self._tree.proposals)
         return [offer for speculator in speculators for offer in self._uncovered(0, speculator)]
 
     def take(self, candidate: Candidate, priority: float) -> list[_Offer]:
-        """Keep a candidate; return the candidates that may follow now."""
+        """Keep a candidate; return the candidates that may then be kept."""
         index, draw = candidate
         proposal = self._tree.proposals[index]
         self._kept.append(candidate)
@@ -152,14 +152,14 @@ class _Cut:
         return offers
 
     def build(self) -> TokenTree:
-        """Return the kept nodes as a tree, in unchanged node order."""
+        """Return the kept part as a tree, in unchanged node order."""
         everything = sum([len(proposal.children) for proposal in self._tree.proposals])
         if len(self._kept) == everything and not self._listed:
             return self._tree
         return keep(self._tree, self._kept)
 
     def _uncovered(self, node: int, speculator: int) -> list[_Offer]:
-        """Return the candidates that may follow the speculator's `node`."""
+        """Return the candidates that may be kept once `node` is kept."""
         if speculator not in self._listed:
             return [self._offer((index, 0)) for index in self._below.pop((node, speculator), ())]
         left = self._listed[speculator]
@@ -170,7 +170,7 @@ class _Cut:
         return self._path_probability[parent] * self._chance(*candidate), candidate
 
     def _chance(self, index: int, draw: int) -> float:
-        """Return a candidate's expected acceptance if its parent is accepted.
+        """Return the expected acceptance of a candidate whose parent is accepted.
 
         For a draw it does not depend on the drawn token.
         """

@@ -1,6 +1,6 @@
 """Estimates the acceptance of draws before their tokens are known.
 
-Trees grow and are cut best first. A draw's rank must not depend on its token: dropping improbable draws would
+Trees grow and are cut best first. A draw's priority must not depend on its token: dropping improbable draws would
 change the distribution of the draws, and so of the output. So a draw is ranked by the distribution q from which
 it will be drawn.
 
@@ -18,32 +18,32 @@ Belief = Callable[[int, float], float]
 """(index of a draw, from 0; its expected acceptance) -> corrected acceptance."""
 
 AGREEMENT = (0.85, 0.45, 0.3)
-"""Expected acceptance of first, second and later draws, per norm of q.
+"""Expected acceptance of first, second and later draws, divided by q's norm.
 
 Each applies if all draws before it were rejected. Measured (docs/performance.md#best-first-draws).
 """
 
 
 def uncorrected(place: int, acceptance: float) -> float:
-    """Return the acceptance unchanged: the `Belief` about speculators without measurements."""
+    """Return the acceptance unchanged; the `Belief` for speculators without measurements."""
     return acceptance
 
 
 class Draws:
-    """The draws of one proposal, taken one after another."""
+    """The state of one proposal's draws, which are made one after another."""
 
     __slots__ = ("_alive", "_belief", "_left", "_replace", "_squares", "_sum", "chance", "place")
 
     place: int
-    """Number of draws so far: the next draw's index."""
+    """Index of the next draw."""
     chance: float
     """Probability that the next draw is accepted, if its parent is.
 
-    It never rises from draw to draw.
+    It never increases from draw to draw.
     """
 
     def __init__(self, q: Sequence[float], kind: ProposalKind, belief: Belief = uncorrected) -> None:
-        """Start before the first draw; `q`: probabilities of the drawable tokens."""
+        """Begin before the first draw; `q` has the drawable tokens' probabilities."""
         self._replace, self._belief = kind is ProposalKind.WITH_REPLACEMENT, belief
         self._sum, self._squares, self._left = sum(q), sum([p * p for p in q]), len(q)
         self.place, self._alive = 0, 1.0
@@ -51,14 +51,14 @@ class Draws:
 
     @property
     def acceptance(self) -> float:
-        """Expected acceptance of the next draw if tried, before the belief's correction."""
+        """Expected acceptance of the next draw once it is tried, uncorrected."""
         if self._left == 0 or self._sum <= 0:
             return 0.0
         agreement = AGREEMENT[min(self.place, len(AGREEMENT) - 1)]
         return agreement * min(sqrt(max(self._squares, 0.0)) / self._sum, 1.0)  # bounded despite rounding
 
     def take(self, probability: float) -> None:
-        """Count a draw of a token with this probability under q."""
+        """Record a draw; `probability` is q of its token."""
         self._alive -= self.chance
         self.place += 1
         if not self._replace:
@@ -71,7 +71,7 @@ class Draws:
 def draws_of(
     proposal: Proposal, token_ids: Sequence[int], belief: Belief = uncorrected
 ) -> Iterator[tuple[int, Draws]]:
-    """Yield each child of a sampled proposal, with the state before it.
+    """Yield each child of a proposal, with the state before its draw.
 
     Args:
         token_ids: tokens of the tree's nodes.

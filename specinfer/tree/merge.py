@@ -1,6 +1,6 @@
 """Merges speculators' trees (paper, Definition 3.2): the trie of all paths.
 
-Every proposal keeps the distribution it was drawn from, so that the verifier can try each candidate against
+Every proposal keeps the distribution from which it was drawn, so that the verifier can try each candidate against
 its speculator's q. A token from two speculators is one node and two candidates.
 """
 
@@ -18,16 +18,15 @@ def merge_trees(
     max_nodes: int | None = None,
     beliefs: Beliefs = MappingProxyType({}),
 ) -> TokenTree:
-    """Merge (speculator index, tree) pairs that share their root.
+    """Merge trees with the same root, each with its speculator's index.
 
     The candidates of the first tree come first, then those of the second, each in their own order;
     `cut_trees` interleaves them. A node's score is the maximum over its speculators. If any speculator draws,
     each point also keeps its own speculator's score: a drawn token may have caused another speculator's score.
 
     Args:
-        trees: at least one. Proposals get the speculator's index; with None, for an already merged tree,
-            they keep their own.
-        max_nodes: maximum nodes of the result, root included; None for no limit.
+        trees: at least one. Index None: the tree is merged already, and its proposals keep their indices.
+        max_nodes: maximum nodes of the result, root included; None: no maximum.
         beliefs: see `cut_trees`.
 
     Raises:

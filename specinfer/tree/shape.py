@@ -21,15 +21,15 @@ from specinfer.tree.token_tree import Int32, TokenTree
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
     nodes: int
-    """Maximum nodes besides the root; 0 means no tree."""
+    """Maximum nodes besides the root; 0: no tree."""
     depth: int
     """Maximum depth of a node; the root has depth 0."""
     width: int | None = None
-    """Maximum children of a node; 1 is sequence speculation, None unlimited."""
+    """Maximum children of a node; 1: chains; None: no maximum."""
     min_path_probability: float = 0.0
     """Minimum product of scores from the root to a node."""
     tokens_per_second: float = 0.0
-    """Minimum accepted tokens per second of drafting another level; 0: none."""
+    """Minimum accepted tokens per second of a further level's drafting time."""
 
     @property
     def empty(self) -> bool:
@@ -38,7 +38,7 @@ class TreeLimits:
 
 
 class TreeWorth(NamedTuple):
-    """Minimum gains of a node and a level: last fields of `TreeLimits`."""
+    """Minimum gains of a further node and level, as in `TreeLimits`."""
 
     min_path_probability: float = 0.0
     tokens_per_second: float = 0.0
@@ -96,7 +96,7 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """Return the node indices [N] in depth-first order, siblings in index order."""
+    """Return the node indices depth first, siblings in ascending order."""
     kids = children(parents)
     order: list[int] = []
     stack = [0]
@@ -108,18 +108,18 @@ def depth_first(parents: Sequence[int]) -> list[int]:
 
 
 def depth_limit(base_len: int, delta_len: int, max_context_len: int) -> int:
-    """Return the maximum depth of a tree below the context's last token.
+    """Return the maximum depth of a tree after the context's last token.
 
     Args:
-        base_len: cached context tokens.
-        delta_len: context tokens that are added.
+        base_len: number of cached context tokens.
+        delta_len: number of context tokens to add.
         max_context_len: maximum context length in tokens.
     """
     return max(0, max_context_len - base_len - delta_len)
 
 
 def best_path(tree: TokenTree, max_nodes: int) -> list[int]:
-    """Return the tokens of the path with the most expected accepted tokens.
+    """Return the path of tokens with the most expected accepted tokens.
 
     The path has at most `max_nodes` nodes, root excluded. A node is accepted with the product of the scores s on
     its path, so the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c).

@@ -25,14 +25,14 @@ _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
 
 NOBODY = 2**32 - 1
-"""Speculator number of nodes forced by constraints (`specinfer.tree.constrained`)."""
+"""Speculator index of nodes that constraints force (`specinfer.tree.constrained`)."""
 
 Candidate = tuple[int, int]
 """A proposed child: (index of the proposal, index among the proposal's children)."""
 
 
 class ProposalKind(IntEnum):
-    """The way of choosing a node's children; numbers as in `specinfer.v1`."""
+    """Kind of choice of a node's children; numbers as in `specinfer.v1`."""
 
     POINT = 1
     """Deterministic choice (top-k, n-gram, retrieval): each child is a point mass."""
@@ -43,7 +43,7 @@ class ProposalKind(IntEnum):
 
 
 class Proposal(NamedTuple):
-    """One speculator's proposal of continuations of node `parent`.
+    """One speculator's proposal of children of node `parent`.
 
     `children` are node indices in draw order, with repeats. `q_token_ids` and `q_probabilities` (each [K], empty
     for POINT) are the distribution from which the drafter sampled. `scores` are this speculator's scores of the
@@ -69,8 +69,8 @@ class Proposal(NamedTuple):
 
         Args:
             place: new indices, at least of the parent and of the kept children.
-            speculator: new speculator; None keeps the old one.
-            count: number of children to keep; None keeps all.
+            speculator: new index of the speculator; None: unchanged.
+            count: number of children to keep; None: all.
         """
         parent, previous, kind, children, q_token_ids, q_probabilities, scores = self
         return Proposal(
@@ -94,9 +94,9 @@ class TokenTree:
     """[N] parent of each node, a smaller index; -1 for the root."""
     proposals: tuple[Proposal, ...]
     scores: Float32
-    """[N] estimated acceptance of nodes if their parents are accepted; not q."""
+    """[N] estimated probability of acceptance if the parent is accepted; not q."""
     order: tuple[int, ...] = ()
-    """Order of candidates: each index stands for its proposal's next child."""
+    """Order of candidates: a proposal's index stands for its next child."""
 
     @classmethod
     def root_only(cls, token_id: int) -> "TokenTree":
@@ -112,7 +112,6 @@ class TokenTree:
         return int(self.token_ids[0])
 
     def proposals_by_parent(self) -> dict[int, list[Proposal]]:
-        """Return the proposals by parent node."""
         result: dict[int, list[Proposal]] = {}
         for proposal in self.proposals:
             result.setdefault(proposal.parent, []).append(proposal)
@@ -125,11 +124,11 @@ class TokenTree:
 
     @property
     def forced(self) -> frozenset[int]:
-        """Nodes that the constraint's own proposals contain (`NOBODY`)."""
+        """Nodes that a constraint forces (`NOBODY` has proposed them)."""
         return frozenset(c for p in self.proposals if p.speculator == NOBODY for c in p.children)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield all candidates in the order in which the verifier tries draws."""
+        """Yield all candidates, in the order in which the verifier tries draws."""
         if not self.order:
             for index, proposal in enumerate(self.proposals):
                 yield from [(index, place) for place in range(len(proposal.children))]
@@ -140,7 +139,7 @@ class TokenTree:
             places[index] += 1
 
     def draws_by_parent(self) -> dict[int, list[Candidate]]:
-        """Return the sampled candidates by parent node, in the order of trials."""
+        """Return the drawn candidates by parent node, in the order of `candidates`."""
         result: dict[int, list[Candidate]] = {}
         if self.has_draws:
             for index, place in self.candidates():
@@ -149,7 +148,7 @@ class TokenTree:
         return result
 
     def path_to(self, node: int) -> list[int]:
-        """Return nodes from the root's child to `node`; empty for root."""
+        """Return nodes from the root's child to `node`; empty for the root."""
         path: list[int] = []
         while node > 0:
             path.append(node)
@@ -162,5 +161,5 @@ class TokenTree:
 
 
 def distribution(token_ids: Sequence[int], probabilities: Sequence[float]) -> tuple[Int32, Float32]:
-    """Return a draft distribution [K] as `Proposal` stores it."""
+    """Return q as a `Proposal`'s arrays: [K] token ids, [K] probabilities."""
     return np.asarray(token_ids, np.int32), np.asarray(probabilities, np.float32)

@@ -1,1 +1,1 @@
-"""Verification of token trees: the engine, acceptance rules and logit adjustments."""
+"""Verifies token trees: engine, acceptance rules, and adjustments of logits."""

@@ -1,4 +1,4 @@
-"""Adjustments: changes of the target's logits by a request's parameters.
+"""Adjusts the target's logits by a request's biases, penalties and constraint.
 
 They come before temperature, top-k, top-p and the acceptance rule: P follows from the adjusted logits, so trees,
 chains and plain decoding have the same P. They depend on generated tokens, so a node's adjustment depends on the
@@ -26,20 +26,20 @@ Float32: TypeAlias = NDArray[np.float32]
 
 
 class Adjustment(Protocol):
-    """One kind of change to one request's logits."""
+    """One kind of change to a request's logits."""
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read the generated tokens that a step committed, in order."""
+        """Read generated tokens in order, when a step has committed them."""
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change in place the logits [V] after committed tokens and path.
+        """Change the logits [V] after the committed tokens and `path` in place.
 
         -infinity forbids a token. Paths come in any order, so `change` must leave no state of a path.
         """
 
 
 class Biases:
-    """Biases and penalties, as OpenAI's API defines them.
+    """Adds biases and penalties, as OpenAI's API defines them.
 
         logit(x) := logit(x) + bias(x) - presence_penalty [c(x) > 0] - frequency_penalty c(x)
 
@@ -57,12 +57,10 @@ class Biases:
             self._count(token, 0)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read tokens that were committed."""
         for token in tokens:
             self._count(token, 1)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] after a path in place."""
         for token in path:
             self._count(token, 1)
         row += self._added
@@ -76,7 +74,7 @@ class Biases:
 
 
 class Repetition:
-    """The repetition penalty of CTRL (Keskar et al., 2019), as in vLLM.
+    """Applies the repetition penalty r of CTRL (Keskar et al., 2019).
 
         logit(x) := logit(x) / r  if positive, else logit(x) r,  for every x of prompt, answer and path
     Invariant: a changed logit depends only on the logit and on whether x occurs. So it has the same bits whether
@@ -88,11 +86,9 @@ class Repetition:
         self._occurs = np.zeros(vocab_size, bool)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read tokens of the prompt and of the answer."""
         self._occurs[list(tokens)] = True
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] after a path in place."""
         new = [token for token in path if not self._occurs[token]]
         self._occurs[new] = True
         logits = row[self._occurs]
@@ -113,11 +109,10 @@ class Constrained:
         self.masks = masks
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read tokens that were committed."""
         self.masks.read(tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] after a path in place.
+        """Forbid tokens after the committed tokens and `path`.
 
         Raises:
             MaskLateError: if the mask is not ready in time.
@@ -128,9 +123,9 @@ class Constrained:
             row[~allowed] = -np.inf
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Return how many tokens complete the text; None if it continues.
+        """Return how many of these tokens complete the text; None: not complete.
 
-        The constraint must allow them. 0: the text was complete before them.
+        The constraint must allow the tokens. 0: the text was complete before them.
         """
         return self.masks.end(tokens)
 
@@ -143,9 +138,12 @@ class RequestAdjustment:
         constrained: Constrained | None = None,
         repetition: Repetition | None = None,
     ) -> None:
-        """Join the parts; the first `prompt_len` context tokens were not generated.
+        """Combine a request's adjustments.
 
-        `repetition` is applied first and also reads the prompt; `constrained` is the last of `parts`.
+        Args:
+            prompt_len: number of context tokens that were not generated.
+            constrained: the constraint, applied last.
+            repetition: the repetition penalty, applied first; it also reads the prompt.
         """
         self._prompt_len, self._constrained = prompt_len, constrained
         self._repetition = repetition
@@ -154,7 +152,7 @@ class RequestAdjustment:
         self._parts = [*parts, constrained] if constrained is not None else parts
 
     def read(self, position: int, tokens: Sequence[int]) -> None:
-        """Read committed context tokens; the first is at this position."""
+        """Read committed context tokens; `position` is that of the first token."""
         if self._repetition is not None:
             self._repetition.read(tokens)
         generated = self.generated(position, tokens)
@@ -163,11 +161,11 @@ class RequestAdjustment:
                 part.read(generated)
 
     def generated(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the generated part of context tokens; `position` is the first one's."""
+        """Return those of the context tokens that were generated."""
         return generated_of(self._prompt_len, position, tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] after a path in place.
+        """Change the logits [V] after the committed tokens and `path` in place.
 
         Raises:
             ConstraintError, MaskLateError: see `Constrained.change`.
@@ -178,19 +176,19 @@ class RequestAdjustment:
             part.change(row, path)
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Return how many tokens complete the constrained text; None: it continues."""
+        """Return how many of `tokens` complete the text; None: not complete."""
         return None if self._constrained is None else self._constrained.end(tokens)
 
 
 def generated_of(prompt_len: int, position: int, tokens: Sequence[int]) -> Sequence[int]:
-    """Return the generated part of context tokens; `position` is the first one's."""
+    """Return the generated ones of context tokens; `position` is the first one's."""
     return tokens[max(0, prompt_len - position) :]
 
 
 def adjustment_of(
     job: VerifyJob, vocab_size: int, masks: RequestMasks | None = None
 ) -> RequestAdjustment | None:
-    """Return a request's adjustments from its first job; None if none.
+    """Return a request's adjustments, from its first job; None: there are none.
 
     Raises:
         InvalidInputError: if a bias has a token outside the vocabulary.

@@ -1,4 +1,4 @@
-"""Constraints of a verifier's requests: compilation, and masks during passes.
+"""Compiles requests' constraints, and obtains masks of allowed tokens during passes.
 
 The mask threads start a request's next mask when the previous step's verdict is known, and a step takes a request
 only when that mask is ready. So a request with expensive masks waits while others run.
@@ -16,42 +16,42 @@ from specinfer.verification.adjustments import RequestAdjustment, generated_of
 from specinfer.verification.jobs import VerifyJob
 
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
-"""Seconds that a step waits for compilations: with several jobs, alone.
+"""Seconds to wait for compilations, in steps with several jobs, or one.
 
 A typical compilation takes a millisecond; a longer one ends the entry with EXHAUSTED, and the gateway retries.
 """
 _MIN_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
-"""Seconds of waiting for masks: minimum, and per constrained request.
+"""Seconds to wait for masks: at least, and per constrained request.
 
-A step waits before its pass, and again after it.
-Longer waits gain nothing: `BUDGET_S` limits a request's masks, and no step waits for expensive requests.
+A step waits before its pass, and again after it. Longer waits gain nothing: `BUDGET_S` limits a request's masks, and
+no step waits for expensive requests.
 """
 _MASKS_ALONE_S = 0.05
-"""Seconds of waiting for a mask if no request is ready."""
+"""Seconds to wait for a mask if no request is ready."""
 _LIKELY = 0.5
-"""Minimum score of a node whose mask is made in advance."""
+"""Masks are computed ahead for nodes with at least this score."""
 _REMEMBERED = 1024
 """Maximum number of requests in `_opened`."""
 
 
 class Constraining:
-    """Compiles constraints, starts masks, and limits the wait for them."""
+    """Compiles constraints, starts masks, and limits the time of waiting."""
 
     def __init__(
         self, compiler: Compiler | None, threads: MaskThreads | None, clock: Callable[[], float]
     ) -> None:
-        """Create it; without `compiler` constraints are refused."""
+        """Create the object; without `compiler`, constraints are refused."""
         self.threads = threads or MaskThreads()
         self._compiler, self._clock = compiler, clock
         self._opened: OrderedDict[str, tuple[Constraint, RequestMasks]] = OrderedDict()
-        """Masks of requests that no step has taken yet, oldest first."""
+        """Request that no step has taken yet -> constraint, masks; oldest first."""
         self._late: list[Future[MaskState | None]] = []
         self._line: list[str] = []
-        """Requests with expensive masks that wait; the first has the turn."""
+        """Ids of waiting requests with expensive masks; the first is next."""
         self._turn: str | None = None
-        """The request with expensive masks that this step may take."""
+        """Id of the request with expensive masks that this step may take."""
         self._waiting = self._constrained = 0
-        """Number of waiting expensive requests; of constrained ones in the pass."""
+        """Numbers of waiting expensive requests, and of constrained requests in the pass."""
         self._compiling_until = 0.0
 
     def begin_step(self, jobs: Sequence[VerifyJob]) -> None:
@@ -62,7 +62,7 @@ class Constraining:
         self._wait()
 
     def open(self, job: VerifyJob) -> RequestMasks | None:
-        """Return the masks of a request that starts over, if constrained.
+        """Return masks for a request that starts over; None: no constraint.
 
         Raises:
             ConstraintError: if the constraint cannot be compiled.
@@ -91,9 +91,13 @@ class Constraining:
     def check(
         self, job: VerifyJob, opened: RequestMasks | None, adjustment: RequestAdjustment | None
     ) -> None:
-        """Check that a step may take a job with these masks.
+        """Check that this step may take a job.
 
         A step takes at most one request with expensive masks: reading its tokens is expensive, too.
+
+        Args:
+            opened: masks of a request that starts over.
+            adjustment: adjustments of a known request.
 
         Raises:
             ExhaustedError: while the root's mask is being computed, or while another expensive request runs.
@@ -116,11 +120,11 @@ class Constraining:
         self._turn = self._turn or request_id
         if self._turn != request_id:
             self._waiting += 1
-            raise ExhaustedError("another request with expensive masks comes first")
+            raise ExhaustedError("another request with an expensive constraint comes first")
         self._line.remove(request_id)
 
     def wait_for_late(self, jobs: Sequence[VerifyJob]) -> bool:
-        """Wait briefly for a late mask; return whether to try again."""
+        """Wait briefly if a mask is late; return whether one was."""
         late = self._late
         if late:
             wait_for_any(late, _MASKS_ALONE_S)
@@ -128,7 +132,7 @@ class Constraining:
         return bool(late)
 
     def begin_pass(self, jobs: Sequence[VerifyJob], adjustments: Sequence[RequestAdjustment | None]) -> None:
-        """Start masks of probable nodes; count the requests that wait."""
+        """Start masks for probable nodes of the pass."""
         self.threads.deferred += len(self._late) + self._waiting
         self._constrained = sum([known is not None and known.masks is not None for known in adjustments])
         for job, adjustment in zip(jobs, adjustments, strict=True):
@@ -139,21 +143,20 @@ class Constraining:
                     adjustment.masks.want(job.tree.token_ids[job.tree.path_to(node)].tolist(), ahead=True)
 
     def end_pass(self) -> None:
-        """Wait for masks of the pass, within the time limit."""
         self._wait()
 
     def _wait(self) -> None:
         self.threads.wait_for(max(_MIN_MASKS_S, _MASKS_S * self._constrained))
 
     def settle(self, masks: RequestMasks, bonus: int) -> None:
-        """Start the mask of a request's next step, after this bonus token."""
+        """Start the mask for a request's next step, whose root is `bonus`."""
         if masks.very_expensive and self._compiler is not None:
             self._compiler.note_expensive(masks.constraint)
         masks.end_step()
         masks.want([bonus])
 
     def note_scheduled(self, request_id: str) -> None:
-        """Note that the engine now stores a request's masks."""
+        """Forget a request's masks here: the engine now stores them."""
         self._opened.pop(request_id, None)
 
     def forget(self, request_ids: Sequence[str]) -> None:

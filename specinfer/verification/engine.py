@@ -1,4 +1,4 @@
-"""The verifier's core: context deltas and trees in, verdicts out.
+"""The verifier's core: jobs with context deltas and trees in, outcomes out.
 
 It has no gRPC. Each step appends the deltas, scores the trees and applies the acceptance rules; after the verdicts
 are sent, it compacts the cache. An invalid or failing entry gets its own error; the rest of the batch is served.
@@ -34,11 +34,11 @@ class CachedRequest:
     last_used: float
     adjustment: RequestAdjustment | None = None
     cached_tokens: int = 0
-    """Tokens of the latest delta whose keys and values were already cached."""
+    """Number of the latest delta's tokens that were in the cache already."""
 
 
 class VerifierEngine:
-    """The target and its caches. Used by one thread at a time."""
+    """The target with its requests' caches. Not thread-safe."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class VerifierEngine:
         compiler: Compiler | None = None,
         masks: MaskThreads | None = None,
     ) -> None:
-        """Start without requests; without `compiler` constraints are refused."""
+        """Start without requests; without `compiler`, constraints are refused."""
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._cached: dict[str, CachedRequest] = {}
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
-        """Sequences of the last step, with their accepted tentative nodes."""
+        """Sequences of the last step, and their accepted nodes, not committed yet."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches since the start."""
         self._passes, self._faults = Passes(runner, self._trees), 0
         self._clock, self._constraining = clock, Constraining(compiler, masks, clock)
         self.on_release: Callable[[Sequence[str]], None] = lambda _: None
-        """Called with the ids of forgotten requests."""
+        """Called with the ids of requests that the engine has forgotten."""
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
         """Run one step; return one outcome per job, in order."""
@@ -97,7 +97,7 @@ class VerifierEngine:
         outcomes: dict[int, VerifyOutcome],
         segments: dict[int, Segment],
     ) -> None:
-        """Add a segment for each job, or its outcome without a pass."""
+        """Add a segment to `segments` for each job, or an outcome."""
         room = self.limits.max_step_tokens
         for index in indexes:
             job = jobs[index]
@@ -121,9 +121,9 @@ class VerifierEngine:
                 room -= len(segment.delta) + len(segment.nodes)
 
     def settle(self) -> None:
-        """Commit the last step's accepted nodes to the cache; drop the others.
+        """Commit the last step's accepted nodes to the cache; drop other nodes.
 
-        `verify` does it, too; an earlier call saves the next step that time.
+        `verify` calls it. An earlier call, between steps, saves the next step the time.
         """
         unsettled, self._unsettled = self._unsettled, []
         for sequence, kept in unsettled:
@@ -138,7 +138,7 @@ class VerifierEngine:
                 )
 
     def release(self, request_ids: Sequence[str]) -> int:
-        """Forget requests; return how many were known."""
+        """Forget requests and their caches; return the number of known requests."""
         self._constraining.forget(request_ids)
         known = self._drop(request_ids)
         if known:
@@ -146,7 +146,7 @@ class VerifierEngine:
         return len(known)
 
     def _drop(self, request_ids: Sequence[str]) -> list[str]:
-        """Drop the caches of requests; return the known requests."""
+        """Drop the caches of requests; return the ids of known requests."""
         self.settle()
         known = [request_id for request_id in request_ids if request_id in self._cached]
         for request_id in known:
@@ -160,11 +160,11 @@ class VerifierEngine:
         return known
 
     def release_all(self) -> int:
-        """Forget every request; return how many were known. Prompt blocks stay shareable."""
+        """Forget all requests; return their number. Other requests may still share blocks."""
         return self.release(list(self._cached))
 
     def abandon(self, request_ids: Sequence[str]) -> None:
-        """Forget requests after a fault in their step, without committing accepted nodes."""
+        """Forget requests after an internal fault, without committing accepted nodes."""
         broken = [
             self._cached[request_id].sequence for request_id in request_ids if request_id in self._cached
         ]
@@ -172,22 +172,21 @@ class VerifierEngine:
         self.release(request_ids)
 
     def holds(self, request_id: str) -> bool:
-        """Return whether the request has a cache here."""
         return request_id in self._cached
 
     @property
     def passes(self) -> list[tuple[int, float]]:
-        """(Tokens and nodes, seconds) of each pass of the last step."""
+        """(Tokens and nodes, seconds) of each pass in the last step."""
         return self._passes.done
 
     @property
     def faults(self) -> int:
-        """Number of unforeseen failures since the start."""
+        """Number of internal faults since the start."""
         return self._faults + self._passes.faults
 
     @property
     def masks(self) -> MaskThreads:
-        """Threads that make masks, with their counts."""
+        """Threads that compute masks, and their counts."""
         return self._constraining.threads
 
     @property
@@ -199,7 +198,10 @@ class VerifierEngine:
         return cached.sequence.length if cached else 0
 
     def _admit(self, job: VerifyJob, room: int) -> Segment:
-        """Check a job, reserve its cache and return its segment."""
+        """Check a job and reserve its cache; return its segment.
+
+        `room` is the number of tokens and nodes that the step can still take.
+        """
         check_job(job, room, self.runner.config.vocab_size, self.limits)
         cached, opened = self._cached.get(job.request_id), self._constraining.open(job)
         adjustment = cached.adjustment if cached is not None else None
@@ -259,7 +261,7 @@ class VerifierEngine:
         )
 
     def features(self, request_id: str, since: int, max_bytes: int = MESSAGE_BYTES) -> FeatureSpan:
-        """Return a request's hidden states from a context position on.
+        """Return a request's hidden states from context position `since` on.
 
         Call it after a step and before `settle`. States of accepted nodes are included.
         """
@@ -270,7 +272,7 @@ class VerifierEngine:
     def _features(
         self, sequence: KVSequence, accepted: Sequence[int], since: int | None, max_bytes: int
     ) -> FeatureSpan:
-        """Return hidden states of context and accepted nodes, from a context position."""
+        """Return hidden states of context and accepted nodes from position `since` on."""
         store = self.runner.features
         if since is None or not store.layers:
             return NO_FEATURES
@@ -283,7 +285,7 @@ class VerifierEngine:
         return VerifyOutcome.refused(job.request_id, error, self._cached_len(job.request_id))
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
-        """Forget the request after an internal fault; return the outcome."""
+        """Forget a request after an internal fault; return an outcome with ERROR."""
         self._faults += 1
         log.exception("an entry failed; its request is forgotten", extra=about(job.request_id))
         self.abandon([job.request_id])

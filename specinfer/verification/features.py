@@ -10,7 +10,7 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 
 MESSAGE_BYTES = 2**23
-"""Maximum bytes of features per message, half of gRPC's 16 MiB."""
+"""Maximum bytes of features per message: half of gRPC's 16 MiB limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ def features_of(
     since: int,
     max_bytes: int,
 ) -> FeatureSpan:
-    """Return the stored features from a context position.
+    """Return stored hidden states of context and accepted nodes.
 
     Args:
         accepted: accepted nodes, which become context, in order.
-        since: minimum context position; the span starts later if features before are not stored.
+        since: context position of the first wanted state; the span starts later if states are missing.
         max_bytes: maximum size of the span.
     """
     first = max(since, _first_position(cache, sequence))
@@ -52,7 +52,7 @@ def features_of(
 
 
 def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -> FeatureSpan:
-    """Reduce a span from `kept` layers to the `wanted` ones."""
+    """Return the layers `wanted` of a span with the layers `kept`."""
     if not span.data or tuple(kept) == tuple(wanted):
         return span
     states = np.frombuffer(span.data, np.int16).reshape(-1, len(kept), span.hidden)
@@ -61,7 +61,7 @@ def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:
-    """Return the first position after the gap that a window leaves."""
+    """Return the first context position after those that a window has dropped."""
     if cache.window is None or not sequence.evicted:
         return 0
     return sequence.evicted + cache.window.sink_blocks * cache.block_tokens

@@ -1,4 +1,4 @@
-"""Jobs of a verification step, their outcomes and checks. Pure."""
+"""Defines the jobs of a verification step, their outcomes and checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ from specinfer.verification.features import NO_FEATURES, FeatureSpan
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits of one pass and one tree."""
+    """Limits of requests, trees and steps."""
 
     max_requests: int = 1024
     max_nodes: int = 128
     max_step_tokens: int = 2048
     max_context_len: int = 8192
     idle_seconds: float = 300.0
-    """Seconds after which an idle request is forgotten."""
+    """Seconds without a step after which a request is forgotten."""
 
 
 def checked_context(field: str, wanted: int, positions: int) -> int:
-    """Return the maximum context in tokens; 0 wants all positions.
+    """Return `wanted`, a maximum context in tokens; 0: the model's positions.
 
     Raises:
         SettingError: naming `field`, if the model has fewer positions.
@@ -55,10 +55,10 @@ class VerifyJob:
     sampling: Sampling
     logprobs: bool = False
     top_logprobs: int = 0
-    """Number of most probable tokens to return per returned token."""
+    """Number of most probable tokens to return for each output token."""
     top_k: int = 0
     features_from: int | None = None
-    """First context position whose hidden states to return; None: return none."""
+    """First context position whose hidden states are returned; None: none are."""
     prompt_len: int = 0
     """Number of prompt tokens; only jobs with `base_len` 0 set it."""
     constraint: Constraint | None = None
@@ -68,20 +68,20 @@ class VerifyJob:
     read_limit: int = 0
     """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Tokens shared in memory do not count, and blocks are restored whole. With a limit the delta's last token is
+    Tokens shared in memory do not count, and blocks are read whole. With a limit, the delta's last token is
     left for a later step, as the root of a tree.
     """
 
     def tentative(self) -> tuple[list[int], list[int]]:
-        """Return tokens and parents below the tree's root, whose index is -1."""
+        """Return the nodes' tokens and parents, without the root (parent -1)."""
         if self.tree is None:
             return [], []
         return self.tree.token_ids[1:].tolist(), (self.tree.parents[1:] - 1).tolist()
 
     def part_to_read(self, known: int, restored: int = 0) -> Sequence[int]:
-        """Return the tokens to compute after the delta's `known` cached tokens.
+        """Return the delta's tokens to compute, after `known` cached tokens.
 
-        The limit counts `restored` of the `known` tokens. If it ends the part, the part ends with a block, if
+        The limit counts `restored` of the `known` tokens. If the limit ends the part, the part ends with a block, if
         possible, as requests share whole blocks.
         """
         if not self.read_limit:
@@ -104,13 +104,13 @@ class VerifyOutcome:
     top_k: tuple[tuple[int, ...], ...] = ()
     features: FeatureSpan = NO_FEATURES
     finished: bool = False
-    """True if the bonus token completes the constrained text."""
+    """True if the bonus token completes a constrained text."""
     cached_tokens: int = 0
-    """Tokens of the delta whose keys and values were already cached."""
+    """Number of the delta's tokens that were in the cache already."""
 
     @classmethod
     def refused(cls, request_id: str, error: SpecInferError, cached_len: int = 0) -> "VerifyOutcome":
-        """Return the outcome of an entry with this error."""
+        """Return the outcome for an error; its type determines the status."""
         status = EntryStatus.INVALID if isinstance(error, ConstraintError) else EntryStatus.ERROR
         if isinstance(error, (ExhaustedError, UnavailableError)):
             status = EntryStatus.EXHAUSTED
@@ -118,14 +118,16 @@ class VerifyOutcome:
 
 
 MAX_TOP_K = 256
-"""Maximum of returned token ids per node, given the maximum message size."""
+"""Maximum tokens returned per node, so that messages stay small."""
 
 
 def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) -> None:
-    """Check one job.
+    """Check a job.
 
     Args:
-        room: number of tokens and nodes that the pass can still take.
+        room: number of tokens and nodes that the step can still take.
+        vocab_size: size of the target's vocabulary.
+        limits: limits of this verifier.
 
     Raises:
         InvalidInputError: naming the invalid field.
@@ -135,7 +137,7 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
     total = job.base_len + len(job.delta)
     if total > limits.max_context_len:
         raise InvalidInputError(
-            "context", total, f"at most {limits.max_context_len} tokens are served per request"
+            "context", total, f"base_len and delta must have at most {limits.max_context_len} tokens"
         )
     nodes = 0
     if job.tree is not None:
@@ -158,7 +160,7 @@ def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: Engine
     depth = int(depths(tree.parents).max())
     max_depth = depth_limit(job.base_len, len(job.delta), limits.max_context_len)
     if depth > max_depth:
-        reason = f"at most {max_depth}: the context may have {limits.max_context_len} tokens"
+        reason = f"must be at most {max_depth}: the context may have {limits.max_context_len} tokens"
         raise InvalidInputError("tree.depth", depth, reason)
 
 
@@ -169,8 +171,8 @@ def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
         raise InvalidInputError("read_limit", job.read_limit, "must be 0 for a delta of one token")
     for token in job.delta:
         if not 0 <= token < vocab_size:
-            raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
+            raise InvalidInputError("delta_token_ids", token, f"must be a token from 0 to {vocab_size - 1}")
     max_k = min(vocab_size, MAX_TOP_K)
     for name, wanted in (("return_top_k", job.top_k), ("top_logprobs", job.top_logprobs)):
         if wanted > max_k:
-            raise InvalidInputError(name, wanted, f"at most {max_k}")
+            raise InvalidInputError(name, wanted, f"must be at most {max_k}")

@@ -1,4 +1,4 @@
-"""Warms the model up, and measures passes by size for the planner.
+"""Warms the model up, and measures seconds of passes for the planner.
 
 The first steps of a process take several times as long as later ones.
 """
@@ -21,40 +21,40 @@ from specinfer.verification.jobs import VerifyJob
 log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
-"""Measured sizes: rows (tokens and nodes) of a pass.
+"""Numbers of rows (tokens and nodes) of measured passes.
 
 Dense kernels compute six rows at a time: 7 and 13 rows cost most per row.
 """
 _CONTEXT = 256
-"""Context tokens before the measured rows."""
+"""Number of context tokens before the measured rows."""
 _FIRST = 16
-"""Context tokens before the first measured pass; all if passes are slow."""
+"""Number of context tokens before the first pass (if slow: all passes)."""
 _MAX_ROUNDS = 8
 _LARGE = 32
-"""Minimum size that is measured `_ROUNDS_OF_LARGE` times only."""
+"""Passes of at least this many rows are measured `_ROUNDS_OF_LARGE` times."""
 _ROUNDS_OF_LARGE = 2
 _HEAVY_S = 0.01
-"""Seconds of a one-row pass above which only `_POWERS` are measured."""
+"""If a one-row pass takes more seconds, only `_POWERS` are measured."""
 _POWERS = (1, 2, 4, 8, 16, 32)
 _SLOW_S = 0.5
-"""Seconds of a one-row pass above which only `_FEW` are measured."""
+"""If a one-row pass takes more seconds, only `_FEW` are measured."""
 _FEW = (1, 16, 64)
 _CHEAP = 2.0
-"""Maximum time of measured passes, relative to a one-row pass."""
+"""Maximum time of the largest measured pass, relative to a one-row pass."""
 _MOVED = 4 / 3
-"""Ratio of two measurements of a size, above which one was disturbed."""
+"""Minimum ratio of two times of a size that shows a disturbance."""
 _FELL = 0.8
-"""Time ratio to a smaller size, below which one measurement was disturbed."""
+"""Maximum ratio to a smaller pass's time that shows a disturbance."""
 _AGAIN = 3
 """Maximum number of repeated measurements."""
 
 _LONG_CONTEXT, _MIN_LONG_CONTEXT = 4096, 1024
-"""Context tokens for measuring the cost of context: wanted, and minimum."""
+"""Number of context tokens for measuring the cost of context: preferred, minimum."""
 _ROWS_OF_CONTEXT, _ROUNDS_OF_CONTEXT = 16, 3
-"""Maximum rows of such a pass, and number of passes."""
+"""Maximum rows of passes after a long context, and number of passes."""
 
 Costs = dict[int, float]
-"""Seconds of a pass by number of rows."""
+"""Number of rows -> seconds of a pass."""
 
 
 def measure_passes(
@@ -63,7 +63,7 @@ def measure_passes(
     clock: Callable[[], float] = time.perf_counter,
     max_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
-    """Measure (rows, seconds) of passes after a context of 256 tokens.
+    """Measure passes after a context of 256 tokens; return (rows, seconds).
 
     All sizes are measured at least twice, in `budget_s` / 2 each, and again while two results differ by more than a
     third or a larger size is faster: another process was busy. Disturbances only add time, so each size's minimum
@@ -75,7 +75,7 @@ def measure_passes(
     """
     with progress("measuring passes"):
         costs = list(_measure(runner, budget_s, clock, max_tokens).items())
-    log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
+    log.info("passes take %s tokens", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
     return costs
 
 
@@ -87,7 +87,7 @@ def measure_context(
     """Return the seconds that a context token adds to a pass's row.
 
     Compares passes after a long context of empty keys and values with `costs`, (rows, seconds) after a short one.
-    0 if such a context does not fit the cache, or if the cache has recurrent states or a window.
+    0 if such a context does not fit in the cache, or if the cache has recurrent states or a window.
     """
     cache = runner.cache
     rows = max(size for size, _ in costs if size <= _ROWS_OF_CONTEXT)
@@ -104,7 +104,7 @@ def measure_context(
     finally:
         cache.release(sequence)
     added = max(0.0, seconds - short) / (rows * context)
-    log.info("a token of context adds %.2f us to a row", 1e6 * added)
+    log.info("each token of context adds %.2f us to each token of a pass", 1e6 * added)
     return added
 
 
@@ -139,7 +139,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
 
 
 def undisturbed(measure: Callable[[], Costs]) -> Costs:
-    """Measure until two results in a row agree; return each size's minimum."""
+    """Measure until two successive results agree; return each size's minimum."""
     least = latest = measure()
     for number in range(_AGAIN):
         before, latest = latest, measure()
@@ -148,9 +148,7 @@ def undisturbed(measure: Callable[[], Costs]) -> Costs:
             return least
         if number == 0:
             log.info("times of passes vary; measuring again")
-    log.warning(
-        "times of passes still vary (is the machine busy?); the planner corrects only a common factor"
-    )
+    log.warning("times of passes still vary (is the machine busy?): speculation may be planned badly")
     return least
 
 
@@ -169,10 +167,9 @@ def _falls(costs: Costs) -> bool:
 def _in_turns(
     one_pass: Callable[[int], float], sizes: Sequence[int], budget_s: float, clock: Callable[[], float]
 ) -> Costs:
-    """Return medians of rounds over all sizes.
+    """Return the median seconds of each size, from rounds over all sizes.
 
-    Sizes take turns, so that a disturbance affects all.
-    At least one round is run; no round begins after `budget_s` seconds.
+    A disturbance then affects all sizes. At least one round is run; no round begins after `budget_s` seconds.
     """
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     until = clock() + budget_s
@@ -186,7 +183,7 @@ def _in_turns(
 
 
 def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
-    """Return a segment of `size` nodes below the root.
+    """Return a segment of `size` nodes, all children of the root.
 
     Their tokens differ: rows of equal tokens would share experts, and so be faster.
     """
@@ -194,7 +191,7 @@ def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
 
 
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
-    """Return the seconds of a pass on the unchanged cache, synchronised."""
+    """Return the seconds until a pass's logits are on the host."""
     started = clock()
     runner.forward([segment])[0][-1, :1].cpu()
     seconds = clock() - started
@@ -205,13 +202,13 @@ def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float])
 _NAME = "warm-up"
 _WARM_ROUNDS = 3
 _WARM_UP_S = 0.5
-"""Warm-up ends after this time, if at least two steps were run."""
+"""Seconds after which the warm-up ends, but not before two steps."""
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _TREE_NODES = (0, 2, 4, 8)
 
 
 def warm_up(engine: VerifierEngine, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Verify trees of several sizes, greedy and sampled.
+    """Run steps with trees of several sizes, greedy and sampled.
 
     Their prompt is shorter than a block, so that none of its blocks stays in the cache.
     """

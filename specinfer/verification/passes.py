@@ -1,4 +1,4 @@
-"""Runs a step's passes: together, or one per entry after a fault."""
+"""Runs a step's passes: one, or after a fault one per entry."""
 
 import logging
 import time
@@ -24,16 +24,16 @@ class Passes:
         self.done: list[tuple[int, float]] = []
         """(Number of tokens and nodes, seconds) of each pass since `begin_step`."""
         self.faults = 0
-        """Number of failed passes, except for unreadable offloaded layers."""
+        """Number of passes that failed for other reasons than unreadable offloaded layers."""
 
     def begin_step(self) -> None:
-        """Forget the passes of the step before."""
+        """Reset `done`."""
         self.done = []
 
     def forward(self, segments: list[Segment]) -> list[Rows]:
         """Run one pass over all segments, or one each if it fails.
 
-        So only entries that cause the fault fail. If a layer is unreadable, all entries fail.
+        So only entries that cause the fault fail. If an offloaded layer is unreadable, all entries fail.
         """
         if not segments:
             return []
@@ -44,12 +44,12 @@ class Passes:
             self.done.append((tokens, time.perf_counter() - started))
             return logits
         except UnavailableError as error:
-            log.error("a pass of %d entries failed, they come again: %s", len(segments), error)
+            log.error("a pass of %d entries failed, the gateway sends them again: %s", len(segments), error)
             return [error] * len(segments)
         except Exception as error:
             self.faults += 1
             if len(segments) == 1:
-                log.exception("a pass failed")
+                log.exception("a pass of one entry failed; the entry gets an error")
                 return [error]
             log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
         return [result for segment in segments for result in self.forward([segment])]
@@ -60,7 +60,10 @@ class Passes:
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | Exception | None]:
-        """Return the acceptance rules' targets; the pass includes waiting for devices."""
+        """Return the jobs' targets for acceptance rules.
+
+        A device may finish the pass only here, so the time is added to the pass's.
+        """
         started = time.perf_counter()
         targets = self._trees.targets(jobs, logits, adjustments)
         if self.done:

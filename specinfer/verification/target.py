@@ -1,4 +1,4 @@
-"""The target's predictions at a tree's nodes, for the acceptance rules.
+"""Provides the target's predictions at a tree's nodes to the acceptance rules.
 
 If the logits are on the host, a node's distribution is computed when a rule visits the node: many nodes are never
 visited. If the logits are on a device with a chooser (`specinfer.model.sampling.choices`), the device chooses
@@ -25,18 +25,18 @@ from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.jobs import VerifyJob
 
 log = logging.getLogger(__name__)
-_NOT_FINITE = "the model produced non-finite logits"
+_NOT_FINITE = "the model produced non-finite logits (NaN or infinity)"
 
 Rows: TypeAlias = "torch.Tensor | Exception"
-"""Logits [N, V] of a job, or the reason for their absence."""
+"""Logits [N, V] of a job's nodes, or its pass's error."""
 
 
 class BrokenModelError(SpecInferError):
-    """The model's logits are missing or not finite."""
+    """The model's logits are missing or not finite (NaN or infinity)."""
 
 
 class LateNodeError(SpecInferError):
-    """A node's mask is not ready; the masks of its ancestors are."""
+    """A node's constraint mask is not ready, but its ancestors' masks are."""
 
     def __init__(self, node: int) -> None:
         super().__init__("the node's mask is being computed")
@@ -44,7 +44,7 @@ class LateNodeError(SpecInferError):
 
 
 class LogitsTarget:
-    """Predictions from a tree's logits [N, V], computed on first use."""
+    """Predictions from logits [N, V] on the host, computed on first use."""
 
     def __init__(self, logits: torch.Tensor, sampling: Sampling) -> None:
         self.logits, self._sampling = logits, sampling
@@ -89,7 +89,7 @@ class LogitsTarget:
 
 
 class AdjustedTarget(LogitsTarget):
-    """Predictions from logits that a request's parameters adjust."""
+    """Predictions from logits that a request's biases, penalties or constraint change."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class AdjustedTarget(LogitsTarget):
         super().__init__(logits, sampling)
         self._tree, self._adjustment = tree, adjustment
         self._rows: dict[int, torch.Tensor] = {}
-        """Adjusted logits [V] by node: a rule may read a node twice."""
+        """Node -> adjusted logits [V]."""
 
     def row(self, node: int) -> torch.Tensor:
         """Return the adjusted logits [V] after a node.
@@ -121,7 +121,7 @@ class AdjustedTarget(LogitsTarget):
 
 
 class ChosenTarget:
-    """Choices of a device for every node, with the request's sampling."""
+    """Next tokens that a device has chosen, for all nodes."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -134,12 +134,11 @@ class ChosenTarget:
         return token
 
     def probabilities(self, node: int) -> Excerpt:
-        """Return probabilities of drawable tokens after a node with draws below."""
+        """Return P at the tokens of q below a node with draws."""
         self.best(node)
         return self._choices.excerpts[node]
 
     def choose(self, node: int, noise: Noise) -> int:
-        """Sample a token after a node."""
         token, excerpt = self.best(node), self._choices.excerpts.get(node)
         return token if excerpt is None else noise.choose(excerpt)
 
@@ -150,15 +149,16 @@ def targets_of(
     adjustments: Sequence[RequestAdjustment | None],
     chooser: Chooser | None,
 ) -> list[Target | Exception | None]:
-    """Return each job's target, its error, or None without a tree.
+    """Return each job's target or error; None for jobs without a tree.
 
-    If the device fails to choose for all jobs together, it chooses job by job: only those that cause the fault fail.
+    If the device fails to choose for all jobs together, it chooses job by job, so that only jobs that cause the fault
+    fail.
     """
     try:
         return _targets_of(jobs, logits, adjustments, chooser)
     except Exception as error:
         if len(jobs) == 1:
-            log.exception("choosing tokens failed")
+            log.exception("choosing tokens of one entry failed; the entry gets an error")
             return [error]
         log.exception("choosing tokens failed; choosing for %d entries one by one", len(jobs))
     triples = zip(jobs, logits, adjustments, strict=True)

@@ -1,4 +1,4 @@
-"""Verifies the trees of a pass: logits in, verdicts out.
+"""Applies the acceptance rules to a pass: logits in, verdicts out.
 
 Log-probabilities of returned tokens are computed before adjustments, temperature, top-k and top-p (vLLM's default).
 So they do not depend on the request's parameters, and equal those of plain decoding.
@@ -23,7 +23,10 @@ from specinfer.verification.target import BrokenModelError, LateNodeError, Rows,
 
 
 def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[LogprobRow]:
-    """Return log-probabilities of accepted and bonus tokens, from logits [N, V]."""
+    """Return log-probabilities of all output tokens, from logits [N, V].
+
+    `top` is the number of most probable tokens to add to each.
+    """
     nodes = [0, *verdict.accepted]
     tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
     logp = rows[nodes].log_softmax(-1)
@@ -40,22 +43,23 @@ def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int)
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a job; jobs without a tree have no verdict."""
+    """Result of a job; a job without a tree has no verdict."""
 
     verdict: Verdict | None = None
     logprobs: Sequence[LogprobRow] = ()
     top_k: tuple[tuple[int, ...], ...] = ()
     finished: bool = False
-    """True if the bonus token completes the constrained text."""
+    """True if the bonus token completes a constrained text."""
     cut: bool = False
-    """True if the verdict ends before a node whose mask was late."""
+    """True if the verdict was shortened because a mask was late."""
 
 
 class TreeVerifier:
-    """Applies the acceptance rules to the logits of a pass."""
-
     def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
-        """Select the rule; `chooser` chooses tokens on the logits' device, if any."""
+        """Select the rules; `acceptance` is the rule for sampled requests.
+
+        `chooser` chooses tokens on the logits' device; None: the host chooses.
+        """
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
         self._chooser = chooser
 
@@ -65,7 +69,7 @@ class TreeVerifier:
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | Exception | None]:
-        """Return each job's target, its error, or None without a tree."""
+        """Return each job's target or error; None for jobs without a tree."""
         return targets_of(jobs, logits, adjustments, self._chooser)
 
     def verify(
@@ -105,7 +109,7 @@ class TreeVerifier:
 
 
 def _cut_at(tree: TokenTree, node: int) -> Verdict:
-    """Return the verdict whose bonus is the token of this node.
+    """Return a verdict that ends with this node's token, the bonus.
 
     The rule has already accepted the node, so the output keeps its distribution: the next step continues there.
     """
@@ -117,9 +121,9 @@ def _cut_at(tree: TokenTree, node: int) -> Verdict:
 def _cut_at_end(
     tree: TokenTree, verdict: Verdict, adjustment: RequestAdjustment | None
 ) -> tuple[Verdict, bool]:
-    """Cut a verdict at the token that completes the constrained text.
+    """Shorten a verdict to the token that completes a constrained text.
 
-    Return the verdict, with that token as its bonus, and True if the text is complete.
+    Returns the verdict, with that token as its bonus, and whether the text is complete.
     """
     if adjustment is None:
         return verdict, False

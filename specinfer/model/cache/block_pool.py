@@ -1,9 +1,9 @@
 """Allocates the blocks of a cache, and shares them by their tokens.
 
-Prefix cache: a full block of context is filed under a hash of its tokens and of the block before it, and `claim`
-lets other sequences use it. Shared blocks are full, so no sequence writes to them. A block that no sequence uses
+Prefix cache: a full block of context is registered by a hash of its tokens and of all tokens before. `claim` finds it,
+so that other sequences use it. Shared blocks are full, so no sequence writes to them. A block that no sequence uses
 keeps its content until it is allocated again, least recently used first; its content is then written to the
-directory of prefixes, if there is one.
+prefix directory (`PrefixDirectory`), if there is one.
 
 Invariant (`check`): a block is free, or its count is the number of sequences that use it.
 """
@@ -23,17 +23,16 @@ class BlockStorage(Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block's keys and values, of all layers."""
+        """Bytes of the keys and values of one block, in all layers."""
 
     @property
     def block_layout(self) -> str:
-        """Name of the bytes' format; only equal formats share blocks."""
+        """Name of the byte layout; only equal layouts can exchange blocks."""
 
-    def read_block(self, block: int) -> bytes:
-        """Return the bytes of a block."""
+    def read_block(self, block: int) -> bytes: ...
 
     def write_block(self, block: int, data: bytes) -> None:
-        """Fill a block with bytes of `read_block`."""
+        """Overwrite a block with bytes that `read_block` returned."""
 
 
 class BlockPool:
@@ -49,9 +48,9 @@ class BlockPool:
         self.queried_tokens = 0
         """Context tokens looked up, in whole blocks, since the start."""
         self.shared_tokens = 0
-        """Looked-up tokens that `claim` found, since the start."""
+        """Tokens of `queried_tokens` that `claim` found, since the start."""
         self.restored_tokens = 0
-        """Found tokens that came from the directory of prefixes, since the start."""
+        """Tokens of `shared_tokens` read from the prefix directory, since the start."""
         self._prefixes: tuple[PrefixDirectory, BlockStorage] | None = None
 
     @property
@@ -60,7 +59,10 @@ class BlockPool:
         return len(self._free)
 
     def take(self) -> int:
-        """Return the least recently used free block; save its content first."""
+        """Return the least recently used free block.
+
+        A cached block is first written to the prefix directory, if there is one.
+        """
         block, _ = self._free.popitem(last=False)
         known = self._hash_of.pop(block, None)
         if known is not None:
@@ -72,19 +74,19 @@ class BlockPool:
         return block
 
     def give_back(self, block: int) -> None:
-        """Count one use less; an unused block is free, with its content."""
+        """Count one sequence less for a block; unused blocks keep their content."""
         self._uses[block] -= 1
         if not self._uses[block]:
             self._free[block] = None
 
     def claim(self, known: bytes, tokens: Sequence[int], max_restored: int | None) -> list[int]:
-        """Return the filed blocks of leading tokens, counted as used.
+        """Return the cached blocks at the beginning of `tokens`; count their use.
 
-        With recurrent layers, the last of them has a stored state after its last token.
+        With recurrent layers, the last block ends with a stored state.
 
         Args:
             known: hash of the context before the tokens (`KVSequence.last_hash`).
-            max_restored: as in `PagedKVCache.share`.
+            max_restored: maximum tokens to read from the prefix directory, rounded up to blocks; None: no maximum.
         """
         blocks: list[int] = []
         restored: list[bytes] = []
@@ -113,7 +115,10 @@ class BlockPool:
         return blocks
 
     def file(self, key: bytes, block: int) -> None:
-        """File a block by hash; one with a recurrent state replaces another."""
+        """Let `claim` find a full block, unless it finds an equal block.
+
+        If only the new block has a recurrent state, it replaces the old one.
+        """
         filed = self._filed.get(key)
         if block in self._hash_of:
             return
@@ -132,10 +137,10 @@ class BlockPool:
         self._prefixes = directory, storage
 
     def save_prefixes(self) -> None:
-        """Write all filed blocks that the directory of prefixes lacks.
+        """Write all cached blocks that the prefix directory lacks.
 
-        A directory that is too small keeps the last written. So recently used blocks are written last, and of a
-        prompt the first blocks, as later blocks are useless without them.
+        If the directory is too small, it keeps the blocks written last. So recently used prompts are written last, and
+        each prompt in reverse: its first blocks are the most useful.
         """
         used = [block for block in reversed(self._hash_of) if block not in self._free]
         for block in (*self._free, *used):
@@ -150,9 +155,9 @@ class BlockPool:
             directory.write(key, storage.read_block(block), wait)
 
     def _restore(self, key: bytes) -> int | None:
-        """Read a block from the directory into a free block; return it.
+        """Read a block from the prefix directory into a free block.
 
-        None: no block is free, or the directory lacks the block.
+        Returns None if no block is free, or if the directory lacks the block.
         """
         if self._prefixes is None or not self._free:
             return None

@@ -8,15 +8,14 @@ from specinfer.model.weights.config import ModelConfig
 AUTO_TOKENS = 0
 """Value of `RunnerOptions.kv_tokens` for the maximum that fits."""
 SHARE = 0.75
-"""Cache's share of the free memory; drafters and buffers need the rest."""
+"""Share of the free memory for the cache; drafters need the rest."""
 MAX_REQUESTS = 16
-"""Maximum size of the cache, in contexts of the model's maximum length."""
+"""Maximum size of an automatic cache: this many contexts of maximum length."""
 _MIN_TOKENS = 512
 _SCALE_BYTES = 4
 
 
 def token_bytes(config: ModelConfig, dtype: torch.dtype, kv_type: str) -> int:
-    """Return the bytes of one token's keys and values."""
     element = {"q8_0": 1, "bf16": 2}.get(kv_type, dtype.itemsize)
     scale = _SCALE_BYTES if kv_type == "q8_0" else 0
     return 2 * config.kv_layers * config.kv_heads * (config.head_dim * element + scale)

@@ -21,7 +21,7 @@ Bfloat16 = NDArray[np.int16]
 
 
 class FeatureStore:
-    """Hidden states [layers, hidden], bfloat16, of every slot of a storage."""
+    """Hidden states [layers, hidden] of a storage's slots, in bfloat16."""
 
     def __init__(self, storage: KVStorage, slots: int) -> None:
         self._storage, self._slots = storage, slots
@@ -35,7 +35,7 @@ class FeatureStore:
         return int(np.prod(self._states.shape[1:])) * self._states.itemsize
 
     def keep(self, layers: Sequence[int], hidden: int) -> None:
-        """Store states of these layers from now on; other layers forget theirs."""
+        """Set the stored layers; if they change, drop all stored states."""
         if tuple(layers) == self.layers:
             return
         self.layers = tuple(layers)
@@ -48,23 +48,26 @@ class FeatureStore:
         self._known[slots] = True
 
     def forget(self, slots: Slots) -> None:
-        """Forget the states of slots whose tokens were overwritten."""
+        """Drop the states of slots whose tokens were overwritten."""
         if self.layers:
             self._known[slots] = False
 
     def read(self, slots: Slots, max_rows: int) -> tuple[int, Bfloat16]:
-        """Return the stored states of the slots of consecutive tokens.
+        """Return the states of the last tokens that all have states.
+
+        Args:
+            slots: slots of consecutive tokens.
+            max_rows: maximum number of returned tokens; the first ones are returned.
 
         Returns:
-            The number of skipped first tokens, up to the last one without a state, and the states
-            [at most `max_rows`, layers, hidden] of the tokens after them.
+            Number of skipped tokens, and states [tokens, layers, hidden]. All tokens up to the last one without a state
+            are skipped.
         """
         unknown = np.flatnonzero(~self._known[slots]) if len(slots) else np.zeros(0, np.int64)
         first = int(unknown[-1]) + 1 if len(unknown) else 0
         return first, self._states[slots[first : first + max_rows]]
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots."""
         self._storage.move(source, target)
         if self.layers:
             self._states[target] = self._states[source]
@@ -72,24 +75,22 @@ class FeatureStore:
 
     @property
     def blocks(self) -> BlockStorage | None:
-        """This store, if its storage can copy blocks; otherwise None."""
+        """This object, if the KV storage can copy blocks; otherwise None."""
         return self if isinstance(self._storage, BlockStorage) else None
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block's keys and values."""
         return self._copied.block_bytes
 
     @property
     def block_layout(self) -> str:
-        """Name of the format of a block's bytes."""
         return self._copied.block_layout
 
     def read_block(self, block: int) -> bytes:
         return self._copied.read_block(block)
 
     def write_block(self, block: int, data: bytes) -> None:
-        """Fill a block; its tokens have no hidden states."""
+        """Overwrite a block; its tokens then have no hidden states."""
         self._copied.write_block(block, data)
         self.forget(range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))
 

@@ -36,14 +36,14 @@ class KVStorage(Protocol):
     """Memory of keys and values, in the executor's own layout."""
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries between slots; read all sources before writing any target."""
+        """Copy keys and values; read all sources before writing any target."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Rotate the keys of slots by `delta` rotary positions."""
 
 
 class PagedKVCache:
-    """Allocation of a storage's blocks to sequences."""
+    """Divides the blocks of a storage among sequences."""
 
     def __init__(
         self,
@@ -61,7 +61,6 @@ class PagedKVCache:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens per block."""
         return BLOCK_TOKENS
 
     @property
@@ -81,18 +80,23 @@ class PagedKVCache:
         return sequence
 
     def reserve(self, sequence: KVSequence, delta: int, nodes: int = 0, parents: Seq[int] = ()) -> None:
-        """Reserve space for context tokens and nodes at the sequence's end.
+        """Reserve blocks for the next pass over a sequence.
 
         Args:
-            parents: parents of the nodes, as in `add_nodes`, if known. Recurrent layers store a state after each node
-                that has children and ends a block.
+            delta: number of context tokens to add.
+            nodes: number of tentative nodes to add.
+            parents: parents of the nodes, if known. Recurrent layers need more memory for nodes that have children and
+                end a block.
 
         Raises:
             ExhaustedError: if too few blocks or states are free; the sequence is unchanged.
         """
         missing = blocks_for(sequence.cached + sequence.nodes + delta + nodes) - len(sequence.blocks)
         if missing > self.pool.free_blocks:
-            raise ExhaustedError(f"KV cache full: {missing} blocks needed, {self.pool.free_blocks} free")
+            raise ExhaustedError(
+                f"KV cache full: a request needs {missing} more blocks of {BLOCK_TOKENS} tokens, "
+                f"{self.pool.free_blocks} are free"
+            )
         if self.states is not None:
             ends = sequence.block_ends(delta, parents)
             self.states.claim(sequence, _STATES_OF_DELTA if delta else 0, nodes, ends)
@@ -100,10 +104,10 @@ class PagedKVCache:
             sequence.blocks.append(self.pool.take())
 
     def share(self, sequence: KVSequence, tokens: Seq[int], max_restored: int | None = None) -> int:
-        """Extend the context by leading blocks of `tokens` from the cache.
+        """Extend the context by the longest prefix of `tokens` that is cached.
 
         Args:
-            max_restored: maximum tokens, rounded up to blocks, to read from the directory of prefixes; None: all.
+            max_restored: maximum tokens to read from the prefix directory, rounded up to blocks; None: no maximum.
 
         Returns:
             Number of added tokens, a multiple of the block size.
@@ -124,7 +128,9 @@ class PagedKVCache:
         self._extend(sequence, tokens)
 
     def lengthen(self, sequence: KVSequence, count: int) -> None:
-        """Add context tokens without keys and values, to measure passes.
+        """Add `count` context tokens whose keys and values are arbitrary.
+
+        Only measurements of passes use it.
 
         Raises:
             ExhaustedError: if too few blocks are free.
@@ -135,7 +141,7 @@ class PagedKVCache:
         sequence.tokens.extend([0] * count)
 
     def add_nodes(self, sequence: KVSequence, tokens: Seq[int], parents: Seq[int]) -> None:
-        """Add tentative nodes; parents are node indices, -1 the context's end."""
+        """Add tentative nodes; -1 as a parent is the last context token."""
         for token, parent in zip(tokens, parents, strict=True):
             if not -1 <= parent < sequence.nodes:
                 raise InvalidInputError("node parent", parent, "must be an earlier tentative node or -1")
@@ -146,12 +152,15 @@ class PagedKVCache:
             self.states.note_ends(sequence, sequence.block_ends())
 
     def commit(self, sequence: KVSequence, path: Seq[int]) -> None:
-        """Keep a path's nodes, from the root down, as context; drop others."""
+        """Turn the nodes of a path into context; drop all other nodes.
+
+        The path begins with a child of the root.
+        """
         expected = -1
         for node in path:
             if not 0 <= node < sequence.nodes or sequence.node_parents[node] != expected:
                 raise InvalidInputError(
-                    "path", list(path), "must be a path of tentative nodes from a root's child"
+                    "path", list(path), "must lead from a child of the root to one of its descendants"
                 )
             expected = node
         self._compact(sequence, path)
@@ -176,10 +185,10 @@ class PagedKVCache:
             self.states.move(source, target)
 
     def slide(self, sequence: KVSequence, ahead: int) -> int:
-        """Drop blocks after the sinks if more than the window is cached.
+        """Drop blocks after the sinks until about the window is cached.
 
         Args:
-            ahead: maximum tokens of the next pass; rotary positions are reset before they exceed the model's maximum.
+            ahead: maximum tokens of the next pass. Before it exceeds the model's positions, all keys are rotated back.
 
         Returns:
             Number of dropped tokens.
@@ -214,22 +223,23 @@ class PagedKVCache:
         self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
-        """Free reserved blocks and states that no token needs."""
+        """Free reserved blocks and states that neither context nor nodes use."""
         if self.states is not None:
             self.states.unclaim(sequence)
         keep = blocks_for(sequence.cached + sequence.nodes)
         self._drop(sequence, keep)
 
     def _drop(self, sequence: KVSequence, keep: int) -> None:
-        """Free the blocks after the first `keep`; the last are reused first."""
+        """Free all blocks after the first `keep`; later blocks are reused earlier."""
         for block in reversed(sequence.blocks[keep:]):
             self.pool.give_back(block)
         del sequence.blocks[keep:]
 
     def _extend(self, sequence: KVSequence, tokens: Seq[int], scored: int = 0) -> None:
-        """Add committed tokens and file the blocks that they complete.
+        """Add committed tokens; make the blocks that they fill shareable.
 
-        `scored` is the number of the tree's nodes among which an accepted path was chosen.
+        Args:
+            scored: number of tentative nodes before the commit; 0 if there was no tree.
         """
         if self.states is not None and (tokens or scored):
             first = max(sequence.cached - 1, 0)

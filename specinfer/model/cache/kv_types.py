@@ -5,8 +5,8 @@ AUTO_KV = "auto"
 KV_TYPES = (AUTO_KV, "bf16", "q8_0")
 """Values of `--kv-type`; q8_0: bytes, one scale per token and head."""
 KV_TYPE_HELP = (
-    "Storage of keys and values: q8_0 (8 bits, half the memory of bf16), bf16, or auto, the numeric type. All but the "
-    "numeric type need the native executor"
+    "Storage of keys and values: q8_0 (8 bits, half the memory of bf16), bf16, or auto (the model's numeric type). "
+    "Types that differ from the model's need the native executor"
 )
 """Help of `--kv-type`."""
 KV_TOKENS_HELP = (
@@ -15,11 +15,13 @@ KV_TOKENS_HELP = (
 )
 """Help of `--kv-tokens`."""
 PREFIXES_HELP = (
-    "Directory for prefixes that the cache evicts, and for all when the process ends. Needs the native executor. "
-    "Empty: none"
+    "Directory for cached prompt prefixes: those that the cache evicts, and all at the end of the process. Needs the "
+    "native executor. Empty: prefixes are not stored"
 )
 """Help of `--prefix-cache-directory`."""
 PREFIX_MEGABYTES = 4096
 """Default of `--prefix-cache-megabytes`."""
-PREFIX_MEGABYTES_HELP = "Maximum megabytes in the directory of prefixes; the least recently used are deleted"
+PREFIX_MEGABYTES_HELP = (
+    "Maximum megabytes in the prefix directory; the least recently used prefixes are deleted"
+)
 """Help of `--prefix-cache-megabytes`."""

@@ -1,4 +1,4 @@
-"""Blocks of keys and values in files, by hash of their prefix.
+"""Stores blocks of keys and values in files, named by prefix hash.
 
 A file has a header and the bytes of one block:
 
@@ -33,7 +33,10 @@ _PARTS = (len(_MAGIC), 16, 16, 16)
 
 
 class PrefixDirectory:
-    """A bounded directory of blocks (least recently used). For one thread."""
+    """A directory of blocks, limited in size. Not thread-safe.
+
+    The least recently used files are deleted first.
+    """
 
     def __init__(self, directory: Path, fingerprint: str, limit_bytes: int) -> None:
         """List the directory's blocks.
@@ -51,12 +54,12 @@ class PrefixDirectory:
         self._failed = False
         self._writer = ThreadPoolExecutor(1, "prefixes")
         self._tasks: deque[tuple[Path, Future[None]]] = deque()
-        """Files that the thread is to write, in order."""
+        """Queued writes: path of the file, and the writer thread's task."""
         self._pending: dict[Path, bytes] = {}
-        """Content of these files."""
+        """Content of the queued files."""
         _delete_unfinished(directory)
         self._latest = 0
-        """Time of the latest use in nanoseconds; strictly rising."""
+        """Time of the latest use in nanoseconds, strictly increasing."""
         for used, path, size in _files(directory):
             self._sizes[path] = size
             self._total += size
@@ -71,13 +74,13 @@ class PrefixDirectory:
         return self._total
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether a block has a file; the content is not checked."""
+        """Return whether a block has a file that seems usable."""
         self._collect()
         path = self._path(key)
         return path in self._sizes and path not in self._left_aside
 
     def read(self, key: bytes, size: int) -> bytes | None:
-        """Return a block's `size` bytes; None without a usable file."""
+        """Return a block's `size` bytes; None if its file is unusable."""
         path = self._path(key)
         if key not in self:
             return None
@@ -93,24 +96,27 @@ class PrefixDirectory:
             return None
         header, data = content[: sum(_PARTS)], content[sum(_PARTS) :]
         if header != self._header(key, data) or len(data) != size:
-            self._leave_aside(path, "damaged, or of another model or format")
+            self._leave_aside(path, "the file is damaged, or belongs to another model or format")
             return None
         self.read_blocks += 1
         return data
 
     def note_use(self, keys: Sequence[bytes]) -> None:
-        """Count a prompt's blocks as used, the indispensable first blocks last."""
+        """Update the time of use of a prompt's blocks.
+
+        The first block gets the latest time: later blocks are useless without it.
+        """
         for path in map(self._path, reversed(keys)):
             if path in self._sizes:
                 self._sizes.move_to_end(path)
                 self._writer.submit(_touch, path, self._now())
 
     def write(self, key: bytes, data: bytes, wait: bool = False) -> None:
-        """Queue a missing block for writing. An unwritable directory is logged once.
+        """Queue a block for writing, unless it has a file.
 
         Args:
-            wait: if the queue is full, wait for the disk. Otherwise drop the oldest queued blocks: the cache evicts a
-                prompt's last blocks first, and they are worth least.
+            wait: wait for the disk if the queue is full. Otherwise the oldest queued blocks are dropped: the cache
+                evicts a prompt's last blocks first, and they are worth least.
         """
         if key in self:
             return
@@ -133,7 +139,7 @@ class PrefixDirectory:
         return sum(map(len, self._pending.values()))
 
     def _cancel_oldest(self) -> bool:
-        """Drop the oldest queued block; return whether there was one."""
+        """Cancel the oldest write that has not begun; False if none."""
         for place, (path, task) in enumerate(self._tasks):
             if task.cancel():
                 del self._tasks[place]
@@ -159,7 +165,7 @@ class PrefixDirectory:
         _touch(path, used)
 
     def _collect(self) -> None:
-        """Note finished writes, and their errors."""
+        """Remove finished writes from the queue; log an error."""
         while self._tasks and self._tasks[0][1].done():
             path, task = self._tasks.popleft()
             if not any(path == other for other, _ in self._tasks):
@@ -183,7 +189,7 @@ class PrefixDirectory:
         self._total -= self._sizes.pop(path, 0)
 
     def _leave_aside(self, path: Path, reason: str) -> None:
-        log.warning("%s: this prefix is ignored: %s", path, reason)
+        log.warning("%s: this cached prefix is not used: %s", path, reason)
         self._left_aside.add(path)
 
     def _path(self, key: bytes) -> Path:
@@ -196,7 +202,7 @@ class PrefixDirectory:
 
 
 def _files(directory: Path) -> list[tuple[int, Path, int]]:
-    """Return (time of use in ns, path, bytes) of files, oldest first."""
+    """Return (time of use in ns, path, bytes) of blocks, oldest first."""
     files = []
     for path in directory.glob(f"*/*/*{_SUFFIX}"):
         try:
@@ -208,7 +214,7 @@ def _files(directory: Path) -> list[tuple[int, Path, int]]:
 
 
 def _touch(path: Path, used: int) -> None:
-    """Store the time of use in ns, so that it survives restarts."""
+    """Store the time of use (ns) in the file, for later processes."""
     with suppress(OSError):  # the file is another user's, read-only or deleted
         os.utime(path, ns=(used, used))
 
@@ -221,7 +227,7 @@ def _delete(path: Path) -> None:
 
 
 def _delete_unfinished(directory: Path) -> None:
-    """Delete old unfinished files, of processes that ended while writing."""
+    """Delete old temporary files of processes that ended while writing."""
     for path in directory.glob(f"*/*/*{_UNFINISHED}"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_S:

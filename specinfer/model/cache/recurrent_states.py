@@ -1,8 +1,8 @@
 """Stores the states of recurrent layers by their token's cache slot.
 
-Like keys and values, a state depends on all tokens up to its own, so each tree node has a state. States are large:
-only states from which a pass may continue are stored. These follow each context's last token, tentative nodes and,
-if memory is left, the last tokens of blocks, where other requests continue (`PagedKVCache.share`).
+Like keys and values, a state depends on all tokens up to its own, so each tree node has a state. States are large.
+So only those are stored from which a pass may continue: after each context's last token, after tentative nodes and,
+if memory is left, after the last tokens of blocks, where other requests may continue (`PagedKVCache.share`).
 """
 
 from collections import Counter, OrderedDict
@@ -12,30 +12,30 @@ from specinfer.errors import ExhaustedError
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 
 _SNAPSHOTS = 32
-"""Maximum number of snapshots: states after blocks that no current request needs."""
+"""Maximum number of snapshots: states at block ends without a current user."""
 State = TypeVar("State")
 
 
 class RecurrentStates(Generic[State]):
-    """A model's states: the executor writes them, `PagedKVCache` keeps or drops them."""
+    """A model's stored states: executors write them, `PagedKVCache` drops them."""
 
     def __init__(self, nodes_per_state: int = 1) -> None:
         """Create an empty store.
 
-        `nodes_per_state` tentative nodes (their changes of a state) take about the memory of one state.
+        `nodes_per_state` nodes take the memory of one full state, as a node may store only its change of the state.
         """
         self._nodes_per_state = nodes_per_state
         self._states: dict[int, State] = {}
         self._users = Counter[int]()
-        """Number of contexts that end at a slot."""
+        """Slot -> number of contexts that end there."""
         self._snapshots: OrderedDict[int, None] = OrderedDict()
         """Slots of snapshots, least recently used first."""
         self._claims: dict[KVSequence, int] = {}
-        """Number of states that a sequence may write in its next pass."""
+        """Sequence -> memory reserved for its next pass, in full states."""
         self._ends: dict[KVSequence, int] = {}
-        """Number of nodes with full states, by sequence (see `note_ends`)."""
+        """Sequence -> number of its tentative nodes with full states (`note_ends`)."""
         self.limit: int | None = None
-        """Number of full states that fit in memory; None: not known yet."""
+        """Maximum memory in full states; None: the size is unknown."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -52,7 +52,7 @@ class RecurrentStates(Generic[State]):
 
     @property
     def needed(self) -> int:
-        """Memory of states that must stay, in full states."""
+        """Memory of states that must not be dropped, in full states."""
         contexts = sum(slot in self._states for slot in self._users)
         nodes = len(self._states) - len(self._snapshots) - contexts
         return contexts + self._memory_of(nodes) + sum(self._ends.values())
@@ -63,13 +63,16 @@ class RecurrentStates(Generic[State]):
     def claim(self, sequence: KVSequence, states: int, nodes: int, ends: int = 0) -> None:
         """Reserve memory for the states of a sequence's next pass.
 
-        The claim covers `states` of the context and those of `nodes` new nodes, and lasts until the context is
-        extended. `ends` nodes, old and new, end a block and have children (see `note_ends`).
+        The reservation ends when the context is extended. It never fails for the only sequence: no other sequence
+        could release memory.
 
-        The only sequence is never refused: no other sequence could release memory.
+        Args:
+            states: number of full states that the pass writes for the context.
+            nodes: number of new tentative nodes.
+            ends: number of nodes, old and new, that end a block and have children (see `note_ends`).
 
         Raises:
-            ExhaustedError: if too little memory is free; claims are unchanged.
+            ExhaustedError: if too little memory is free; earlier reservations are unchanged.
         """
         if self.limit is None:
             return
@@ -79,15 +82,15 @@ class RecurrentStates(Generic[State]):
         free = self.limit - self.needed - other_claims
         if states > free and (other_claims or self.needed > 1 + self._memory_of(sequence.nodes) + own_end):
             raise ExhaustedError(
-                f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
+                f"memory for recurrent states full: a request needs {states} more, {max(free, 0)} are free"
             )
         self._claims[sequence] = states
         self.shrink(max(free - states, 0))
 
     def note_ends(self, sequence: KVSequence, ends: int) -> None:
-        """Note how many nodes end a block and have children.
+        """Set the number of nodes with full states.
 
-        Each of them has a full state, not only changes.
+        They end a block and have children.
         """
         self._ends.pop(sequence, None)
         if kept := self._kept_ends(ends):
@@ -97,7 +100,6 @@ class RecurrentStates(Generic[State]):
         return ends if self._nodes_per_state > 1 else 0
 
     def unclaim(self, sequence: KVSequence) -> None:
-        """Remove the claim of a sequence, if any."""
         self._claims.pop(sequence, None)
 
     def extend(
@@ -111,11 +113,10 @@ class RecurrentStates(Generic[State]):
         """Move the end of a context from slot `before` to slot `last`.
 
         Args:
-            sequence: sequence of the context.
-            before: slot of the context's last token so far; None: it was empty.
+            before: slot of the last context token until now; None if the context was empty.
             written: slots of the tokens after `before`, up to `last`.
-            last: slot of the context's new last token; None: it is empty or released.
-            dropped: slots of nodes that did not become context; no request can continue from their states.
+            last: slot of the new last context token; None if the context is empty or released.
+            dropped: slots of nodes that did not become context; their states are dropped.
         """
         self.unclaim(sequence)
         self.forget(dropped)
@@ -131,7 +132,7 @@ class RecurrentStates(Generic[State]):
                 self._dismiss(slot)
 
     def _dismiss(self, slot: int) -> None:
-        """Make a state after a whole block a snapshot; drop others."""
+        """Make a state at a block's end a snapshot; drop other states."""
         if slot not in self._states:
             return
         if slot % BLOCK_TOKENS != BLOCK_TOKENS - 1:
@@ -142,7 +143,7 @@ class RecurrentStates(Generic[State]):
         self.shrink(_SNAPSHOTS)
 
     def shrink(self, snapshots: int) -> None:
-        """Drop the least recently used snapshots above this number."""
+        """Drop the least recently used snapshots until this number is left."""
         while len(self._snapshots) > snapshots:
             slot, _ = self._snapshots.popitem(last=False)
             del self._states[slot]

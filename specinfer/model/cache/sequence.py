@@ -64,7 +64,7 @@ class KVSequence:
         return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
 
     def block_ends(self, delta: int = 0, parents: Sequence[int] = ()) -> int:
-        """Count the tentative nodes that have children and end a block.
+        """Return the number of nodes that have children and end a block.
 
         Args:
             delta: number of context tokens to add before the nodes.
@@ -86,7 +86,6 @@ class KVSequence:
 
 
 def blocks_for(tokens: int) -> int:
-    """Return the number of blocks for this many tokens."""
     return -(-tokens // BLOCK_TOKENS)
 
 
@@ -103,19 +102,20 @@ SINKS = 4
 
 @dataclass(frozen=True, slots=True)
 class KVWindow:
-    """Part of a request's context that a windowed cache keeps. Lossy."""
+    """Limits of a windowed cache (StreamingLLM), which changes the model's output."""
 
     tokens: int
-    """Number of kept context tokens, sinks included; up to a block more."""
+    """Number of context tokens to keep, sinks included, rounded up to blocks."""
     sinks: int
     """Number of first tokens to keep, rounded up to whole blocks."""
     max_positions: int
-    """Number of rotary positions of the model."""
+    """Maximum number of positions of the model."""
 
     def __post_init__(self) -> None:
         if self.tokens < self.sink_blocks * BLOCK_TOKENS + BLOCK_TOKENS:
             least = (self.sink_blocks + 1) * BLOCK_TOKENS
-            raise SettingError("kv_window", self.tokens, f"must be at least {least} with {self.sinks} sinks")
+            reason = f"must be at least {least} tokens with {self.sinks} attention sinks"
+            raise SettingError("kv_window", self.tokens, reason)
 
     @property
     def sink_blocks(self) -> int:

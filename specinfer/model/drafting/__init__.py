@@ -1,1 +1,1 @@
-"""Growth of token trees with a draft model."""
+"""Grows token trees with a draft model."""

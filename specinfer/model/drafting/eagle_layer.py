@@ -1,4 +1,4 @@
-"""EAGLE-3's decoder layer, over pairs of hidden state and next token.
+"""Runs EAGLE-3's decoder layer on pairs of hidden state and next token.
 
     context   t_0 t_1 t_2 ... t_n      rows   (f_0, t_1) (f_1, t_2) ... (f_{n-1}, t_n)
     row j     hidden = fc f_j          out = layer([norm(embedding(t_{j+1})), norm(hidden)]) + residual
@@ -34,14 +34,14 @@ class EagleWeights:
     config: ModelConfig
     """The target's sizes, with one layer and the draft vocabulary."""
     tensors: Mapping[str, torch.Tensor]
-    """Names as in `specinfer.drafters.published.eagle3.EagleSource`."""
+    """Tensors by name, as `specinfer.drafters.published.eagle3.EagleSource` returns them."""
     embedding: torch.Tensor
     """[V, hidden]"""
     norm_before_residual: bool = False
 
 
 class EagleModel:
-    """The layer with its weights and its cache."""
+    """EAGLE-3's layer in torch operations, with its own KV cache."""
 
     def __init__(self, weights: EagleWeights, dtype: torch.dtype, device: str, num_blocks: int) -> None:
         config = self.config = weights.config
@@ -57,7 +57,7 @@ class EagleModel:
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the reduced (fc) states [T, hidden] of states [T, layers, hidden]."""
+        """Return fc's outputs [T, hidden] for the target's states [T, layers, hidden]."""
         return self._fc(states.to(self._embedding.device, self._embedding.dtype).flatten(1))
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
@@ -84,18 +84,16 @@ class EagleModel:
         return self._head(self._norm(outs)).float()
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Refuse: a drafter drops all nodes of a tree."""
-        raise NotImplementedError("an EAGLE drafter keeps no nodes of a tree")
+        raise NotImplementedError("move: an EAGLE drafter drops all nodes of a tree")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Refuse: a drafter's cache has no window."""
-        raise NotImplementedError("an EAGLE drafter's cache has no window")
+        raise NotImplementedError("rotate: an EAGLE drafter's cache has no window (kv_window)")
 
 
 @dataclass(frozen=True, slots=True)
 class EagleTask:
-    """A growth task with the hidden states of its context."""
+    """A growth task, and the target's hidden states for EAGLE."""
 
     task: GrowthTask
     states: torch.Tensor
-    """[len(delta), layers, hidden]"""
+    """[len(delta), layers, hidden] states before the delta's tokens."""

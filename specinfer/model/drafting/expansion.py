@@ -1,19 +1,18 @@
-"""Growth of token trees with a small model, over any executor.
+"""Grows token trees with a small model, on any executor.
 
-Two ways to grow, both level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
-for best-first):
+A tree grows level by level, each level in one batched pass (paper, section 3; best-first: Sequoia, EAGLE-2).
 
-- best-first (default): every level expands the `beam` most probable nodes; the tree keeps the candidates with the
+- Best-first (default): each level expands its `beam` most probable nodes. The tree keeps the candidates with the
   highest path probability, up to its maximum of nodes.
-- an expansion vector <k1, ..., km>: at depth i every node expands its top k_i tokens.
+- Expansion vector <k1, ..., km>: every node at depth i gets its top k_i tokens as children.
 
 Children of greedy requests are points: the most probable tokens. Children of sampled requests are points, too: the
 tokens that win with the noise by which the target will choose (`specinfer.model.sampling.noise`). Or they are
 drawn from q, cut to its `q_support` most probable tokens and renormalised. Best-first growth ranks a draw before
 its token is known (`specinfer.tree.draws`): a rank that depends on the token is not lossless. Whether a node is
-expanded or a draw made depends only on draws of higher rank, so the tree lists its draws by rank
-(`specinfer.tree.cut`, rule 3); with an expansion vector, in the order of drawing. Ranks of points may depend on the
-noise, so a request for which any speculator draws gets points without noise (`GrowthTask.blind`).
+expanded or a draw is made depends only on draws of higher rank, so the tree lists its draws by rank
+(`specinfer.tree.cut`, rule 3); with an expansion vector, it lists them in the order of drawing. Ranks of points may
+depend on the noise, so a request for which any speculator draws gets points without noise (`GrowthTask.blind`).
 
 The compiled kernels grow the same trees in one call (`native/csrc/drafting/growth.h`, rules in `growth_rules.h`);
 this file is their reference.
@@ -40,22 +39,22 @@ Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 @dataclass(slots=True)
 class _Growth:
-    """A tree under construction; its node numbers differ from the cache's."""
+    """A tree under construction. Nodes are numbered by its builder."""
 
     task: GrowthTask
     position: int
-    """Absolute position of the token after the root; it keys random streams."""
+    """Context position of the token after the root; selects the random numbers."""
     builder: TreeBuilder
     frontier: list[int] = field(default_factory=lambda: [0])
-    """Builder's nodes of the next pass's logits, in order."""
+    """Nodes that the next level expands, in the order of their logits."""
     path_probability: list[float] = field(default_factory=lambda: [1.0])
-    """Estimated probability that each builder node's path is accepted."""
+    """Estimated probability that a node and its ancestors are accepted, by node."""
     scored: dict[int, int] = field(default_factory=lambda: {0: -1})
-    """Cache's tentative node by builder's node; the root is -1."""
+    """Node -> its index among the cache's tentative nodes; the root is -1."""
     drawings: list[Drawing] = field(default_factory=list)
-    """Drawings of all expanded nodes, if children are drawn."""
+    """Draws below each expanded node; empty if children are points."""
     draws: list[tuple[int, int, float]] = field(default_factory=list)
-    """(Drawing, draw's index in it, path probability before it) of all draws."""
+    """All draws: (index in `drawings`, index of the draw there, path probability)."""
 
     @property
     def limits(self) -> TreeLimits:
@@ -63,20 +62,19 @@ class _Growth:
 
     @property
     def full(self) -> bool:
-        """True if the tree has its maximum of nodes."""
         return len(self.path_probability) > self.limits.nodes
 
     @property
     def bar(self) -> float:
-        """Minimum path probability to enter the tree; 0 until it is full."""
+        """Path probability that a new node must exceed; 0 for unfilled trees."""
         return sorted(self.path_probability[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
 
     def next_path_probability(self, drawing: Drawing) -> float:
-        """Return the next draw's path probability, which ignores its token."""
+        """Return the path probability of the next draw, whatever its token."""
         return self.path_probability[drawing.node] * drawing.chance
 
     def draw(self, drawing: Drawing) -> None:
-        """Draw a child; a repeated token is the same node."""
+        """Draw a child; a token drawn again gives the same node."""
         path_probability, chance = self.next_path_probability(drawing), drawing.chance
         child = self.builder.add(drawing.node, drawing.draw(), chance)
         self.draws.append((drawing.index, len(drawing.children), path_probability))
@@ -86,7 +84,7 @@ class _Growth:
 
 
 class ReferenceGrowth:
-    """Grows trees with passes of any model.
+    """Grows trees level by level, with any function that runs passes.
 
     Args:
         forward: runs one pass (`ModelRunner.forward`).
@@ -97,7 +95,10 @@ class ReferenceGrowth:
         self._forward, self._shape, self._token_ids = forward, shape, token_ids
 
     def grow(self, tasks: Sequence[GrowthTask]) -> list[TokenTree]:
-        """Grow one tree per task. Contexts are committed; nodes stay tentative."""
+        """Return one tree per task.
+
+        The cache then contains the deltas as context, and the scored nodes as tentative nodes.
+        """
         growths = [_Growth(t, t.context_length, TreeBuilder(t.delta[-1])) for t in tasks]
         segments = [Segment(t.sequence, t.delta, want_last=not t.limits.empty) for t in tasks]
         logits = self._forward(segments) if segments else []
@@ -112,7 +113,6 @@ class ReferenceGrowth:
         return [self._finish(growth) for growth in growths]
 
     def _finish(self, growth: _Growth) -> TokenTree:
-        """Return the tree, cut to its most probable nodes."""
         if self._shape.draws(growth.task.sampling):
             return _drawn_tree(growth, best_first=self._shape.expansion is None)
         built, max_nodes = growth.builder, growth.limits.nodes
@@ -124,7 +124,6 @@ class ReferenceGrowth:
         return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
 
     def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
-        """Run one pass over the frontier nodes of all trees."""
         if not growths:
             return []
         segments = []
@@ -137,7 +136,7 @@ class ReferenceGrowth:
         return self._forward(segments)
 
     def _expand(self, growth: _Growth, rows: torch.Tensor, depth: int) -> None:
-        """Add children to frontier nodes; choose the next frontier."""
+        """Add a level of children; choose the nodes to expand next."""
         if self._shape.draws(growth.task.sampling):
             added = self._expand_sampled(growth, rows, depth)
         else:
@@ -150,7 +149,7 @@ class ReferenceGrowth:
         growth.frontier = added
 
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Add the target's most probable choices below each frontier node."""
+        """Add the most probable points below each frontier node."""
         limits = growth.limits
         width = self._shape.width(limits, depth, len(self._token_ids))
         if width == 0:
@@ -169,7 +168,6 @@ class ReferenceGrowth:
         return added
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Draw children of frontier nodes, by expansion vector or best first."""
         drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
         before = len(growth.path_probability)
         width = self._shape.width(growth.limits, depth, len(self._token_ids))
@@ -189,14 +187,14 @@ class ReferenceGrowth:
 
 
 def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
-    """Draw `count` children for every node, within the tree's maximum."""
+    """Make `count` draws per node, until the tree is full."""
     for drawing in drawings:
         while len(drawing.children) < count and drawing.chance > 0 and not growth.full:
             growth.draw(drawing)
 
 
 def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], max_draws: int) -> None:
-    """Draw the most probable children while they may be kept.
+    """Make the most probable draws, until further draws cannot be kept.
 
     A node gets at most `max_draws`.
     """
@@ -208,10 +206,10 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], max_draws: int
 
 
 def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
-    """Return the tree of the first draws within the budget.
+    """Return the tree of the first draws, up to its maximum size.
 
-    Draws are in order of rank (best first) or of drawing. The tree ends when the budget is used up, even if the
-    next draw repeats a node: any other rule would depend on its token.
+    Draws are ordered by path probability (best first), or as they were made. The tree ends when its last node is
+    taken, even if the next draw repeats a node: any other rule would depend on the draw's token.
     """
     made = sorted(growth.draws, key=lambda draw: -draw[2]) if best_first else growth.draws
     nodes: set[int] = set()
@@ -229,12 +227,12 @@ def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
 def candidates(
     task: GrowthTask, rows: torch.Tensor, token_ids: torch.Tensor, width: int, position: int
 ) -> tuple[Float32, list[list[int]]]:
-    """Return F nodes' candidates: scores and target tokens [F, width].
+    """Return F nodes' best children: scores and target tokens, [F, width] each.
 
     Args:
         rows: logits [F, draft vocabulary].
         token_ids: [draft vocabulary] target token of each draft token.
-        position: context position of the candidates, which keys the noise.
+        position: context position of the candidates, which selects the noise.
     """
     if task.sampling.greedy:
         top = (rows / task.score_temperature).softmax(-1).topk(width, dim=-1)
@@ -249,7 +247,6 @@ def candidates(
 
 
 def _largest(rows: Float64, count: int) -> NDArray[np.intp]:
-    """Return the indices [F, count] of each row's largest numbers, descending."""
     count = min(count, rows.shape[-1])
     places = np.argpartition(-rows, count - 1, axis=-1)[:, :count]
     order = np.argsort(-np.take_along_axis(rows, places, -1), axis=-1)

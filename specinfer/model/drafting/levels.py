@@ -1,10 +1,9 @@
-"""Trees of heads: one distribution per depth, with or without bias.
+"""Grows trees for drafters that predict one distribution per depth (Medusa).
 
-A bias depends on the token before. Without a bias, a token's distribution depends on its depth only, so a node's path
-probability is the product of its tokens' probabilities. The most probable nodes are then found exactly: the next node
-of a tree of points is the next sibling or the best child of a node in the tree. Draws follow the rules of
-`ReferenceGrowth`, with random numbers per node. With a bias each node's children have their own distribution, and
-all trees follow these rules.
+Some drafters add a bias to the logits, which depends on the token before. Without a bias, the most probable nodes are
+found exactly: a node's path probability is the product of its tokens' probabilities, so the next node of a tree of
+points is the next sibling or the best child of a node in the tree. Drawn trees, and trees with a bias, are grown by
+`ReferenceGrowth`, in which each node has its own random numbers or distribution.
 """
 
 import heapq
@@ -22,24 +21,24 @@ from specinfer.tree.builder import point_tree
 
 
 class _Candidate(NamedTuple):
-    """A candidate node; the minimum is the most probable, then the first."""
+    """A node to be added; tuples sort by falling path probability."""
 
     negated: float
-    """Path probability, negated."""
+    """Path probability times -1."""
     number: int
     parent: int
     depth: int
     rank: int
-    """Rank among its siblings."""
+    """Rank among its siblings, from 0."""
 
 
 def grow_levels(
     task: GrowthTask, levels: Sequence[torch.Tensor], shape: GrowthShape, token_ids: torch.Tensor
 ) -> TokenTree:
-    """Return the tree of one request.
+    """Return one request's tree, for distributions without bias.
 
     Args:
-        levels: the logits [draft vocabulary] of each depth; they limit the tree's depth.
+        levels: the logits [draft vocabulary] of each depth. Their number limits the tree's depth.
         token_ids: [draft vocabulary] target token of each draft token.
     """
     limits = replace(task.limits, depth=min(task.limits.depth, len(levels)))
@@ -64,11 +63,11 @@ def grow_edges(
     shape: GrowthShape,
     token_ids: torch.Tensor,
 ) -> list[TokenTree]:
-    """Return one tree per task; each task has its own sequence.
+    """Return one tree per task, for distributions with a bias.
 
     Args:
-        levels: the logits [tasks, draft vocabulary] of each depth; they limit the trees' depth.
-        bias: returns what N tokens add to the logits after them, [N, draft vocabulary].
+        levels: the logits [tasks, draft vocabulary] of each depth. Their number limits the trees' depth.
+        bias: maps N tokens to additions [N, draft vocabulary] to the logits of the next token.
         token_ids: [draft vocabulary] target token of each draft token.
     """
     place = {id(task.sequence): index for index, task in enumerate(tasks)}
@@ -93,7 +92,7 @@ def grow_edges(
 def _most_probable(
     task: GrowthTask, levels: Sequence[torch.Tensor], shape: GrowthShape, token_ids: torch.Tensor
 ) -> TokenTree:
-    """Return the budget's most probable nodes."""
+    """Return the tree of the most probable nodes, as points."""
     limits, followed = task.limits, shape.followed(task.limits)
     scores: list[list[float]] = []
     ids: list[list[int]] = []
@@ -101,7 +100,7 @@ def _most_probable(
     waiting: list[_Candidate] = []
 
     def consider(parent: int, depth: int, rank: int) -> None:
-        """Add a candidate, unless its path has probability 0."""
+        """Queue a node, unless its path has probability 0."""
         if depth == len(scores) < len(levels):  # the first path of this depth
             width, position = shape.width(limits, depth, len(token_ids)), task.context_length + depth
             level = candidates(task, levels[depth][None], token_ids, width, position)

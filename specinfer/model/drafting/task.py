@@ -1,4 +1,4 @@
-"""Tasks of tree growth: shape, cache, context and limits."""
+"""Defines the tasks of tree growth, and the drafter's settings for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,54 +13,51 @@ from specinfer.sampling import Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 GREEDY_SCORE_TEMPERATURE = 0.75
-"""Temperature of candidates' scores for greedy requests.
+"""Temperature of the softmax that scores candidates of greedy requests.
 
-A greedy target chooses the draft's most probable token more often than the draft's probability of it, as the draft
-learnt the target's distribution. So its trees should be deep and narrow (docs/performance.md#greedy-scores).
+A greedy target chooses the draft's most probable token more often than the draft's probability suggests, as the draft
+was trained on the target's distribution. So trees should be deep and narrow (docs/performance.md#greedy-scores).
 """
 
 
 NOISY_SCORE_TEMPERATURE = 1.25
-"""Temperature of candidates' scores for sampled requests, over `NOISY_RIVALS`.
+"""Temperature of the softmax that scores candidates of sampled requests.
 
-Draft and target share the noise, but q differs from P: the draft's winner wins in the target less often than its lead
-under q suggests.
+The softmax covers `NOISY_RIVALS` candidates. Draft and target choose with the same noise, but q differs from P: the
+draft's choice wins in the target less often than q suggests.
 """
 NOISY_RIVALS = 8
-"""Number of most probable candidates in the softmax of a score."""
+"""Number of candidates in the softmax that scores sampled requests' points."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthShape:
-    """Rules by which a drafter's trees grow."""
+    """Settings of the trees that a drafter grows."""
 
     expansion: ExpansionVector | None = None
     beam: int = 4
     """Maximum nodes expanded per level in best-first growth."""
     deepest: int | None = None
-    """Maximum depth of a best-first tree: each level costs a pass."""
+    """Maximum depth of a best-first tree; None: the request's limit."""
     min_path_probability: float = 0.0
-    """Minimum path probability of expanded nodes in best-first growth.
-
-    Levels without such nodes are not run.
-    """
+    """Nodes of best-first trees are expanded only from this path probability on."""
     kind: ProposalKind = ProposalKind.POINT
-    """Children of sampled requests: points or draws."""
+    """Kind of children for sampled requests; greedy requests get points."""
     q_support: int = 32
-    """Number of most probable tokens to draw from."""
+    """Children are drawn from this number of most probable tokens."""
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Return the limits, with `deepest` applied to best-first trees."""
+        """Return a request's limits, reduced to `deepest` in best-first growth."""
         if self.deepest is None or not self.best_first(asked):
             return asked
         return replace(asked, depth=min(asked.depth, self.deepest))
 
     def followed(self, limits: TreeLimits) -> float:
-        """Return the minimum path probability of expanded nodes."""
+        """Return the minimum path probability of nodes to expand."""
         return max(self.min_path_probability, limits.min_path_probability) if self.best_first(limits) else 0.0
 
     def best_first(self, limits: TreeLimits) -> bool:
-        """Return whether growth is best-first: neither chains nor expansion vectors."""
+        """Return whether trees are neither chains nor of an expansion vector."""
         return self.expansion is None and limits.width is None
 
     def width(self, limits: TreeLimits, depth: int, vocabulary: int) -> int:
@@ -72,11 +69,10 @@ class GrowthShape:
         return min(width, limits.width) if limits.width is not None else width
 
     def draws(self, asked: Sampling) -> bool:
-        """Return whether children are drawn for a request."""
         return self.kind is not ProposalKind.POINT and not asked.greedy
 
     def scored_nodes(self, limits: TreeLimits) -> int:
-        """Return the maximum nodes of one tree that passes score."""
+        """Return the maximum number of a tree's nodes that passes compute."""
         if self.expansion is None:
             return self.beam * max(limits.depth, 1)
         widths = self.expansion.widths[: limits.depth]
@@ -85,32 +81,32 @@ class GrowthShape:
 
 @dataclass(frozen=True, slots=True)
 class GrowthTask:
-    """One request's cache, new context, and the limits of its tree."""
+    """A request's context and limits, for which to grow a tree."""
 
     sequence: KVSequence
     delta: Sequence[int]
     """Context tokens missing in the cache; the last is the root."""
     limits: TreeLimits
     sampling: Sampling
-    """Sampling of the request.
+    """Sampling parameters for the tree.
 
-    Points: the seed is the request's, for its noise. Draws: the seed is the drafter's own. Greedy: children are
-    the most probable tokens.
+    With points, the seed is the request's, which gives the target's noise. With draws, the seed is the drafter's.
+    If greedy, children are the most probable tokens.
     """
     blind: float | None = None
-    """Temperature of a sampled request whose noise is hidden.
+    """Temperature of a sampled request whose noise the drafter must not use.
 
-    Its `sampling` is greedy; the scores are probabilities at this temperature, at which the target samples.
+    Then `sampling` is greedy, and this temperature only affects scores. None: the noise may be used.
     """
     offset: int = 0
-    """Number of context tokens before the cache's first.
+    """Number of context tokens before those of the cache.
 
     Noise and random streams depend on positions in the whole context.
     """
 
     @property
     def context_length(self) -> int:
-        """Context position of the token after the tree's root."""
+        """Context position of the first token after the tree's root."""
         return self.offset + self.sequence.length + len(self.delta)
 
     @property
@@ -122,39 +118,45 @@ class GrowthTask:
 
 
 class LevelTimes:
-    """Measured seconds per level, by number of trees."""
+    """Measured seconds of a level's pass, by number of trees."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
 
     def note(self, trees: int, seconds: float, levels: int) -> None:
-        """Count a call's levels; an outlier has little weight."""
+        """Average in the seconds of a call with this number of levels.
+
+        An outlier counts as at most `_MOST` times the mean.
+        """
         size = trees.bit_length()
         usual = self._seconds.get(size, seconds / levels)
         level_s = min(seconds / levels, _MOST * usual)
         self._seconds[size] = usual + _NEW * (level_s - usual)
 
     def least_level(self, tasks: Sequence[GrowthTask]) -> float:
-        """Return the minimum sum of path probabilities of a worthwhile level."""
+        """Return the minimum sum of path probabilities for which a level pays.
+
+        It is the level's seconds times the tokens per second that the tasks require.
+        """
         speed = max([task.limits.tokens_per_second for task in tasks], default=0.0)
         return speed * self._seconds.get(len(tasks).bit_length(), 0.0)
 
 
 _NEW, _MOST = 0.1, 1.5
-"""Weight of a new time in the mean; its maximum ratio."""
+"""Weight of a new measurement; its maximum relative to the mean."""
 
 
 @runtime_checkable
 class Grower(Protocol):
-    """An executor that grows whole trees itself."""
+    """An executor that can grow whole trees in one call."""
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether the executor grows these trees; else `expansion` does."""
+        """Return whether `grow` supports these trees; otherwise use `ReferenceGrowth`."""
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task; write its keys and values.
+        """Grow one tree per task; write its nodes' keys and values.
 
-        The cache must have space for them.
+        Each sequence must have space for its delta and nodes.
         """

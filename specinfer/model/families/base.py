@@ -28,30 +28,29 @@ class RecurrentShape:
     """Kind and sizes of recurrent layers."""
 
     kind: str
-    """"delta_net", "state_space" or "short_convolution"."""
+    """One of "delta_net", "state_space" and "short_convolution"."""
     key_heads: int
-    """Number of key heads: a state space's groups; 0 for short convolutions."""
+    """Number of key heads (state spaces: groups); 0 for short convolutions."""
     value_heads: int
     key_dim: int
     value_dim: int
     convolved: int
-    """Number of tokens in a convolution, the present one included."""
+    """Number of tokens that a convolution reads, the present one included."""
     factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """Factors on queries, keys and values before the convolution."""
 
     @property
     def values(self) -> int:
-        """Total size of all heads' values."""
         return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """Total size of convolved queries, keys and values, in this order."""
+        """Number of channels of the convolution: queries, keys, then values."""
         return 2 * self.key_heads * self.key_dim + self.values
 
 
 class HeadSizes(NamedTuple):
-    """Sizes of attention heads, number of experts, and recurrent layers."""
+    """Numbers and size of attention heads, number of experts, recurrent layers."""
 
     query: int
     key_value: int
@@ -61,31 +60,34 @@ class HeadSizes(NamedTuple):
 
 
 class TensorSource(NamedTuple):
-    """Source of one of our tensors in a checkpoint."""
+    """Tensor of a checkpoint from which one of our tensors is made."""
 
     name: str
     pick: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Returns our part (whole rows if quantised); None: the whole tensor."""
+    """Function from the checkpoint's tensor to ours; None: both are equal.
+
+    A part of a quantised tensor must consist of whole rows.
+    """
     matrix: int | None = None
-    """Index of our matrix in a stacked tensor; None: not stacked."""
+    """Index of our matrix in a stack of matrices; None: no stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """Layout of GGUF files of one architecture."""
+    """Names and storage of the tensors in GGUF files of one architecture."""
 
     parts: dict[str, str]
-    """Parts of a layer: name in `transformers` -> name in the file."""
+    """Modules of a layer: name in `transformers` -> name in the file."""
     config: Callable[[GgufFile], tuple[Any, Fields]]
-    """Returns the `transformers` configuration class and its additional fields."""
+    """Returns the configuration's class in `transformers`, and fields beyond the common ones."""
     paired: bool = False
-    """True if a head's query and key rows are interleaved rotary pairs."""
+    """True if query and key rows are stored as interleaved rotary pairs."""
     raised: bool = False
-    """True if norms' weights w are stored as 1 + w."""
+    """True if files store norms' weights w as 1 + w."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """Other tensors of a layer: name in `transformers` -> name in the file."""
     further: dict[str, str] = field(default_factory=dict)
-    """Additional parts of a multi-token-prediction layer."""
+    """Additional modules of multi-token prediction: name in `transformers` -> in the file."""
     top: Mapping[str, str] = field(default_factory=dict)
     """Tensors outside the layers: name in `transformers` -> name in the file."""
     layers: str = "model.layers"
@@ -93,7 +95,7 @@ class GgufLayout:
     attends: bool = True
     """False if no layer has attention."""
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
-    """Returns a tensor as `transformers` stores it.
+    """Undoes a converter's change of a tensor; None: nothing was changed.
 
     Arguments: metadata, name in `transformers`, stored tensor, number of weights in a block (1 if unquantised). Rows of
     a quantised tensor are bytes; the result is None if they cannot be reordered.
@@ -102,35 +104,32 @@ class GgufLayout:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Names and fields of a family, or of several similar families."""
+    """Describes one family, or several families with the same layers."""
 
     model_types: tuple[str, ...]
     fields: Callable[[Any], Fields]
-    """Returns the fields of `ModelConfig` for a `transformers` configuration."""
+    """Returns the fields of `ModelConfig`, from a `transformers` configuration."""
     rename: Callable[[HeadSizes, str], dict[str, TensorSource]] | None = None
-    """Returns our tensors in a checkpoint's tensor; None: the names are equal."""
+    """Returns our tensors that come from a checkpoint's tensor; None: equal names."""
     gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
     """Layouts of GGUF files by architecture."""
     joined: Callable[[Any, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
-    """Joins tensors of a GGUF file as `transformers` stores them.
+    """Converts a GGUF file's tensors to those of `transformers`; None: no change.
 
-    Arguments: the `transformers` configuration and all tensors. None: all tensors are stored so.
+    Arguments: the `transformers` configuration, and all tensors by name.
     """
     counts: tuple[str, ...] = ()
-    """Fields of a configuration that must be whole numbers above 0.
-
-    `_COUNTS` has further fields, checked for every family.
-    """
+    """Names of fields that must be whole numbers above 0, besides `_COUNTS`."""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """Fields of a configuration that must be numbers other than 0.
+    """Names of fields that must be numbers other than 0.
 
-    Values: 0 for one number, otherwise the length of a list of numbers.
+    Value: 0 for a single number, otherwise the length of a list of numbers.
     """
 
     def check_fields(self, values: Mapping[str, Any]) -> None:
-        """Check the values of a configuration's fields.
+        """Check the fields of `counts` and `numbers` in a configuration.
 
-        None is checked like other values, unless `transformers` computes the value from other fields.
+        A field may be None if `transformers` computes it from other fields.
 
         Raises:
             IncompatibleError: naming a field and its value.
@@ -153,9 +152,9 @@ _COMPUTED = {
     **dict.fromkeys(("num_key_value_heads", "head_dim", "mamba_d_ssm"), None),
     "mamba_d_head": "auto",
 }
-"""Values for which `transformers` computes a count from other fields."""
+"""Counts that `transformers` computes if they have this value."""
 _LARGEST = 1e30
-"""Maximum magnitude of numbers in a configuration."""
+"""Limit of numbers in a configuration: larger ones are refused."""
 
 
 def _check_numbers(name: str, value: Any, length: int) -> None:
@@ -178,18 +177,18 @@ GGUF_PARTS = {
     "post_attention_layernorm": "ffn_norm",
     **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
 }
-"""Parts of a layer with Llama's structure."""
+"""GGUF module names of layers like Llama's, by name in `transformers`."""
 POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-"""Norms after attention and MLP: name in `transformers` -> name in the file."""
+"""GGUF names of norms after attention and MLP, by name in `transformers`."""
 
 
 def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
-    """Return fields for rotary grouped-query attention, RMS norms, gated MLP.
+    """Return fields of models like Llama: grouped-query attention, RMS norms, gated MLP.
 
-    `positions` are the rotary fields, if they are not like Llama's.
+    `positions` are the rotary fields; None: read them from the configuration.
     """
     if getattr(hf, "mlp_bias", False):
         raise IncompatibleError("mlp_bias = True: must be False")
@@ -210,17 +209,11 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
 
 
 def nth_part(which: int, parts: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that splits rows into equal parts and returns one.
-
-    Args:
-        which: index of the returned part.
-        parts: number of parts.
-    """
+    """Return a function that returns one of `parts` equal groups of rows."""
     return lambda rows: rows.chunk(parts)[which]
 
 
 def replaced(name: str, parts: Mapping[str, str]) -> str:
-    """Return a name with some substrings replaced, each once."""
     for old, new in parts.items():
         if old in name:
             return name.replace(old, new)

@@ -31,19 +31,19 @@ class Experts:
 
     count: int
     used: int
-    """Number of experts that compute a row."""
+    """Number of experts that compute a token (top k)."""
     intermediate_size: int
     """MLP size of one expert."""
     renormalised: bool
-    """True if the softmax is over the chosen experts' scores only."""
+    """True if the router's softmax covers only the chosen experts' scores."""
     shared_size: int = 0
-    """MLP size of the expert that computes all rows; 0: none."""
+    """MLP size of the shared expert, which computes all tokens; 0: none."""
     dense_layers: frozenset[int] = frozenset()
-    """Layers with a dense MLP of `ModelConfig.intermediate_size` instead."""
+    """Layers with a plain MLP (`ModelConfig.intermediate_size`) in place of experts."""
     limit: float = 0.0
-    """Maximum of an expert's gate and of |up|; 0: none.
+    """Maximum of an expert's gate and of |up|; 0: no maximum.
 
-    With a maximum the expert's inner product is `(up + 1) * gate * sigmoid(alpha * gate)`.
+    A model with a maximum (gpt-oss) computes `(up + 1) * gate * sigmoid(alpha * gate)`.
     """
     alpha: float = 1.0
     biased: bool = False
@@ -53,17 +53,19 @@ class Experts:
 
     def __post_init__(self) -> None:
         if type(self.count) is not int:
-            raise IncompatibleError(f"number of experts = {self.count!r}: must be a whole number")
+            raise IncompatibleError(
+                f"num_experts or num_local_experts = {self.count!r}: must be a whole number"
+            )
         if type(self.used) is not int or not 0 < self.used <= self.count:
             raise IncompatibleError(
-                f"num_experts_per_tok = {self.used!r}: must be 1 to {self.count}, the number of experts"
+                f"num_experts_per_tok = {self.used!r}: must be from 1 to {self.count}, the number of experts"
             )
 
 
 def qwen_experts(hf: Any) -> Experts | None:
     """Return the mixture of a Qwen configuration; None for dense models.
 
-    A setting that the configuration lacks gets the value in the family's code.
+    Missing settings have the defaults of `transformers`.
     """
     layers = range(hf.num_hidden_layers)
     only, step = getattr(hf, "mlp_only_layers", ()), getattr(hf, "decoder_sparse_step", 1)
@@ -86,7 +88,7 @@ _WHOLE = {
     **dict.fromkeys(("gate.weight", "router.weight", "router.layer.weight"), ROUTER),
     **{f"shared_expert.{name}_proj.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
-"""Names of tensors in checkpoints with our structure -> ours."""
+"""Tensor names of a layer's MLP in checkpoints -> our names."""
 
 
 def _one_row(vector: torch.Tensor) -> torch.Tensor:
@@ -95,9 +97,9 @@ def _one_row(vector: torch.Tensor) -> torch.Tensor:
 
 Pick = Callable[[torch.Tensor], torch.Tensor] | None
 Stacks = dict[str, dict[str, Pick]]
-"""Stacked tensor -> our tensors of an expert, and their rows.
+"""Stacked tensor -> our tensors of each expert, and how to get them.
 
-A stacked tensor has a matrix or vector per expert.
+A stacked tensor has one matrix or vector per expert. None: take its whole matrix.
 """
 _FUSED: dict[str, Pick] = {"gate_proj.weight": nth_part(0, 2), "up_proj.weight": nth_part(1, 2)}
 _STACKS: Stacks = {
@@ -112,9 +114,9 @@ _OF_GGUF: Stacks = {
 
 
 def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dict[str, TensorSource]:
-    """Return our tensors in one of a checkpoint's tensors of a mixture.
+    """Return our tensors that come from a checkpoint's tensor `name`.
 
-    The checkpoint may store each expert separately or stacked.
+    The checkpoint may store experts separately, or stacked in the tensors of `stacks`.
     """
     found = _PART.fullmatch(name)
     if found is None:
@@ -139,7 +141,7 @@ def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dic
 
 
 def gguf_experts(prefix: str = "mlp", router: str = "gate") -> dict[str, str]:
-    """Return a mixture's parts: name in `transformers` -> name in the file."""
+    """Return a GGUF file's module names of experts, by name in `transformers`."""
     projections = {f"{prefix}.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")}
     return projections | {f"{prefix}.{router}": "ffn_gate_inp"}
 
@@ -148,35 +150,29 @@ GGUF_SHARED = {
     **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-"""Parts of a shared expert: name in `transformers` -> name in the file."""
+"""GGUF module names of a shared expert, by name in `transformers`."""
 
 
 def expert_counts(file: GgufFile, count: str) -> Fields:
-    """Return a file's number of experts and of experts per row.
-
-    `count` is the name of the former in `transformers`.
-    """
+    """Return fields: the file's number of experts (`count`), and experts per token."""
     used = file.meta.count("expert_used_count")
     return {count: file.meta.count("expert_count"), "num_experts_per_tok": used}
 
 
 def expert_size(file: GgufFile) -> int:
-    """Return the MLP size of an expert.
-
-    In old files only the shapes of its matrices state it.
-    """
+    """Return an expert's MLP size, from metadata or a matrix's shape."""
     stored = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0, 0))[1]
     return file.meta.count("expert_feed_forward_length", stored or None)
 
 
 def shared_size(file: GgufFile) -> int:
-    """Return the shared expert's MLP size, stated or from its matrices."""
+    """Return the shared expert's MLP size, from metadata or a matrix's shape."""
     stored = file.shapes.get("blk.0.ffn_gate_shexp.weight", (0, 0))[0]
     return file.meta.count("expert_shared_feed_forward_length", stored or None)
 
 
 def merged_experts(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Merge a GGUF file's tensors of experts as `transformers` stores them."""
+    """Join a file's gate and up tensors of experts for `transformers`."""
     merged = dict(tensors)
     for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
         stem = name.removesuffix("gate_proj.weight")

@@ -13,11 +13,10 @@ FACTORS = {
 }
 """Names of the factors in `config.json` -> in GGUF files."""
 FACTOR_NUMBERS = dict.fromkeys(FACTORS, 0)
-"""Value of `Family.numbers` for the factors."""
+"""The factors as fields of `Family.numbers`: single numbers."""
 
 
 def factor_fields(hf: Any) -> Fields:
-    """Return the fields of Granite's factors."""
     return {
         "embedding_scale": float(hf.embedding_multiplier),
         "attention_scale": float(hf.attention_multiplier),
@@ -27,12 +26,10 @@ def factor_fields(hf: Any) -> Fields:
 
 
 def granite_fields(hf: Any) -> Fields:
-    """Return the fields of a configuration, including factors."""
     return llama_fields(hf) | factor_fields(hf)
 
 
 def granite_factors(file: GgufFile) -> Fields:
-    """Return the fields of a GGUF file, including factors."""
     factors = {name: file.meta.number(short) for name, short in FACTORS.items()}
     return factors | {"rope_parameters": file.rope(), "attention_bias": file.has_bias}
 

@@ -1,4 +1,4 @@
-"""Llama and Mistral; Mixtral's GGUF files have their architecture, too."""
+"""Llama and Mistral. GGUF files of Mixtral have the same architecture name."""
 
 from typing import Any
 

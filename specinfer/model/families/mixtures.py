@@ -144,7 +144,7 @@ _GPT_OSS_STACKS: Stacks = {
     "experts.down_proj": {"down_proj.weight": _turned},
     "experts.down_proj_bias": {"down_proj.bias": None},
 }
-"""Matrices [inputs, outputs], with gate and up in alternate columns."""
+"""Stacks of matrices [inputs, outputs], with gate and up columns alternating."""
 
 
 def _gpt_oss_fields(hf: Any) -> Fields:

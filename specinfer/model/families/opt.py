@@ -20,7 +20,9 @@ _NAMES = {
 
 def _fields(hf: Any) -> Fields:
     if not hf.do_layer_norm_before or hf._remove_final_layer_norm or not hf.layer_norm_elementwise_affine:
-        raise IncompatibleError("do_layer_norm_before must be True, and all norms must have weights")
+        names = ("do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine")
+        values = ", ".join(f"{name} = {getattr(hf, name)}" for name in names)
+        raise IncompatibleError(f"{values}: must be True, False, True")
     if hf.word_embed_proj_dim != hf.hidden_size:
         raise IncompatibleError(
             f"word_embed_proj_dim = {hf.word_embed_proj_dim}: must be hidden_size, {hf.hidden_size}"

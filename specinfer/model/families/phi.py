@@ -81,7 +81,8 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
         }
     elif file.factors or kind == "longrope":
         raise IncompatibleError(
-            f"GGUF: rope.scaling.type = {kind!r} with factors {[*file.factors]}: longrope needs both lists"
+            f"GGUF: rope.scaling.type = {kind!r}: longrope needs {ROPE_SHORT} and {ROPE_LONG}, "
+            f"not {[*file.factors]}"
         )
     window = int(meta.number("attention.sliding_window", 0)) or None
     own = {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": window}

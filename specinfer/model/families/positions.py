@@ -10,9 +10,9 @@ from specinfer.errors import IncompatibleError
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 """Kinds of layers in `layer_types`."""
 NO_ROTARY = -1
-"""Entry of `ModelConfig.layer_rotary` for layers without rotary positions."""
+"""Value in `ModelConfig.layer_rotary` for layers without rotary positions."""
 UNBOUNDED = 1 << 20
-"""Maximum context of a model without positions, in tokens."""
+"""Maximum context in tokens, for models without positions (state spaces)."""
 _KNOWN = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -65,15 +65,15 @@ def _positive(name: str, value: Any) -> float:
 
 
 def fields_by_kind(hf: Any) -> dict[str, Any]:
-    """Return rotary fields of models with other frequencies in windowed layers.
+    """Return rotary fields of models whose windowed layers have other frequencies.
 
     Raises:
-        IncompatibleError: if those frequencies are scaled.
+        IncompatibleError: if the windowed layers have an attention factor.
     """
     inv_freq, scale = _of_kind(hf, FULL)
     local, local_scale = _of_kind(hf, SLIDING)
     if local_scale != 1:
-        raise IncompatibleError(f"rope_parameters.{SLIDING}: attention factor {local_scale}: must be 1")
+        raise IncompatibleError(f"rope_parameters.{SLIDING}: attention factor = {local_scale}: must be 1")
     positions = {"inv_freq": inv_freq, "rotary_scale": scale}
     if local == inv_freq and scale == 1:
         return positions
@@ -95,10 +95,10 @@ def _of_kind(hf: Any, kind: str) -> tuple[tuple[float, ...], float]:
 
 
 def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
-    """Return each layer's window in tokens, 0 for none; () without windows.
+    """Return each layer's window in tokens; 0: none; (): no windows.
 
     Args:
-        kinds: kind of each layer; None: all layers have the window.
+        kinds: `layer_types`; None: all layers have the window.
 
     Raises:
         IncompatibleError: for an unknown kind of layer.
@@ -116,11 +116,11 @@ def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
 def longest_text(text: Any) -> int:
     """Return the maximum context length at which cached keys stay valid.
 
-    LongRoPE rotates all keys differently, even cached ones, once a context exceeds the original length.
-    So such models are served up to that length.
+    LongRoPE rotates all keys differently, even cached ones, once a context exceeds the original length. So such models
+    are served up to that length.
 
     Raises:
-        IncompatibleError: if the configuration states no maximum.
+        IncompatibleError: if the configuration lacks `max_position_embeddings`.
     """
     longest = getattr(text, "max_position_embeddings", None)
     if not longest:

@@ -1,4 +1,4 @@
-"""Fits scales and minimums of weight groups: Q2_K, Q4_K, Q5_K."""
+"""Quantises groups of weights to scale, minimum and codes (Q2_K, Q4_K, Q5_K)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,20 +6,20 @@ from numpy.typing import NDArray
 from specinfer.model.formats.rounding import Floats, importance, inverse_of, sum_products, to_half
 
 SHIFTS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6)
-"""Trial offsets to the number of steps in a group's range."""
+"""Changes of the maximum code, tried while fitting a group's scale."""
 
 
 class Affine:
-    """Groups of weights as `scale * code - minimum`, both in few bits.
+    """Quantised groups of weights.
 
-    In a block, weights of group j are `d * scales[j] * code - dmin * minimums[j]`.
+    In a block, weights of group j are `d * scales[j] * code - dmin * minimums[j]`, with integer scales and minimums.
     """
 
     def __init__(self, x: Floats, top: int, scale_top: int, groups: int) -> None:
-        """Fit scales and minimums to x [weights of a group, groups].
+        """Quantise x [weights of a group, groups].
 
         Args:
-            top: maximum code; the minimum is 0.
+            top: maximum code; the lowest code is 0.
             scale_top: maximum of integer scales and minimums.
             groups: number of groups in a block.
         """
@@ -32,11 +32,11 @@ class Affine:
         codes = (x + least) * inverse_of(step)
         np.clip(np.rint(codes, out=codes), 0, top, out=codes)
         self.codes = np.ascontiguousarray(codes.astype(np.uint8).T).reshape(len(self.d), -1)
-        """[blocks, weights of a block]."""
+        """[blocks, weights of a block] uint8."""
 
 
 def fit(x: Floats, top: int) -> tuple[Floats, Floats]:
-    """Return non-negative scales and minimums [groups] of x [weights, groups]."""
+    """Return scales and minimums >= 0, [groups] each, of x [weights, groups]."""
     weight = importance(x)
     low, high = np.minimum(x.min(0), 0), x.max(0)
     weighted = weight * x
@@ -60,7 +60,7 @@ def fit(x: Floats, top: int) -> tuple[Floats, Floats]:
 def _least_squares(
     sums: Floats, sums_x: Floats, sums_q: Floats, sums_qq: Floats, sums_xq: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the best scale and non-negative minimum for these codes."""
+    """Return the scale, and minimum >= 0, with the least squared error."""
     both = sums * sums_qq
     determinant = both - sums_q * sums_q
     varied = determinant > np.float32(1e-5) * both  # the codes are not all equal
@@ -72,7 +72,11 @@ def _least_squares(
 
 
 def _shared(values: Floats, top: int, groups: int) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Round numbers >= 0 to integers <= `top`, times a factor per block."""
+    """Round numbers >= 0 to integers times a factor per block.
+
+    Returns:
+        Factors [blocks], and integers [blocks, groups] up to `top`.
+    """
     blocks = values.reshape(-1, groups)
     factor = to_half(blocks.max(1) / np.float32(top))
     inverse = inverse_of(factor.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Kinds of weight formats, and the backends that support them."""
+"""Defines kinds of weight formats, and the executors that support them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,18 +18,17 @@ class Format:
     help: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return why a backend does not support the format, or ""."""
+        """Return the reason why a backend lacks the format; empty if supported."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat(Format):
-    """A floating-point type; quantised files are dequantised."""
+    """A floating-point type, to which quantised files are dequantised."""
 
     dtype: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return why `dtype` does not fit the format, or ""."""
         return "" if dtype == self.dtype else f"needs dtype = {self.dtype}"
 
 
@@ -38,10 +37,9 @@ class GpuFormat(Format):
     """Format of matrices on a GPU, 8 bits per weight."""
 
     instead: str
-    """Format with as many bits on a CPU."""
+    """Format for a CPU with as many bits."""
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return which executor the format needs, or ""."""
         return (
             "" if backend == "gpu" else f"needs the gpu executor; on a CPU {self.instead} has 8 bits a weight"
         )
@@ -53,21 +51,18 @@ class BlockFormat(Format):
 
     type_name: str
     block: int
-    """Number of weights in a block."""
     block_bytes: int
     quantise_blocks: Callable[[Floats], Bytes]
-    """Quantises rows [n, K] to the bytes of their blocks."""
+    """Quantises rows [n, K] float32 to bytes."""
     fallback: str = ""
-    """Format of rows that `block` does not divide; empty: not quantised."""
+    """Format of rows whose length is no multiple of `block`; empty: unquantised."""
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return which executor and type the format needs, or ""."""
         fits = backend == "native" and dtype == "bfloat16"
         return "" if fits else "needs the native executor in bfloat16"
 
     @property
     def bits(self) -> float:
-        """Bits per weight."""
         return 8 * self.block_bytes / self.block
 
     def quantise(self, x: Floats) -> Bytes:

@@ -9,14 +9,17 @@ from specinfer.model.formats.symmetric import fit, shared
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _STEPS = np.arange(-254, 255, dtype=np.float32) / 2
 _CODES = np.abs(_STEPS[:, None] - VALUES).argmin(1).astype(np.uint8)
-"""Code of each half step from -127 to 127, for rounding."""
+"""Code of the nearest value, for -127, -126.5, ..., 127."""
 _ROUNDED = VALUES[_CODES]
 _SHARES = (0.8, 0.87, 0.94, 1.0, 1.06, 1.12, -0.89)
-"""Tried values of the largest number over -127; the last gives 113."""
+"""Values for a group's largest weight to try, relative to -127.
+
+The last one maps it to 113.
+"""
 
 
 def quantise_iq4_nl(x: Floats) -> Bytes:
-    """Return blocks [blocks, 18] of rows."""
+    """Return the bytes [blocks, 18] of rows."""
     groups = grouped(x, 32)
     factor = to_half(fit(groups, -127, _nearest, _SHARES))
     codes = _codes(groups * inverse_of(factor.astype(np.float32)))
@@ -24,7 +27,7 @@ def quantise_iq4_nl(x: Floats) -> Bytes:
 
 
 def quantise_iq4_xs(x: Floats) -> Bytes:
-    """Return blocks [blocks, 136] of rows."""
+    """Return the bytes [blocks, 136] of rows."""
     groups = grouped(x, 32)
     factor, scales, inverse = shared(fit(groups, -127, _nearest, _SHARES), -32, 8)
     codes = _codes(groups * inverse)
@@ -49,5 +52,5 @@ def _codes(x: Floats) -> Bytes:
 
 
 def _nibbles(codes: Bytes) -> Bytes:
-    """Pack codes [groups, 32] into [groups, 16]: both halves share bytes."""
+    """Pack both halves of codes [groups, 32] into nibbles of [groups, 16]."""
     return codes[:, :16] | codes[:, 16:] << np.uint8(4)

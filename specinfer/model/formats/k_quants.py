@@ -15,13 +15,12 @@ from specinfer.model.formats.rounding import Bytes, Floats, grouped, half_bytes
 from specinfer.model.formats.symmetric import fit, shared
 
 _FOUR, _LOW = np.uint8(4), np.uint8(15)
-"""Bits of a nibble; mask of the low nibble."""
 _SHARES_OF_THREE = (0.75, 0.85, 0.95, 1.0, 1.05, 1.15)
 _SHARES_OF_SIX = (0.96, 0.98, 1.0, 1.02)
 
 
 def quantise_q2_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 84] of rows."""
+    """Return the bytes [blocks, 84] of rows."""
     fitted = Affine(grouped(x, 16), 3, 15, 16)
     scales = fitted.scales | fitted.minimums << 4
     parts = [scales, _pairs_of_bits(fitted.codes), half_bytes(fitted.d), half_bytes(fitted.dmin)]
@@ -29,7 +28,7 @@ def quantise_q2_k(x: Floats) -> Bytes:
 
 
 def quantise_q3_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 110] of rows."""
+    """Return the bytes [blocks, 110] of rows."""
     groups, nearest = grouped(x, 16), partial(_nearest, -4)
     factor, scales, inverse = shared(fit(groups, -4, nearest, _SHARES_OF_THREE), -32, 16)
     codes = np.ascontiguousarray((nearest(groups * inverse) + 4).astype(np.uint8).T).reshape(-1, 256)
@@ -45,13 +44,13 @@ def quantise_q3_k(x: Floats) -> Bytes:
 
 
 def quantise_q4_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 144] of rows."""
+    """Return the bytes [blocks, 144] of rows."""
     fitted = Affine(grouped(x, 32), 15, 63, 8)
     return np.concatenate([_head(fitted), _nibbles(fitted.codes)], 1)
 
 
 def quantise_q5_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 176] of rows."""
+    """Return the bytes [blocks, 176] of rows."""
     fitted = Affine(grouped(x, 32), 31, 63, 8)
     fifth = (fitted.codes >> 4).reshape(-1, 8, 32) << np.arange(8, dtype=np.uint8)[:, None]
     high = np.bitwise_or.reduce(fifth, 1)
@@ -59,7 +58,7 @@ def quantise_q5_k(x: Floats) -> Bytes:
 
 
 def quantise_q6_k(x: Floats) -> Bytes:
-    """Return blocks [blocks, 210] of rows."""
+    """Return the bytes [blocks, 210] of rows."""
     groups, nearest = grouped(x, 16), partial(_nearest, -32)
     factor, scales, inverse = shared(fit(groups, -32, nearest, _SHARES_OF_SIX), -128, 16)
     codes = np.ascontiguousarray((nearest(groups * inverse) + 32).astype(np.uint8).T)
@@ -73,15 +72,12 @@ def quantise_q6_k(x: Floats) -> Bytes:
 
 
 def _nearest(least: int, x: Floats) -> Floats:
-    """Round in place to integers from `least` to `-least - 1`."""
+    """Round in place, and clip to `least` .. `-least - 1`."""
     return np.clip(np.rint(x, out=x), least, -least - 1, out=x)
 
 
 def _pairs_of_bits(codes: Bytes) -> Bytes:
-    """Pack codes [blocks, 256] of two bits into [blocks, 64].
-
-    Four runs of 32 codes share bytes.
-    """
+    """Pack four runs of 32 two-bit codes: [blocks, 256] to [blocks, 64]."""
     runs = codes.reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     packed: Bytes = np.bitwise_or.reduce(runs, 2).reshape(len(codes), -1)
     return packed
@@ -95,7 +91,10 @@ def _six_bits(scales: Bytes) -> Bytes:
 
 
 def _head(fitted: Affine) -> Bytes:
-    """Return factors, scales and minimums; six-bit values 4 to 7 are split."""
+    """Return the bytes of factors, integer scales and integer minimums.
+
+    The upper two bits of scales and minimums 4 to 7 are stored with numbers 0 to 3.
+    """
     scales, minimums = fitted.scales, fitted.minimums
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = minimums[:, :4] | minimums[:, 4:] >> 4 << 6
@@ -104,6 +103,6 @@ def _head(fitted: Affine) -> Bytes:
 
 
 def _nibbles(codes: Bytes) -> Bytes:
-    """Pack four-bit codes into [blocks, 128]: two groups share bytes."""
+    """Pack pairs of groups of 4-bit codes: [blocks, 256] to [blocks, 128]."""
     pairs = codes.reshape(-1, 4, 2, 32)
     return (pairs[:, :, 0] | pairs[:, :, 1] << _FOUR).reshape(len(codes), -1)

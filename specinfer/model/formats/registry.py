@@ -16,7 +16,7 @@ from specinfer.model.formats.rounding import Bytes, Floats
 
 
 def _simple(type_name: str) -> Callable[[Floats], Bytes]:
-    """Return the `gguf` package's quantiser of a type."""
+    """Return the function by which the `gguf` package quantises to a type."""
 
     def quantise(x: Floats) -> Bytes:
         import gguf
@@ -67,7 +67,7 @@ _RENAMED = {
     "int4": "q4_1",
     "w8a8": "q8_0",
 }
-"""Former names of formats, and their present names."""
+"""Former name of a format -> present name."""
 
 
 def find_format(name: str) -> Format:
@@ -88,7 +88,6 @@ def unknown_format(name: str) -> str:
 
 
 def weights_help() -> str:
-    """Return the help text of `--weights`: all formats by kind."""
     numbers, blocks, gpu = (
         ", ".join(name for name, format_ in FORMATS.items() if isinstance(format_, kind))
         for kind in (NumberFormat, BlockFormat, GpuFormat)
@@ -101,7 +100,10 @@ def weights_help() -> str:
 
 
 def format_for_rows(chosen: BlockFormat, columns: int) -> BlockFormat | None:
-    """Return the format for rows of this length: chosen, fallback or None."""
+    """Return a format for rows of `columns` weights: `chosen` or its fallback.
+
+    None: neither divides the rows into whole blocks.
+    """
     if columns % chosen.block == 0:
         return chosen
     if not chosen.fallback:

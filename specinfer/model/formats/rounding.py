@@ -1,4 +1,4 @@
-"""Helpers of quantisation: sums for scale searches, threads, rounding."""
+"""Has functions that all quantisers share: sums, rounding, threads."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +12,11 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 _WEIGHTS_AT_ONCE = 1 << 18
-"""Maximum weights of a piece: bounds memory and the threads' waits."""
+"""Maximum weights per task of a thread; limits temporary memory."""
 
 
 def in_pieces(x: Floats, row_bytes: int, quantise: Callable[[Floats], Bytes]) -> Bytes:
-    """Quantise x [N, K] to rows [N, row_bytes], with all threads."""
+    """Quantise x [N, K] to rows of bytes [N, row_bytes], in parallel."""
     out = np.empty((len(x), row_bytes), np.uint8)
     step = max(1, _WEIGHTS_AT_ONCE // x.shape[1])
 
@@ -30,30 +30,30 @@ def in_pieces(x: Floats, row_bytes: int, quantise: Callable[[Floats], Bytes]) ->
 
 
 def grouped(x: Floats, length: int) -> Floats:
-    """Return rows as groups [length, groups], for vectorised sums."""
+    """Return groups as columns, [length, groups], for vectorised sums."""
     return np.ascontiguousarray(x.reshape(-1, length).T)
 
 
 def importance(x: Floats) -> Floats:
-    """Return error weights: large numbers matter more in products."""
+    """Return a weight for each number's squared error; large numbers count more."""
     weight = np.abs(x)
     weight += np.sqrt(sum_products(x, x) / np.float32(len(x)))
     return weight
 
 
 def sum_products(*factors: Floats) -> Floats:
-    """Return the sums over groups of products of [weights, groups]."""
+    """Return [groups], the sums of products of factors [weights, groups]."""
     sums: Floats = np.einsum(",".join(["ij"] * len(factors)) + "->j", *factors)
     return sums
 
 
 def inverse_of(x: Floats) -> Floats:
-    """Return 1 / x, and 0 for 0."""
+    """Return 1 / x; 0 where x is 0."""
     return np.divide(np.float32(1), x, out=np.zeros_like(x), where=x != 0)
 
 
 def to_half(x: Floats) -> NDArray[np.float16]:
-    """Return numbers as float16; larger ones become the largest finite float16."""
+    """Return float16 numbers; too large ones become the largest finite number."""
     return np.clip(x, -65504, 65504).astype(np.float16)
 
 

@@ -1,4 +1,4 @@
-"""Fits scales of weights around zero: Q3_K, Q6_K, IQ4_NL, IQ4_XS."""
+"""Quantises groups of weights to scale and codes (Q3_K, Q6_K, IQ4_NL, IQ4_XS)."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from specinfer.model.formats.rounding import Floats, importance, inverse_of, sum_products, to_half
 
 Nearest = Callable[[Floats], Floats]
-"""Rounds numbers to the values of codes."""
+"""Rounds numbers to the nearest values that codes have."""
 
 
 def fit(x: Floats, lowest: int, nearest: Nearest, shares: tuple[float, ...]) -> Floats:
     """Return the scale [groups] of x [weights, groups]; it may be negative.
 
     Args:
-        lowest: the negative value of the code farthest from zero.
-        shares: tried values of the group's largest number, relative to `lowest`.
+        lowest: the code's most negative value, the farthest from zero.
+        shares: values to try for the group's largest weight, relative to `lowest`.
     """
     weight = importance(x)
     weighted = weight * x
@@ -32,10 +32,10 @@ def fit(x: Floats, lowest: int, nearest: Nearest, shares: tuple[float, ...]) -> 
 
 
 def shared(scale: Floats, lowest: int, groups: int) -> tuple[NDArray[np.float16], NDArray[np.int16], Floats]:
-    """Round scales to integers, times a factor per block.
+    """Round scales to integers times a factor per block.
 
     Returns:
-        Factors [blocks], integers [blocks, groups], and inverses [groups] of the rounded scales.
+        Factors [blocks], integers [blocks, groups], and [groups] 1 / rounded scale.
     """
     blocks = scale.reshape(-1, groups)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)[:, 0]

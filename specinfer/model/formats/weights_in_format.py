@@ -1,4 +1,4 @@
-"""Returns weights in a chosen format, and counts the types taken."""
+"""Reads weights in the format that an executor needs, and counts types."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,13 @@ _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """Formats of a model's tensors in memory, and the reason for them."""
+    """Types of a loaded model's tensors, and the reason for them."""
 
     reason: str
     counts: Mapping[str, int]
     """Number of tensors by GGUF type."""
     blocks: tuple[str, ...] = ()
-    """Types of matrices in blocks or the file's format, sorted."""
+    """GGUF types of the quantised matrices, sorted."""
 
     def __str__(self) -> str:
         """Return a summary such as `as in the file: 169 Q4_K, 29 Q6_K`."""
@@ -46,12 +46,11 @@ def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> WeightFormats:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a type in `--dtype`."""
     return str(dtype).removeprefix("torch.")
 
 
 class WeightsInFormat(NamedTensors):
-    """Weights in a format that an executor reads, with counts of types."""
+    """Weights in an executor's format; counts the types of read tensors."""
 
     def __init__(
         self,
@@ -61,9 +60,13 @@ class WeightsInFormat(NamedTensors):
         dtype: torch.dtype,
         asked: bool = True,
     ) -> None:
-        """Open weights for a backend; unquantised tensors become `dtype`.
+        """Prepare reading.
 
-        `asked` is True if the user chose the format.
+        Args:
+            chosen: format of matrices.
+            backend: name of the executor.
+            dtype: type of all tensors that are not in blocks.
+            asked: True if the user chose the format.
         """
         self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
         self._in_blocks = isinstance(weights, BlockWeights)
@@ -76,7 +79,7 @@ class WeightsInFormat(NamedTensors):
             and not isinstance(chosen, NumberFormat)
             and isinstance(self._source, BlockWeights)
         )
-        """True if matrices may be in blocks; False: none are."""
+        """True if `blocks` may return matrices in blocks; False: all have `dtype`."""
         self._numbers: dict[str, str] = {}
         self._blocks: dict[str, str] = {}
 
@@ -88,9 +91,9 @@ class WeightsInFormat(NamedTensors):
         return tensor
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in blocks; None if it is unquantised.
+        """Return a matrix in GGUF blocks; None if it has none.
 
-        With `as_stored`, return only blocks of the file.
+        `as_stored`: do not quantise; return only blocks that the file contains.
         """
         if not self.gives_blocks:
             return None
@@ -109,7 +112,7 @@ class WeightsInFormat(NamedTensors):
         return shape_of(self._source, name)
 
     def formats(self) -> WeightFormats:
-        """Return the formats of the tensors taken so far."""
+        """Return the types of the tensors read so far."""
         counts = Counter([*self._blocks.values(), *self._numbers.values()])
         blocks = set(self._blocks.values())
         if isinstance(self.format, GpuFormat):
@@ -149,10 +152,10 @@ class WeightsInFormat(NamedTensors):
 
 
 class QuantisedWeights(NamedTensors):
-    """Weights whose matrices are quantised to a format or its fallback.
+    """Weights whose matrices are quantised while they are read.
 
-    The head is quantised, embeddings are not. The quantised model gives other outputs: harmless for a speculator, whose
-    errors cost only time, and a decision of the operator for a target.
+    Embeddings are not quantised, the head is. The model's outputs change. For a speculator that costs only time; for a
+    target it is the operator's choice.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], chosen: BlockFormat) -> None:
@@ -166,10 +169,10 @@ class QuantisedWeights(NamedTensors):
         return shape_of(self._weights, name)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return the matrix in blocks; None for numbers.
+        """Return a matrix in blocks; None if its rows fill no blocks.
 
-        Blocks of the file are returned unchanged if they have this format; otherwise the matrix is quantised. With
-        `as_stored`, only blocks of the file are returned.
+        Blocks of the file in this format are returned unchanged. `as_stored`: do not quantise; return only blocks
+        that the file contains.
         """
         if as_stored:
             return self._weights.blocks(name, True) if isinstance(self._weights, BlockWeights) else None

@@ -1,4 +1,4 @@
-"""Launches tree attention; `specinfer.model.gpu.tree_kernels` has the kernels."""
+"""Launches the kernels of tree attention (`specinfer.model.gpu.tree_kernels`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,15 +18,14 @@ class TileOptions(NamedTuple):
     """Launch options of the attention kernel for one tile size."""
 
     step: int
-    """Maximum positions per step of the loop over keys."""
+    """Maximum cache positions that a program reads per loop iteration."""
     warps: int
-    """Warps of a program."""
     programs: int
-    """Wanted number of programs per multiprocessor."""
+    """Target number of programs per multiprocessor."""
     part: int
-    """Minimum positions per part of a request."""
+    """Minimum positions of a request per program (split-K)."""
     stages: int
-    """Number of steps whose loads overlap."""
+    """Number of loop iterations whose loads overlap."""
 
 
 _BY_TILE = {
@@ -35,13 +34,13 @@ _BY_TILE = {
     64: TileOptions(64, 4, 2, 256, 3),
     128: TileOptions(128, 8, 1, 256, 3),
 }
-"""Options by tile, among the best measured on an H200.
+"""Launch options by tile size, from about 400 measured on an H200.
 
-About 400 settings were measured. In the largest tile, steps of 128 positions gain 9 % for eight requests and lose
-10 to 20 % for one request of 4,096 positions.
+In the largest tile, steps of 128 positions gain 9 % for eight requests and lose 10 to 20 % for one request of 4,096
+positions.
 """
 _STEP_BYTES = 2**15
-"""Maximum bytes of keys per step."""
+"""Maximum bytes of keys per loop iteration."""
 _LOG2_E = 1.4426950408889634
 _VECTOR_BYTES = 16
 """Bytes of a thread's vector load."""
@@ -49,16 +48,16 @@ KERNEL_SECTIONS = (
     *("write_slots", "visible", "masks", "held", "context", "row_start", "block_start"),
     *("tile_request", "tile_start", "tile_rows", "blocks"),
 )
-"""Sections of the description that the kernel reads, in argument order."""
+"""Sections of the pass's description that the kernel reads, in argument order."""
 
 
 def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -> int:
-    """Return the number of parts of requests' positions, a power of two.
+    """Return the number of programs that share a request's positions (split-K).
 
-    Every multiprocessor gets programs, unless parts would be too small.
+    It is a power of two: as many as occupy all multiprocessors, but not more than the positions fill.
 
     Args:
-        positions: positions of the longest request.
+        positions: number of positions of the longest request.
     """
     options = _BY_TILE[bucket.tile]
     wanted = options.programs * processors // max(bucket.usual_tiles * kv_heads, 1)
@@ -67,7 +66,7 @@ def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -
 
 
 def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
-    """Return compile options: positions per step, warps, pipeline stages.
+    """Return the kernel's compile options for a tile size.
 
     Keys and values of overlapping steps fit in the shared memory of sm_80 (tests/unit/model/gpu/test_compiling.py).
     """
@@ -78,24 +77,24 @@ def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A pass's description on the device, and its number of parts."""
+    """A pass's description on the device, and buffers for split positions."""
 
     bucket: Bucket
     sections: Mapping[str, torch.Tensor]
     splits: int
     parts: torch.Tensor
-    """Attention of each part, [splits, rows, H, D] float32; empty without splits."""
+    """[splits, rows, H, D] float32: attention over each part; empty without splits."""
     levels: torch.Tensor
-    """log2 of each part's sum of weights, [splits, rows, H] float32.
+    """[splits, rows, H] float32: log2 of each part's sum of softmax weights.
 
-    Rows of no request stay -infinity.
+    Rows without a request stay -infinity.
     """
 
     @classmethod
     def of(
         cls, bucket: Bucket, sections: Mapping[str, torch.Tensor], splits: int, heads: int, width: int
     ) -> "AttentionPlan":
-        """Plan a pass, with memory for parts that all layers share."""
+        """Return the plan of a pass; all layers share its buffers."""
         shape = (splits if splits > 1 else 0, bucket.rows, heads)
         parts = torch.empty((*shape, width), dtype=torch.float32, device=sections["masks"].device)
         return cls(bucket, sections, splits, parts, parts.new_full(shape, -torch.inf))
@@ -109,7 +108,7 @@ def tree_attention(
     plan: AttentionPlan,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Attend from each row to its request; store its keys and values.
+    """Compute attention of all rows; store the pass's keys and values.
 
     Args:
         query: [T, H, D], rotated; key, value: [T, KV heads, D]. Rows may have a stride, heads may not.
@@ -142,7 +141,7 @@ def tree_attention(
 
 
 def _alignment(width: int, *tensors: torch.Tensor) -> int:
-    """Return the number of elements that divides all heads' offsets."""
+    """Return the alignment of all heads in elements, at most a vector."""
     size = tensors[0].element_size()
     starts = (number // size for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0) * size))
     return gcd(_VECTOR_BYTES // size, width, *starts)

@@ -1,4 +1,4 @@
-"""Makes the target's choices on the device, in two launches.
+"""Chooses the target's tokens on a GPU, in two kernel launches.
 
 It implements `specinfer.model.sampling.choices`. A pass of R rows transfers 24 bytes per row, and 8 per token of an
 excerpt, instead of 4 V per row. torch sorts whole rows with top-k or top-p, which takes longer than both launches.
@@ -21,16 +21,16 @@ from specinfer.sampling import Sampling
 from specinfer.tree.token_tree import Int32
 
 BLOCK = 2048
-"""Columns per program of `scan`. Other sizes were not measured."""
+"""Columns per program of the kernel `scan`; other sizes were not measured."""
 CHUNK = 64
 NO_CUT = 2.0
-"""A top-p above any sum of probabilities: nothing is cut."""
+"""Value for a disabled top-p: above any sum of probabilities."""
 _FOUND = 3
-"""Number of results per row of `conclude`."""
+"""Results per row: winner, its P, sum of P outside the excerpt."""
 
 
 def choose(tasks: Sequence[ChoiceTask]) -> list[Choices]:
-    """Return the choices of tasks with equal vocabulary and device."""
+    """Return the results of tasks whose logits are on one device."""
     counts = [len(task.positions) for task in tasks]
     starts = [*accumulate(counts, initial=0)]
     wanted = [task.excerpts.get(row) for task, n in zip(tasks, counts, strict=True) for row in range(n)]
@@ -56,10 +56,7 @@ def _choices(winners: Float64, p: Sequence[Float64], wanted: Sequence[Int32 | No
 def _winners(
     tasks: Sequence[ChoiceTask], logits: Sequence[torch.Tensor], wanted: Sequence[Int32 | None]
 ) -> tuple[Float64, Float64]:
-    """Return [R, 3] and the P of all excerpts, concatenated.
-
-    A row has the winner, its P, and the sum of P outside the excerpt.
-    """
+    """Return each row's winner and sums [R, 3], and P of excerpts."""
     device, size = logits[0].device, logits[0].shape[1]
     rows, parts = len(wanted), -(-size // BLOCK)
     numbers = torch.from_numpy(_numbers(tasks, logits, wanted)).to(device, non_blocking=True)
@@ -84,7 +81,6 @@ def _winners(
 def _numbers(
     tasks: Sequence[ChoiceTask], logits: Sequence[torch.Tensor], wanted: Sequence[Int32 | None]
 ) -> NDArray[np.int64]:
-    """Return the kernels' inputs in one int64 array."""
     keys = [noise_keys(task.sampling.seed, task.positions) for task in tasks]
     temperatures = [np.full(len(task.positions), _temperature(task.sampling)) for task in tasks]
     lists = [np.zeros(0, np.int64) if ids is None else ids.astype(np.int64) for ids in wanted]
@@ -105,7 +101,6 @@ def _sections(numbers: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
 
 
 def _addresses(rows: torch.Tensor) -> NDArray[np.int64]:
-    """Return the memory addresses [N] of rows [N, V] of float32."""
     assert rows.dtype is torch.float32
     assert rows.stride(1) == 1
     return rows.data_ptr() + np.arange(len(rows), dtype=np.int64) * (rows.stride(0) * rows.element_size())
@@ -116,7 +111,10 @@ def _temperature(sampling: Sampling) -> float:
 
 
 def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return logits [N, V] after a request's min-p, top-k and top-p."""
+    """Return logits [N, V] with -infinity for tokens that sampling excludes.
+
+    It applies min-p, top-k and top-p.
+    """
     size = logits.shape[1]
     top_k = sampling.top_k if 0 < sampling.top_k < size else size
     if sampling.greedy:
@@ -132,7 +130,7 @@ def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _cut_by_best(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return logits [N, V] after min-p; rows with NaN are unchanged."""
+    """Apply min-p to logits [N, V]; rows with NaN are unchanged."""
     best = logits.amax(-1, keepdim=True)
     least = (best.double() + _temperature(sampling) * math.log(sampling.min_p)).float()
     return logits.masked_fill(logits < least, -torch.inf)
@@ -141,14 +139,15 @@ def _cut_by_best(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def cut_rows(
     logits: torch.Tensor, temperatures: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return logits [R, V] after top-k and top-p, as `probabilities` cuts them.
+    """Apply top-k and top-p to logits [R, V], as `probabilities` does.
 
-    Top-k keeps all equal logits; top-p keeps equal ones while the sum before them is below it. A row with a NaN is
-    cut completely.
+    Tokens with equal logits: top-k keeps all of them; top-p keeps one if the sum before it is below top-p. A row with a
+    NaN becomes -infinity.
 
     Args:
-        temperatures: [R, 1] float64. top_k: [R, 1] int64, V keeps all. top_p: [R, 1] float64, `NO_CUT` keeps
-            all.
+        temperatures: [R, 1] float64.
+        top_k: [R, 1] int64; V keeps all tokens.
+        top_p: [R, 1] float64; `NO_CUT` keeps all tokens.
     """
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     kept = (ordered >= ordered.gather(1, (top_k - 1).clamp(min=0))) & ordered[:, :1].isfinite()

@@ -21,7 +21,7 @@ _MIX_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 @kernel
 def exponential(key: tl.tensor, token: tl.tensor) -> Any:
-    """Return exponential noise E of tokens in float64, from SplitMix64."""
+    """Return exponential noise E of tokens in float64 (SplitMix64)."""
     z = key.to(tl.uint64) + (token.to(tl.uint64) + 1) * _GOLDEN
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2
@@ -44,14 +44,14 @@ def scan(
     parts: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Scan one block of one row: maximum, sum and winner.
+    """Compute maximum, sum and winner of one block of a row.
 
     Args:
         rows: [R] int64 addresses of rows [size] float32.
         temperatures: [R] float64; 0: greedy. keys: [R] int64 noise keys.
-        left_out, left_out_start: excerpts' tokens, which are excluded, and [R + 1] each row's start among them.
-        peaks, sums, times, tokens: [R, parts] results; only `peaks` include excluded tokens. Sums are of
-            weights exp((x - peak) / T); times are E / weight of the winner, or in greedy rows its distance to the peak.
+        left_out, left_out_start: excerpts' tokens, which cannot win, and [R + 1] each row's start among them.
+        peaks, sums, times, tokens: [R, parts] results. Only `peaks` include excerpts' tokens. Sums are of weights
+            exp((x - peak) / T). Times are E / weight of the winner; in greedy rows, its distance to the peak.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = tl.load(rows + row).to(tl.pointer_type(tl.float32))
@@ -95,7 +95,7 @@ def conclude(
     PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Join one row's blocks; compute the winner's P.
+    """Join the blocks of one row; compute the winner's P.
 
     Args:
         found: [R, 3] float64: the winner (-1 if the row is not finite), its P, and the sum of P without excerpt.
@@ -147,7 +147,7 @@ def _weights(
     divisor: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> Any:
-    """Return exp((x - base) / T) [CHUNK] in float64 of excerpt's tokens."""
+    """Return weights exp((x - base) / T) of excerpt tokens, [CHUNK] float64."""
     i = at + tl.arange(0, CHUNK)
     token = tl.load(left_out + i, mask=i < last, other=0)
     x = tl.load(start + token, mask=i < last, other=float("-inf"))

@@ -1,4 +1,4 @@
-"""Fuses the decoder's small operations on a GPU.
+"""Runs the decoder on a GPU, with fused kernels for small operations.
 
 It extends `specinfer.model.torch.transformer`. torch computes the parts of a layer that differ from Llama's (another
 norm or activation, parallel attention and MLP); attention always uses the kernel.
@@ -54,10 +54,10 @@ def turn(
     angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[RMSNorm, RMSNorm] | None = None,
 ) -> None:
-    """Rotate queries and keys of `projected` by angles, in place.
+    """Rotate queries and keys in place.
 
-    `projected` is [T, heads + 2 KV heads, D], each angle [T, 1, R]. `norms`, if given, are applied to queries and
-    keys first.
+    `projected` is [T, heads + 2 KV heads, D]; `angles` are cosines and sines [T, 1, R]. `norms` are applied before the
+    rotation, if given.
     """
     cos, sin = angles
     half = cos.shape[-1] // 2
@@ -75,7 +75,7 @@ def turn(
 
 
 def gated(both: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) * up [T, I] of `both` [T, 2 I]."""
+    """Return silu(gate) * up [T, I] of [gate, up] [T, 2 I]."""
     rows, size = len(both), both.shape[1] // 2
     out = both.new_empty(rows, size)
     gate[rows, -(-size // _GATE_BLOCK)](both, out, size, BLOCK=_GATE_BLOCK)
@@ -90,15 +90,11 @@ class FusedMlp(Mlp):
         self._fused = config.gated and config.activation == "silu"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the MLP adds to hidden states [T, hidden]."""
         return self.down(gated(self.up(x))) if self._fused else super().__call__(x)
 
 
 class FusedLayer(Layer):
-    """A decoder layer with fused kernels for norms, rotation and activation.
-
-    Other operations use torch.
-    """
+    """A decoder layer with fused kernels for norms, rotation and activation."""
 
     mlp_type = FusedMlp
 
@@ -111,12 +107,11 @@ class FusedLayer(Layer):
         self._qkv, self._out = convert(self._qkv), convert(self._out)
         self._mlp.up, self._mlp.down = convert(self._mlp.up), convert(self._mlp.down)
         self.sums_later = isinstance(self._post_norm, RMSNorm) and not config.parallel
-        """True if the next layer's norm can add this layer's output."""
+        """True if the next layer's norm kernel adds the MLP's output."""
 
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
     ) -> torch.Tensor:
-        """Return the hidden states [T, hidden] after the layer."""
         return self.after_norm(x, _norm(x, self.input_norm), angles, attend)
 
     def after_norm(
@@ -126,7 +121,10 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Return the hidden states after the layer, given attention's input."""
+        """Return hidden states [T, hidden] after the layer.
+
+        `normed` is attention's input, the norm of `x`.
+        """
         if not self.sums_later:
             return super().after_norm(x, normed, angles, attend)
         return torch.add(*self._summands(x, normed, angles, attend))
@@ -138,7 +136,10 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next layer's input as two summands, given this layer's."""
+        """Return the layer's output as two summands for the next norm kernel.
+
+        `x` and `change` are the summands from the layer before; None: there is no layer before.
+        """
         assert isinstance(self.input_norm, RMSNorm)
         if change is None:
             return self._summands(x, normed(x, self.input_norm), angles, attend)
@@ -160,9 +161,9 @@ class FusedLayer(Layer):
     def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value, normed and rotated by one kernel.
+        """Return query, key and value [T, heads, D], normed and rotated.
 
-        torch does what the kernel does not support.
+        torch computes layers that the kernel does not support.
         """
         c, norms = self._config, None
         if isinstance(self._q_norm, RMSNorm) and isinstance(self._k_norm, RMSNorm):
@@ -180,8 +181,6 @@ def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 class GpuTransformer(Transformer):
-    """The decoder of fused layers; it shows the progress of loading."""
-
     def __init__(
         self,
         config: ModelConfig,
@@ -190,7 +189,10 @@ class GpuTransformer(Transformer):
         device: str,
         quantise: Quantise | None = None,
     ) -> None:
-        """Load the decoder; `quantise` converts each layer's matrices."""
+        """Load the decoder, and show progress on the terminal.
+
+        `quantise` converts each layer's matrices; None: they stay unquantised.
+        """
         self.layer_type = partial(FusedLayer, quantise=quantise)
         with ShownWeights(weights) as shown:
             super().__init__(config, shown, dtype, device)
@@ -203,10 +205,6 @@ class GpuTransformer(Transformer):
         attend: Attend,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] after all layers.
-
-        A layer's norm adds the output of the layer before.
-        """
         layers = [layer for layer in self.layers if isinstance(layer, FusedLayer) and layer.sums_later]
         if features is not None or len(layers) < len(self.layers) or self.config.layer_rotary:
             return super().through(x, positions, attend, features)

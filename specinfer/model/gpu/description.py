@@ -33,11 +33,11 @@ WORD_BITS = 32
 MIN_WORDS = 8
 """Minimum words of a mask: enough for 256 tree nodes."""
 MAX_TILE = 128
-"""Maximum size of a tile: query rows times heads of a group."""
+"""Maximum size of a tile: rows times query heads per key head."""
 MIN_TILE = 16
-"""Minimum rows of a matrix product in Triton."""
+"""Minimum size of a tile: Triton's minimum rows of a matrix product."""
 _ALIGNED = 4
-"""int32 numbers in 16 bytes, the alignment of sections."""
+"""Alignment of sections: 4 int32 numbers, 16 bytes."""
 _ROWS = ("token_ids", "positions", "write_slots", "visible")
 _REQUESTS = ("held", "context", "row_start", "block_start")
 _TILES = ("tile_request", "tile_start", "tile_rows")
@@ -45,30 +45,29 @@ _TILES = ("tile_request", "tile_start", "tile_rows")
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sizes that define the layout of a description; passes are rounded up."""
+    """Sizes of a description's sections; captured graphs exist per bucket."""
 
     requests: int
     rows: int
     logits: int
     words: int
     tile: int
-    """Size of a tile: query rows times `group`, a power of two."""
+    """Size of a tile: rows times `group`, a power of two."""
     group: int
-    """Number of query heads that share a key."""
+    """Number of query heads per key head."""
 
     @property
     def tile_rows(self) -> int:
-        """Maximum query rows of a tile."""
         return self.tile // self.group
 
     @property
     def tiles(self) -> int:
-        """Maximum number of tiles: every request may have a partial one."""
+        """Maximum number of tiles, as each request may have an incomplete tile."""
         return self.requests + max(self.rows - self.requests, 0) // self.tile_rows
 
     @property
     def usual_tiles(self) -> int:
-        """Number of tiles of a pass whose requests have equally many rows."""
+        """Number of tiles if all requests have equally many rows."""
         return self.requests * -(-self.rows // (max(self.requests, 1) * self.tile_rows))
 
     @property
@@ -84,14 +83,13 @@ class Bucket:
 
     @property
     def starts(self) -> dict[str, int]:
-        """Start of each section, aligned for vector loads."""
+        """Index of each section in the description, aligned for vector loads."""
         starts, at = {}, 0
         for name, size in self.sections.items():
             starts[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
         return starts | {"blocks": at}
 
     def views(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return views of a description's sections on the device."""
         starts = self.starts
         views = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
         return views | {"blocks": numbers[starts["blocks"] :]}
@@ -103,7 +101,7 @@ def power_above(number: int) -> int:
 
 
 def tree_words(rows: Sequence[AttentionRows], context: Sequence[int]) -> int:
-    """Return the words that a mask of all tentative nodes needs."""
+    """Return the words per mask for the request with most tentative nodes."""
     nodes = max((part.length - base for part, base in zip(rows, context, strict=True)), default=0)
     return max(MIN_WORDS, power_above(-(-nodes // WORD_BITS)))
 
@@ -114,13 +112,13 @@ def contexts(batch: Batch) -> list[int]:
 
 
 def tile_size(rows: int, requests: int, group: int) -> int:
-    """Return the size of tiles: at most an average request's."""
+    """Return the tile size for requests of average length."""
     average = -(-rows // max(requests, 1)) * group
     return max(MIN_TILE, power_above(group), min(MAX_TILE, power_above(average)))
 
 
 def exact_bucket(batch: Batch, group: int) -> Bucket:
-    """Return the bucket with a pass's own sizes."""
+    """Return the bucket for exactly one pass, without rounding up."""
     rows, requests = len(batch.token_ids), len(batch.rows)
     words = tree_words(batch.rows, contexts(batch))
     return Bucket(requests, rows, len(batch.logit_rows), words, tile_size(rows, requests, group), group)
@@ -165,7 +163,6 @@ def _tiles(parts: Sequence[AttentionRows], max_rows: int) -> list[tuple[int, int
 
 
 def _masks(parts: Sequence[AttentionRows], context: Sequence[int], words: int) -> Int32:
-    """Return the masks [rows * words], row after row."""
     places = [
         (part.start + row, position - base)
         for part, base in zip(parts, context, strict=True)

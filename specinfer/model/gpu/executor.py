@@ -52,7 +52,10 @@ class GpuExecutor:
         device: str,
         weights_format: str = AUTO,
     ) -> None:
-        """Load the model; layers' matrices unquantised, in int8 or in fp8."""
+        """Load the model, and capture its passes.
+
+        `weights_format` is that of the layers' matrices: int8, fp8, or unquantised.
+        """
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
         self._model = GpuTransformer(config, weights, dtype, device, quantiser(weights_format))
@@ -72,7 +75,6 @@ class GpuExecutor:
             self._graphs.capture(grid)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass; return its float32 logits [R, V]."""
         bucket = None if batch.features else bucket_for(batch, self._group)
         if bucket is None:
             bucket = exact_bucket(batch, self._group)
@@ -85,43 +87,37 @@ class GpuExecutor:
         return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
-        """Choose tokens; return one result per task."""
         with torch.inference_mode():
             return choose(tasks)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots."""
         move(self._keys, self._values, source, target)
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions."""
         here = torch.tensor(slots, dtype=torch.int64, device=self._device)
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(2, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(2, here, turned.to(self._keys.dtype))
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether the device can grow these trees (best-first points, chains)."""
         return can_grow(tasks, shape)
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task."""
         return self._growth.grow(tasks, shape, token_ids)
 
     def _graphs_of(self, run: Callable[[Sizes], torch.Tensor]) -> Graphs[Sizes]:
         return CudaGraphs(run) if torch.device(self._device).type == "cuda" else EagerPasses(run)
 
     def _scored(self, bucket: Bucket, sections: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the logits [rows, V] of one level's nodes."""
+        """Run the pass over one level's nodes; return logits [rows, V]."""
         kept = self._attended
         if bucket.rows > len(kept):
             kept = kept.new_zeros(bucket.rows, *kept.shape[1:])
         return self._pass(bucket, sections, self._positions, kept[: bucket.rows])
 
     def _replayed(self, bucket: Bucket) -> torch.Tensor:
-        """Run a bucket's captured pass; return its logits."""
         sections = bucket.views(self._inputs.numbers)
         return self._pass(bucket, sections, self._positions, self._attended[: bucket.rows])
 
@@ -133,7 +129,12 @@ class GpuExecutor:
         out: torch.Tensor,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return a bucket's float32 logits; `out` [rows, H, D]: attention's output."""
+        """Run a pass in a bucket's layout; return float32 logits.
+
+        Args:
+            longest: number of positions of the longest request.
+            out: [rows, H, D] buffer for attention's output.
+        """
         c = self._config
         splits = splits_for(bucket, c.kv_heads, longest, self._processors)
         plan = AttentionPlan.of(bucket, sections, splits, c.heads, c.head_dim)

@@ -29,12 +29,12 @@ Larger passes read prompts: their kernels take longer than their launches.
 
 
 def bucket_of(requests: int, rows: int, group: int) -> Bucket:
-    """Return the bucket for passes of at most these sizes."""
+    """Return the bucket for passes up to these sizes."""
     return Bucket(requests, rows, rows, MIN_WORDS, tile_size(rows, requests, group), group)
 
 
 def bucket_grid(group: int) -> list[Bucket]:
-    """Return all buckets, those with most rows first."""
+    """Return all buckets to capture; those with most rows come first."""
     powers = [1 << i for i in range(MAX_ROWS.bit_length())]
     return [
         bucket_of(requests, rows, group)
@@ -54,39 +54,39 @@ def bucket_for(batch: Batch, group: int) -> Bucket | None:
 
 
 def largest(grid: Sequence[Bucket]) -> Bucket:
-    """Return the bucket with the longest sections."""
     return max(grid, key=lambda bucket: bucket.starts["blocks"])
 
 
 Sizes = TypeVar("Sizes", contravariant=True)
-"""Key of captured sequences, such as the bucket of a pass."""
+"""Identifies a captured sequence, for example by the bucket of a pass."""
 
 
 class Graphs(Protocol[Sizes]):
-    """Runs sequences of kernels, whose numbers are at fixed addresses."""
+    """Runs sequences of kernels, one for each value of `Sizes`.
 
-    def capture(self, sizes: Sequence[Sizes]) -> None:
-        """Capture sequences of these sizes."""
+    A sequence reads its input at fixed addresses.
+    """
+
+    def capture(self, sizes: Sequence[Sizes]) -> None: ...
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """Run a sequence; its result is valid until the next run."""
+        """Run the sequence of these sizes; the next run overwrites the result."""
 
 
 class EagerPasses(Generic[Sizes]):
-    """Runs each sequence without capturing it."""
+    """Runs each sequence without a graph, for CPUs."""
 
     def __init__(self, run: Callable[[Sizes], torch.Tensor]) -> None:
         self._run = run
 
-    def capture(self, sizes: Sequence[Sizes]) -> None:
-        """Do nothing."""
+    def capture(self, sizes: Sequence[Sizes]) -> None: ...
 
     def run(self, sizes: Sizes) -> torch.Tensor:
         return self._run(sizes)
 
 
 class CudaGraphs(Generic[Sizes]):
-    """Replays captured sequences; runs others."""
+    """Replays captured sequences; runs other sequences without a graph."""
 
     def __init__(self, run: Callable[[Sizes], torch.Tensor]) -> None:
         self._run = run
@@ -94,7 +94,7 @@ class CudaGraphs(Generic[Sizes]):
         self._pool: Any = None
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
-        """Capture sequences, the largest first, as they share its memory."""
+        """Capture sequences, the largest first: the others share its memory."""
         shown = track(sizes, "capturing passes", console=Console(stderr=True), disable=len(sizes) < 2)
         for one in shown:
             self._captured[one] = self._capture(one)

@@ -1,4 +1,4 @@
-"""Grows whole trees of points in one captured sequence.
+"""Grows whole trees of points on a GPU, in one CUDA graph.
 
 The passes of all levels and the work between them run on the device; only the finished trees are copied to the host.
 
@@ -6,8 +6,8 @@ The passes of all levels and the work between them run on the device; only the f
     device    pass           | candidates, extend | pass | candidates, extend | ... | best nodes of each tree
 
 The trees equal those of `specinfer.model.drafting.expansion.ReferenceGrowth`, except for candidates whose scores differ
-by rounding. The reference grows trees with draws or expansion vectors (`can_grow`): each draw depends on the draws
-before it, a loop over single numbers.
+by rounding. Trees with draws or expansion vectors are left to the reference (`can_grow`): each draw depends on the
+draws before it, a loop over single numbers.
 """
 
 import logging
@@ -36,18 +36,18 @@ from specinfer.tree.builder import point_tree
 
 log = logging.getLogger(__name__)
 MIN_WIDTH = 32
-"""Minimum width of a captured sequence; smaller trees share it."""
+"""Minimum width of captured sequences; smaller trees share that sequence."""
 MAX_CANDIDATES = 4096
-"""Maximum candidates per level and tree: the capacity of one program."""
+"""Maximum candidates per level and tree, the maximum of one program."""
 BLOCK = 1024
-"""Columns per program of `favour`. Other sizes were not measured."""
+"""Columns per program of the kernel `favour`; other sizes were not measured."""
 
 Pass = Callable[[Bucket, dict[str, torch.Tensor]], torch.Tensor]
-"""Runs a described pass; returns its logits [rows, V]."""
+"""Runs a pass from its description; returns logits [rows, V]."""
 
 
 def can_grow(tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-    """Return whether the device can grow these trees; else `expansion` does."""
+    """Return whether the GPU supports these trees; otherwise use `ReferenceGrowth`."""
     levels = max((task.limits.depth for task in tasks), default=0)
     widest = max((task.limits.nodes for task in tasks), default=0)
     return (
@@ -63,7 +63,7 @@ def _width(nodes: int) -> int:
 
 
 def launch_options(candidates: int) -> dict[str, int]:
-    """Return the launch options of `extend`: at most eight candidates per thread."""
+    """Return launch options of the kernel `extend`, for 8 candidates per thread."""
     return {"num_warps": min(max(candidates // 256, 1), 16)}
 
 
@@ -92,7 +92,6 @@ class GpuGrowth:
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task; return them in order."""
         roots = self._read(flatten([Segment(t.sequence, t.delta, (), (), not t.limits.empty) for t in tasks]))
         growing = [task for task in tasks if not task.limits.empty]
         trees = iter(self._trees(growing, shape, token_ids, roots) if growing else ())
@@ -112,13 +111,13 @@ class GpuGrowth:
             memory = self._memory[levels] = GrowthMemory.of(levels, self._model)
             self._load(memory, tasks, shape, levels, roots)
             self._graphs.capture([levels])
-            log.info("captured the growth of trees: %s", levels)
+            log.info("captured a CUDA graph that grows trees of %s", levels)
         self._load(memory, tasks, shape, levels, roots)
         tables = self._graphs.run(levels)[: len(tasks)].cpu().numpy()
         return [_tree(rows, task) for rows, task in zip(tables, tasks, strict=True)]
 
     def _know(self, token_ids: torch.Tensor) -> None:
-        """Store the draft vocabulary on the device; drop captures of another."""
+        """Store the draft vocabulary on the device; if new, drop captured sequences."""
         if self._token_ids is not token_ids:
             self._token_ids, self._vocabulary = token_ids, token_ids.to(self._model.device, torch.int32)
             self._memory.clear()
@@ -148,7 +147,7 @@ class GpuGrowth:
         memory.roots[: len(tasks)].copy_(roots)
 
     def _sequence(self, levels: Levels) -> torch.Tensor:
-        """Grow the trees; return the result of `GrowthState.best_nodes`."""
+        """Grow trees from the inputs in memory; return `GrowthState.best_nodes`."""
         memory = self._memory[levels]
         state = GrowthState.empty(levels, self._model.device)
         logits, masks = memory.roots, state.tokens  # the root has no mask: the kernel does not read `masks`
@@ -193,7 +192,7 @@ class GpuGrowth:
     def _candidates(
         self, levels: Levels, parameters: dict[str, torch.Tensor], level: int, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scores and columns [rows, n] of the best tokens."""
+        """Return scores and draft tokens [rows, n] of each row's best candidates."""
         rows, size = logits.shape
         rows_of_request = rows // levels.bucket.requests
         by_row = {
@@ -218,7 +217,7 @@ _OF_ROWS = ("temperatures", "score_temperatures", "greedy", "top_k", "top_p")
 
 
 def _tree(rows: NDArray[np.float64], task: GrowthTask) -> TokenTree:
-    """Return the tree of the best nodes, one per row [5]."""
+    """Return a tree from its best nodes, rows of `GrowthState.best_nodes`."""
     kept = [row for row in rows[: task.limits.nodes].tolist() if row[0] > 0]
     kept.sort(key=lambda row: row[1])
     place = {-1: 0} | {int(row[1]): at for at, row in enumerate(kept, 1)}

@@ -1,8 +1,8 @@
-"""Describes the passes of all levels in one array, copied once.
+"""Describes the passes of all levels of a growth in one array.
 
-Slots, positions and visible context of all nodes are known in advance: node i of level d is tentative node
-(d - 1) * beam + i of its request. The device writes tokens and masks between the passes
-(`specinfer.model.gpu.growth_kernels`). Pure: nothing here runs on a device.
+The array is copied to the device once: slots, positions and visible context of all nodes are known in advance. Node i
+of level d is tentative node (d - 1) * beam + i of its request. The device writes tokens and masks between the passes
+(`specinfer.model.gpu.growth_kernels`). Nothing in this file runs on a device.
 """
 
 from collections.abc import Sequence
@@ -26,35 +26,35 @@ _WHOLE = ("depths", "widths", "greedy", "top_k")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Sizes of growths that share a captured sequence."""
+    """Sizes of trees; growths of equal sizes use the same captured sequence."""
 
     levels: int
     beam: int
     width: int
-    """Maximum nodes, and maximum children of a node: a power of two."""
+    """Maximum nodes of a tree, and children of a node; 2^n."""
     cuts: bool
-    """True if a request has top-k or top-p."""
+    """True if a request uses top-k or top-p."""
     bucket: Bucket
-    """Bucket of each level's pass, with `beam` rows per task."""
+    """Sizes of each level's pass, with `beam` rows per request."""
 
     @property
     def cells(self) -> int:
-        """Number of candidate cells of one tree."""
+        """Maximum number of candidates of one tree, over all levels."""
         return self.levels * self.beam * self.width
 
     @property
     def pass_numbers(self) -> int:
-        """Length of the description of all passes, without block tables."""
+        """Length of all passes' descriptions without the block tables, in int32 numbers."""
         return (self.levels - 1) * self.bucket.starts["blocks"]
 
     @property
     def parameter_numbers(self) -> int:
-        """Length of the tasks' parameters in int32 numbers."""
+        """Length of the requests' parameters, in int32 numbers."""
         tasks = self.bucket.requests
         return 2 * tasks * (self.levels + len(_DOUBLES)) + tasks * len(_WHOLE)
 
     def views(self, numbers: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-        """Return each pass's sections, first level first; they share block tables."""
+        """Return the sections of each level's pass; all share the block tables."""
         size, blocks = self.bucket.starts["blocks"], numbers[self.pass_numbers :]
         return [
             self.bucket.views(numbers[level * size : (level + 1) * size]) | {"blocks": blocks}
@@ -62,7 +62,7 @@ class Levels:
         ]
 
     def parameters(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return parameters: noise keys [levels, tasks] int64, others [tasks]."""
+        """Return views of the parameters, each [tasks]; noise keys [levels, tasks] int64."""
         tasks = self.bucket.requests
         wide = 2 * tasks * (self.levels + len(_DOUBLES))
         long = numbers[:wide].view(torch.int64).view(-1, tasks)
@@ -80,7 +80,7 @@ class GrowthNumbers:
 def describe_levels(
     tasks: Sequence[GrowthTask], shape: GrowthShape, levels: Levels, vocabulary_size: int
 ) -> GrowthNumbers:
-    """Return the numbers of a growth, in the layout of `Levels`."""
+    """Return descriptions of the passes, and parameters of the requests."""
     return GrowthNumbers(_passes(tasks, levels), _parameters(tasks, shape, levels, vocabulary_size))
 
 
@@ -155,14 +155,14 @@ def _whole(task: GrowthTask, vocabulary_size: int) -> tuple[int, ...]:
 class GrowthModel:
     device: str
     group: int
-    """Number of query heads that share a key."""
+    """Number of query heads per key head."""
     vocabulary_size: int
     max_positions: int
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthMemory:
-    """Inputs of a captured sequence, at fixed addresses."""
+    """Inputs of a captured sequence; their addresses do not change."""
 
     passes: Inputs
     parameters: Inputs
@@ -171,7 +171,7 @@ class GrowthMemory:
 
     @classmethod
     def of(cls, levels: Levels, model: GrowthModel) -> "GrowthMemory":
-        """Return zeros, large enough for any growth of these sizes."""
+        """Allocate inputs for any growth of these sizes."""
         requests = levels.bucket.requests
         nodes = levels.levels * levels.beam  # all positions of the context, and slots of all nodes
         blocks = requests * blocks_for(model.max_positions + nodes)
@@ -184,7 +184,7 @@ class GrowthMemory:
 
 @dataclass(frozen=True, slots=True)
 class GrowthState:
-    """Trees under construction; `growth_kernels.extend` states the shapes."""
+    """Trees under construction; `growth_kernels.extend` describes the tensors."""
 
     paths: torch.Tensor
     scores: torch.Tensor
@@ -195,7 +195,6 @@ class GrowthState:
 
     @classmethod
     def empty(cls, levels: Levels, device: str) -> "GrowthState":
-        """Return trees that only have a root."""
         requests, cells = levels.bucket.requests, levels.cells
         frontier = torch.zeros(levels.levels + 1, requests, levels.beam, dtype=torch.float64, device=device)
         frontier[0, :, 0] = 1.0

@@ -32,7 +32,7 @@ def favour(
     rows_of_task: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Compute each column's (logit - row's maximum) / T, with noise if sampled.
+    """Compute (logit - row's maximum) / T for each column; add noise if sampled.
 
     Args:
         logits: [R, size] float32; peaks: [R] the maximum of each row. favours: [R, size] float32, the result.

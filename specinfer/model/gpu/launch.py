@@ -16,7 +16,7 @@ from specinfer.errors import SettingError
 
 
 class Inputs:
-    """A pinned host array and its copy on the device."""
+    """A pinned array on the host, and its copy on the device."""
 
     def __init__(self, capacity: int, device: str) -> None:
         """Allocate `capacity` int32 numbers on host and device."""
@@ -30,7 +30,7 @@ class Inputs:
         """[capacity] int32 on the device."""
 
     def load(self, numbers: NDArray[np.int32]) -> torch.Tensor:
-        """Copy numbers to the device; return the device's array [capacity]."""
+        """Copy numbers to the device; return the device's array."""
         count = len(numbers)
         if self._copied is not None:
             self._copied.synchronize()  # the previous copy may still read the host's array
@@ -59,23 +59,22 @@ def kernel(function: Callable[..., Any]) -> Kernel:
 
 
 def unspecialised(*numbers: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Compile a kernel once for all values of these arguments.
+    """Return a decorator for kernels whose arguments `numbers` vary freely.
 
-    Triton compiles again if another argument becomes 1 or a multiple of 16.
+    For other arguments, Triton compiles a kernel again when the value becomes 1 or a multiple of 16.
     """
     made: Callable[[Callable[..., Any]], Kernel] = triton.jit(do_not_specialize=list(numbers))
     return made
 
 
 def interpreted() -> bool:
-    """Return whether kernels run in the interpreter."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def _mend_interpreter() -> None:
-    """Fix loop bounds in the interpreter of Triton 3.6 and 3.7.
+    """Fix the interpreter of Triton 3.6 and 3.7.
 
-    There they are arrays of one number, which numpy 2.4 does not convert to integers.
+    Its loop bounds are arrays of one number, which numpy 2.4 does not convert to integers.
     """
     from triton.runtime import interpreter
 
@@ -100,18 +99,18 @@ def check_device(device: str) -> None:
     """
     if torch.device(device).type == "cuda" or interpreted():
         return
-    raise SettingError("device", device, "the gpu executor needs a GPU (TRITON_INTERPRET=1 for tests)")
+    raise SettingError("device", device, "the gpu executor needs cuda (TRITON_INTERPRET=1 for tests)")
 
 
 def processors(device: str) -> int:
-    """Return the number of multiprocessors of a device; 1 in the interpreter."""
+    """Return the number of a GPU's multiprocessors; 1 on a CPU."""
     if torch.device(device).type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def shared_bytes(device: str) -> int:
-    """Return the maximum shared memory of a program in bytes; interpreter: 0."""
+    """Return a program's maximum shared memory in bytes; 0 on a CPU."""
     if torch.device(device).type != "cuda":
         return 0
     properties: Any = torch.cuda.get_device_properties(device)  # its stub lacks the next attribute

@@ -1,8 +1,7 @@
-"""Kernels of a layer: norms, rotation, activation, products of few rows.
+"""Kernels of a layer: norms, rotation, gated activation, products of few rows.
 
-Each is one launch: norm with residual, rotation with norms of queries and keys, gated activation, product.
-
-They are in Triton instead of `torch.compile`, so that graphs are captured fast and without a C++ compiler.
+Each kernel is one launch. They are in Triton instead of `torch.compile`, so that graphs are captured fast and without
+a C++ compiler.
 """
 
 import torch
@@ -25,9 +24,9 @@ def add_norm(
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
 ) -> None:
-    """Compute total = x + change [T, SIZE] and its RMS norm.
+    """Compute total = x + change [T, SIZE], and normed, its RMS norm.
 
-    Without ADDS, only the norm of x.
+    If not ADDS, normed is the norm of x, and `change` is not read.
     """
     i = tl.arange(0, WIDTH)
     inside, at = i < SIZE, tl.program_id(0).to(tl.int64) * SIZE + i
@@ -143,10 +142,7 @@ def multiply(
 
 
 MAX_MOVED = 32
-"""Maximum entries that a program moves.
-
-Accepted paths are rarely longer; torch moves longer ones.
-"""
+"""Maximum cache entries per call of `move_entries`; for more, torch is used."""
 
 
 @unspecialised("count")

@@ -41,8 +41,9 @@ def _absorb(
 ) -> Any:
     """Add keys [D, N] and values [N, D] to queries' softmax.
 
-    Queries are q [M, D]; `seen` [M, N] is read if MASKED. State: the maximum score so far, the sum of weights
-    and the weighted sum of values.
+    Args:
+        q: [M, D]. seen: [M, N], read if MASKED.
+        peak, total, mixed: state of each query: maximum score, sum of weights, weighted sum of values.
     """
     scores = tl.dot(q, k, input_precision=PRECISION)
     if MASKED:

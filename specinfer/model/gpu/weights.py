@@ -1,4 +1,4 @@
-"""Loads weights to a GPU, and multiplies few rows by them.
+"""Loads weights to a GPU, and multiplies few rows by a matrix.
 
 Only the layers' matrices are quantised (torchao): eight bits per weight, a scale per row. That takes half the memory
 of bfloat16, but saves no time, as every product dequantises first. As with `QuantisedWeights`, outputs change.
@@ -22,7 +22,7 @@ Quantise = Callable[[Linear], Linear]
 
 
 class ShownWeights(Mapping[str, torch.Tensor]):
-    """Weights that show progress on the terminal while they are read."""
+    """Weights whose reading advances a progress bar on the terminal."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._weights = weights
@@ -52,7 +52,7 @@ class ShownWeights(Mapping[str, torch.Tensor]):
 
 
 def quantiser(kind: str) -> Quantise | None:
-    """Return a function that quantises layers' matrices; None for other formats.
+    """Return a function that quantises a layer's matrix; None: it stays unquantised.
 
     Raises:
         SettingError: if torchao is not installed.
@@ -77,23 +77,22 @@ def quantiser(kind: str) -> Quantise | None:
 
 
 MAX_FEW_ROWS = 64
-"""Maximum rows of `multiply`; for more, torch's product is faster."""
+"""Maximum rows for the kernel `multiply`; for more, torch's product is faster."""
 COLUMNS = 64
-"""Columns per program of `multiply`."""
+"""Columns per program of the kernel `multiply`."""
 _MAX_IDLE = 3
-"""Maximum multiprocessors per program.
+"""Maximum multiprocessors per program of `multiply`; for more, torch is faster.
 
-A matrix of 2048 x 8192 has 32 programs on 132 multiprocessors: 1.2 times torch's time.
-2048 x 8192 with 32 programs on 132 of them takes 1.2 times as long as torch's product.
+A matrix of 2048 x 8192 has 32 programs: on 132 multiprocessors it takes 1.2 times torch's time.
 """
 MAX_STEP = 128
-"""Maximum positions per step along the rows of weights."""
+"""Maximum columns of x that a program reads per loop iteration."""
 STAGES, MANY_STAGES = 3, 6
-"""Number of overlapping steps, with many programs and with few."""
+"""Number of overlapping loop iterations: with many programs, and with few."""
 
 
 class FewRowsLinear(DenseLinear):
-    """A layer that reads 16-bit weights once for up to 64 rows.
+    """A 16-bit linear layer with a kernel for up to 64 rows.
 
     On an H200 one row takes 1.06 to 1.5 times as long as reading the weights, torch's product 1.2 to 1.7 times
     (benchmarks/results/gpu.md).
@@ -107,7 +106,6 @@ class FewRowsLinear(DenseLinear):
         self._stages = min(STAGES if full else MANY_STAGES, max(fitting, 1))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return y [T, out]."""
         rows, (columns, size) = len(x), self.weight.shape
         if not 0 < rows <= MAX_FEW_ROWS:
             return super().__call__(x)
@@ -126,7 +124,7 @@ class FewRowsLinear(DenseLinear):
 
 
 def few_rows(linear: Linear) -> Linear:
-    """Return a `FewRowsLinear` if the weights permit, else the layer."""
+    """Return a `FewRowsLinear` if the weights' type and shape allow, otherwise `linear`."""
     if not isinstance(linear, DenseLinear) or linear.weight.dtype not in (torch.float16, torch.bfloat16):
         return linear
     if not linear.weight.is_contiguous() or linear.weight.shape[1] % MIN_TILE:

@@ -15,12 +15,10 @@ LANES = 16
 BLOCK = 16
 """Tokens in a cache block."""
 PLACES = 3
-"""Length of `specinfer.tree.draws.AGREEMENT`: first, second and later draws."""
+"""Length of `specinfer.tree.draws.AGREEMENT`, which the kernels read."""
 
 
 class Activation(IntEnum):
-    """Activation of the MLP."""
-
     SILU = 0
     GELU = 1
     RELU = 2
@@ -28,9 +26,9 @@ class Activation(IntEnum):
 
 
 class Storage(IntEnum):
-    """Format of a stored matrix, named as in GGUF.
+    """Format of a stored matrix: GGUF's types and one own.
 
-    BLOCK_FLOAT is the kernels' own format of bfloat16 matrices.
+    The kernels reorder bfloat16 matrices to BLOCK_FLOAT.
     """
 
     F32 = 0
@@ -53,7 +51,7 @@ class Storage(IntEnum):
 
 
 class CacheKind(IntEnum):
-    """Storage of keys and values; bytes have a scale per token, head."""
+    """Storage of keys and values; bytes have scales per token, head."""
 
     FLOAT32_CACHE = 0
     BFLOAT16_CACHE = 1
@@ -61,17 +59,15 @@ class CacheKind(IntEnum):
 
 
 class RecurrentKind(IntEnum):
-    """Kinds of recurrent layers."""
-
     DELTA_NET = 0
     STATE_SPACE = 1
     SHORT_CONVOLUTION = 2
 
 
 class MatrixSlot(IntEnum):
-    """Matrices of a layer.
+    """Numbers of a layer's matrices; HEAD and EAGLE's FC are the model's.
 
-    HEAD and FC (EAGLE) belong to the model. EXPERTS: see `expert_slot`.
+    `expert_slot` numbers experts' matrices from EXPERTS on.
     """
 
     QUERY = 0
@@ -92,7 +88,7 @@ class MatrixSlot(IntEnum):
 
 
 class VectorSlot(IntEnum):
-    """Vectors of a layer.
+    """Numbers of a layer's vectors.
 
     FINAL_NORM, POSITIONS (learnt) and HIDDEN_NORM (EAGLE) belong to the model.
     """
@@ -128,7 +124,6 @@ class VectorSlot(IntEnum):
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    """Return fields of one type."""
     return [(name, kind) for name in names.split()]
 
 
@@ -254,7 +249,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _layout() -> Iterator[tuple[str, int]]:
-    """Yield sizes, offsets of fields and values, named as in C++."""
+    """Yield names in C++, and sizes of structures, offsets, or values."""
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
     for values in (Activation, CacheKind, Storage, RecurrentKind, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())

@@ -72,7 +72,7 @@ def fitting(flags: Collection[str]) -> list[Variant]:
 
 log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"
-"""Environment variable: directory of precompiled libraries."""
+"""Name of the environment variable for a directory of precompiled libraries."""
 PREBUILT = Path(__file__).with_name("prebuilt")
 """Directory of precompiled libraries in a wheel (`setup.py`)."""
 _X86_64 = ("x86_64", "AMD64")
@@ -96,12 +96,12 @@ def load_library() -> ctypes.CDLL:
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """Return the kernels if this process has loaded them; never compile."""
+    """Return the kernels if this process has loaded them; otherwise None."""
     return load_library() if load_library.cache_info().currsize else None
 
 
 def variant_path(directory: Path, variant: Variant) -> Path:
-    """Return a variant's library path, which changes with the sources."""
+    """Return the path of a variant's library, which contains the sources' hash."""
     return directory / f"kernels-{variant.name}-{sources_digest()}.so"
 
 
@@ -112,9 +112,9 @@ def choose_prebuilt(directory: Path, flags: Collection[str]) -> Path | None:
 
 
 def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> list[Path]:
-    """Compile the missing libraries in parallel; return all paths.
+    """Compile missing libraries in parallel; return the paths of all.
 
-    On machines other than x86-64 there are none, and the directory stays empty.
+    On machines other than x86-64, return an empty list and compile nothing.
 
     Raises:
         UnavailableError: if no compiler is found, or it fails.
@@ -122,7 +122,7 @@ def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> l
     """
     directory.mkdir(parents=True, exist_ok=True)
     if platform.machine() not in _X86_64:
-        log.warning("no native kernels are compiled for %s: it uses the torch executor", platform.machine())
+        log.warning("native kernels need x86-64: none are compiled for %s", platform.machine())
         return []
     compiler = find_compiler()
     paths = [variant_path(directory, variant) for variant in variants]
@@ -137,13 +137,15 @@ def _prebuilt() -> Path | None:
     directory = Path(explicit).expanduser() if explicit else PREBUILT
     if added_options():
         if explicit:
-            log.warning("CXXFLAGS is set: the native kernels are compiled; %s is ignored", directory)
+            log.warning(
+                "CXXFLAGS is set: the native kernels are compiled; those in %s are ignored", directory
+            )
         return None
     found = choose_prebuilt(directory, processor_flags())
     if found is not None:
         log.info("native kernels: %s", found.name)
     elif explicit:
-        log.warning("%s has no native kernels for this processor and version: they are compiled", directory)
+        log.warning("%s has no native kernels for this processor and version: compiling them", directory)
     return found
 
 
@@ -151,7 +153,7 @@ def _compiled() -> Path:
     compiler = find_compiler()
     path = _library_path(compiler)
     if not path.is_file():
-        log.info("compiling the native kernels (once)")
+        log.info("compiling the native kernels; later starts use the result")
         compile_library(compiler, THIS_PROCESSOR, path)
     return path
 

@@ -35,7 +35,6 @@ def find_compiler() -> str:
 
 
 def added_options() -> list[str]:
-    """Return the additional compiler options in CXXFLAGS."""
     return shlex.split(os.environ.get("CXXFLAGS", ""))
 
 
@@ -47,19 +46,16 @@ def sources_digest() -> str:
 
 
 def build_digest(compiler: str, machine: Sequence[str]) -> str:
-    """Return a hash of sources, compiler, options and `machine`."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     key = [sources_digest(), version, *_OPTIONS, *THIS_PROCESSOR, *added_options(), *machine]
     return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
 
 
 def compile_library(compiler: str, options: Sequence[str], path: Path) -> None:
-    """Compile the library and write it to `path` atomically.
+    """Compile the kernels, and write the library to `path` atomically.
 
     Args:
-        compiler: command of the compiler.
         options: options that select the processor.
-        path: path of the library.
 
     Raises:
         UnavailableError: if the compiler fails, with the end of its error output.

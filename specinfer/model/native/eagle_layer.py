@@ -1,4 +1,4 @@
-"""EAGLE's layer and tree growth in the compiled kernels.
+"""Runs EAGLE's layer and tree growth in the compiled kernels.
 
 The reference is `EagleModel` in `specinfer.model.drafting.eagle_layer`, with the growth of `expansion.py`.
 """
@@ -16,12 +16,12 @@ from specinfer.tree import TokenTree
 
 
 class NativeEagle:
-    """The packed layer and the memory of its cache."""
+    """EAGLE's layer in the kernels, with its own KV cache."""
 
     def __init__(
         self, weights: EagleWeights, held: WeightsInFormat, dtype: torch.dtype, num_blocks: int, kv_type: str
     ) -> None:
-        """Pack the layer; `held` has its matrices and the embeddings."""
+        """Pack the layer; `held` returns its matrices and the target's embeddings."""
         tensors = weights.tensors
         self.config = weights.config
         self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
@@ -37,17 +37,15 @@ class NativeEagle:
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task; write its keys and values.
+        """Grow one tree per task; write its nodes' keys and values.
 
-        The cache must have space for them.
+        Each sequence must have space for its delta and nodes.
         """
         states = torch.cat([item.states for item in tasks]).to(torch.bfloat16).contiguous()
         return self._growth.grow([item.task for item in tasks], shape, token_ids, states)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Refuse: a drafter drops all nodes of a tree."""
-        raise NotImplementedError("an EAGLE drafter keeps no nodes of a tree")
+        raise NotImplementedError("move: an EAGLE drafter drops all nodes of a tree")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Refuse: a drafter's cache has no window."""
-        raise NotImplementedError("an EAGLE drafter's cache has no window")
+        raise NotImplementedError("rotate: an EAGLE drafter's cache has no window (kv_window)")

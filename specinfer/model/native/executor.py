@@ -1,7 +1,7 @@
 """Runs passes in the compiled kernels, in float32 or bfloat16.
 
-It knows no requests, only flattened passes and cache slots. A token's result does not depend on the other tokens of the
-pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
+The file knows flattened passes and cache slots, not requests. A token's result does not depend on the other tokens of
+the pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
 """
 
 import ctypes
@@ -35,9 +35,9 @@ Int32 = NDArray[np.int32]
 
 
 def pass_of(batch: Batch) -> tuple[Pass, Int32]:
-    """Return the kernels' structure of a pass, and its array of numbers.
+    """Return the kernels' arguments for a pass.
 
-    The structure points into the array.
+    They point into the second result, an array that must stay in memory.
     """
     rows = batch.rows
     extra = [positions for part in rows for positions in part.extra]
@@ -63,7 +63,7 @@ def pass_of(batch: Batch) -> tuple[Pass, Int32]:
 
 
 class NativeExecutor:
-    """A decoder's packed weights and its cache memory."""
+    """A decoder's packed weights, and the memory of its KV cache."""
 
     name = "native"
 
@@ -76,7 +76,7 @@ class NativeExecutor:
         store: LayerStore | None = None,
         kv_type: str = "auto",
     ) -> None:
-        """Pack the model; `store` gets the layers' matrices if they are offloaded."""
+        """Load the model; `store`, if given, stores the layers' matrices."""
         self.config, self.dtype = config, dtype
         self._model = NativeModel(config, dtype, kv_type)
         self._library, self._address = self._model.library, self._model.address
@@ -89,11 +89,10 @@ class NativeExecutor:
 
     @property
     def recurrent_states(self) -> RecurrentStates[TokenState] | None:
-        """States of recurrent layers; None: the model has no such layers."""
         return self._recurrent.states if self._recurrent is not None else None
 
     def _pack(self, weights: Weights) -> torch.Tensor:
-        """Pack all weights; return the embedding table, which kernels read in place."""
+        """Pack all weights; return the embeddings, which the kernels read in place."""
         packer = self._model.packer(weights)
         with progress("reading and packing weights") as report:
             for layer in range(self.config.layers):
@@ -105,35 +104,30 @@ class NativeExecutor:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values."""
         return self._memory.bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block's keys and values, of all layers."""
         return self._memory.bytes // self._memory.blocks
 
     @property
     def block_layout(self) -> str:
-        """Name of the library and the cache's format.
+        """Name of the kernels' library and the cache's numeric type.
 
-        The library's name changes with its sources and options, which decide the rounding.
+        The library's name contains the hash of its sources and options, which determine the rounding.
         """
         return f"{Path(self._library._name).stem} {self._model.cache.name}"
 
     def read_block(self, block: int) -> bytes:
-        """Return the bytes of a block."""
         keys, values = self._memory.block(block)
         return keys.tobytes() + values.tobytes()
 
     def write_block(self, block: int, data: bytes) -> None:
-        """Fill a block with bytes of `read_block`."""
         content = np.frombuffer(data, np.uint8).reshape(2, self.config.kv_layers, -1)
         for to, part in zip(self._memory.block(block), content, strict=True):
             to[:] = part
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass; return float32 logits [R, V]; write the cache."""
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
         wanted = batch.features
         layers = np.array(wanted.layers if wanted else (), np.int32)
@@ -161,24 +155,21 @@ class NativeExecutor:
             self._library.si_forward(self._address, ctypes.byref(task))
 
     def set_head(self, blocks: Blocks) -> None:
-        """Replace the head by another with the same number of rows."""
         kind, rows = blocks
         self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], rows.data_ptr())
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether the kernels can grow trees: all layers must be attention."""
+        """Return whether the kernels can grow trees: not with recurrent layers."""
         return self._recurrent is None
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Grow one tree per task; return them in order."""
         if self._streamed is not None:
             raise IncompatibleError("offload: must be none for a draft model, whose layers must be in memory")
         return self._growth.grow(tasks, shape, token_ids)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots; read all sources first."""
         pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
             self._address,
@@ -190,7 +181,6 @@ class NativeExecutor:
         )
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions."""
         angles = torch.tensor(self.config.inv_freq) * delta
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(

@@ -22,7 +22,7 @@ _AGREEMENT = (ctypes.c_double * PLACES)(*AGREEMENT)
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Memory of an executor's keys and values."""
+    """Memory of a model's keys and values, in the kernels' layout."""
 
     keys: NDArray[np.uint8]
     values: NDArray[np.uint8]
@@ -31,7 +31,6 @@ class CacheMemory:
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
     def block(self, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -42,14 +41,14 @@ class CacheMemory:
         return memory.reshape(self.layers, self.blocks, -1)
 
     def put(self, call: Pass | Growth) -> None:
-        """Set the memory's addresses in a call."""
+        """Set the addresses of keys and values in the kernels' arguments."""
         call.keys, call.values = self.keys.ctypes.data, self.values.ctypes.data
         call.cache_blocks = self.blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """Results of the kernels; nodes are in insertion order, root first."""
+    """Buffers for trees from the kernels; nodes are in insertion order."""
 
     count: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -66,7 +65,13 @@ class _Results:
 
     @classmethod
     def sized(cls, jobs: int, most: int, support: int) -> "_Results":
-        """Allocate for trees of `most` nodes; `support` 0: no draws."""
+        """Allocate buffers.
+
+        Args:
+            jobs: number of trees.
+            most: maximum nodes of a tree, besides the root.
+            support: maximum tokens of q; 0: all children are points.
+        """
         sampled = most if support else 0
 
         def ints(*shape: int) -> NDArray[np.int32]:
@@ -88,11 +93,14 @@ class _Results:
         )
 
     def addresses(self) -> dict[str, int]:
-        """Return the address of each array, by its field's name."""
+        """Return the address of each buffer, by field."""
         return {name: getattr(self, name).ctypes.data for name in self.__dataclass_fields__}
 
     def tree(self, index: int, root: int, kind: ProposalKind | None) -> TokenTree:
-        """Return a job's tree; `kind`: how children were drawn, None for points."""
+        """Return tree number `index`.
+
+        `kind` is the kind of its draws; None: its children are points.
+        """
         n = int(self.count[index])
         tokens = [root, *self.tokens[index, 1:n].tolist()]
         parents, scores = self.parents[index, :n].tolist(), self.scores[index, :n].tolist()
@@ -112,7 +120,7 @@ class _Results:
 
 
 class NativeGrowth:
-    """Grows trees in the kernels; reuses its arrays."""
+    """Grows trees in the kernels, with buffers that it reuses."""
 
     def __init__(self, run: Callable[[Growth], None], memory: CacheMemory) -> None:
         self._run, self._memory = run, memory
@@ -127,10 +135,12 @@ class NativeGrowth:
         token_ids: torch.Tensor,
         states: torch.Tensor | None = None,
     ) -> list[TokenTree]:
-        """Run `si_grow`; each task's cache must have space for its nodes.
+        """Grow one tree per task.
+
+        Each sequence must have space for its delta and nodes.
 
         Args:
-            states: for an EAGLE model, the target's hidden states of all deltas [T, layers, hidden], bfloat16.
+            states: [T, layers, hidden] bfloat16, only for EAGLE: the target's hidden states of all deltas.
         """
         jobs = _jobs(tasks, shape)
         most = max(1, *(task.limits.nodes for task in tasks))

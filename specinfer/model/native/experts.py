@@ -1,4 +1,4 @@
-"""Names and shapes of a layer's experts, as the kernels read them."""
+"""Lists names and shapes of a layer's experts, for packing and offloading."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,7 +7,6 @@ from specinfer.model.families.experts import Experts
 from specinfer.model.native.bindings import ExpertShape, MatrixSlot, VectorSlot
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-"""Matrices of an expert, in slot order."""
 
 
 EXPERT_BIASES = (
@@ -18,8 +17,6 @@ EXPERT_BIASES = (
 
 
 class ExpertMatrix(NamedTuple):
-    """A matrix of one expert."""
-
     slot: int
     name: str
     """Name without the layer's prefix and ".weight"."""
@@ -37,7 +34,7 @@ def expert_matrices(experts: Experts, hidden: int) -> Iterator[ExpertMatrix]:
 
 
 def expert_shape(experts: Experts) -> ExpertShape:
-    """Return a mixture in the kernels' structure."""
+    """Return a mixture's sizes and options as the kernels read them."""
     return ExpertShape(
         count=experts.count,
         used=experts.used,

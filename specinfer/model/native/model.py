@@ -1,4 +1,4 @@
-"""Creates models of the compiled kernels, and their caches' memory."""
+"""Creates models in the compiled kernels, and the memory of their caches."""
 
 import ctypes
 from dataclasses import asdict
@@ -31,7 +31,9 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
     sizes = [config.hidden_size, config.intermediate_size]
     if config.experts is not None:
         sizes += [config.experts.intermediate_size, config.experts.shared_size]
-    if config.head_dim % LANES or any(size % 2 for size in sizes):
+    if odd := [size for size in sizes if size % 2]:
+        raise IncompatibleError(f"native kernels: hidden or MLP size {odd[0]}: must be even")
+    if config.head_dim % LANES:
         raise IncompatibleError(
             f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
         )
@@ -43,7 +45,7 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
         )
     if shape is not None and not 1 < shape.convolved <= BLOCK:
         raise IncompatibleError(
-            f"native kernels: a convolution of {shape.convolved} inputs: must be 2 to {BLOCK}"
+            f"native kernels: convolution over {shape.convolved} tokens: must be from 2 to {BLOCK}"
         )
     load_library()
 
@@ -57,7 +59,6 @@ def _recurrent_fields(shape: RecurrentShape | None) -> dict[str, int]:
 
 
 def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
-    """Return the cache storage for `RunnerOptions.kv_type`."""
     if kv_type == "q8_0":
         return CacheKind.BYTES_CACHE
     if kv_type == "bf16" or dtype is torch.bfloat16:
@@ -66,7 +67,7 @@ def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
 
 
 class NativeModel:
-    """A model in the kernels; `WeightPacker` fills it."""
+    """A model in the kernels; a `WeightPacker` sets its weights."""
 
     def __init__(
         self,
@@ -76,9 +77,11 @@ class NativeModel:
         states: int = 0,
         residual_normed: bool = False,
     ) -> None:
-        """Create the model.
+        """Create the model, without weights.
 
-        An EAGLE model has `states` and `residual_normed` (`Shape` in `csrc/bindings.h`).
+        Args:
+            states: for EAGLE, number of the target's hidden states that fc reads.
+            residual_normed: for EAGLE, whether the residual is the normed hidden state.
         """
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self.library = config, dtype, load_library()
@@ -118,7 +121,6 @@ class NativeModel:
         self.address = self.library.si_model_new(
             ctypes.byref(shape), self.cache, cos.data_ptr(), sin.data_ptr()
         )
-        """Address of the kernels' `Model`."""
         for layer in range(config.layers):
             self.library.si_set_layer(
                 self.address, layer, config.window(layer), config.rotary_of(layer), config.place(layer)
@@ -129,13 +131,12 @@ class NativeModel:
             self.library.si_model_free(self.address)
 
     def packer(self, weights: Weights) -> WeightPacker:
-        """Return a packer that writes these weights into the model."""
         return WeightPacker(self.library, self.address, self.config, self.dtype, weights, self._states)
 
     def memory(self, num_blocks: int) -> CacheMemory:
-        """Return empty keys and values of this many blocks.
+        """Return zeroed memory for this many blocks.
 
-        A page takes memory only after its first write.
+        A page takes physical memory only after its first write.
         """
         config = self.config
         layers = config.kv_layers
@@ -143,6 +144,5 @@ class NativeModel:
         return CacheMemory(np.zeros(size, np.uint8), np.zeros(size, np.uint8), num_blocks, layers)
 
     def growth(self, memory: CacheMemory) -> NativeGrowth:
-        """Return a grower of trees with this model and cache."""
         library, address = self.library, self.address
         return NativeGrowth(lambda call: library.si_grow(address, ctypes.byref(call)), memory)

@@ -1,4 +1,7 @@
-"""Softmax and Gumbel noise in the compiled kernels."""
+"""Calls the compiled kernels for softmax and Gumbel noise.
+
+All functions return None if this process has not loaded the kernels.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +12,7 @@ Float64 = NDArray[np.float64]
 
 
 def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | None:
-    """Return softmax(row / temperature) of logits [V]; None without kernels."""
+    """Return softmax(row / temperature) of logits [V]."""
     library = loaded_library()
     if library is None:
         return None
@@ -20,9 +23,7 @@ def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | No
 
 
 def native_choose(p: NDArray[np.float64], key: int) -> int | None:
-    """Return the token that noise chooses from unnormalised p [V].
-
-    None without kernels.
+    """Return a token chosen by noise, given unnormalised probabilities p [V].
 
     Raises:
         ValueError: if all probabilities are 0.
@@ -35,7 +36,7 @@ def native_choose(p: NDArray[np.float64], key: int) -> int | None:
 
 
 def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: int) -> int | None:
-    """Return the token that noise chooses from softmax(row / temperature).
+    """Return a token chosen by noise from softmax(row / temperature).
 
     Raises:
         ValueError: if a logit is a NaN or infinite, or all are -infinity.
@@ -49,5 +50,5 @@ def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: i
 
 def _token(found: int) -> int:
     if found < 0:
-        raise ValueError("p: no token has any probability")
+        raise ValueError("p: no token has any probability: all are 0, or a logit is not finite")
     return found

@@ -1,7 +1,7 @@
-"""Stores tokens and states of the kernels' recurrent layers.
+"""Stores the states of recurrent layers for the kernels, by token.
 
 Whole states are stored at block ends only; between them each token stores its change of the state
-(`csrc/recurrent/past.h`), a thirtieth of a state. `RecurrentStates` decides which tokens to keep.
+(`csrc/recurrent/past.h`), a thirtieth of a state. `RecurrentStates` decides which tokens' states to keep.
 """
 
 import ctypes
@@ -22,15 +22,15 @@ from specinfer.model.native.model import NativeModel
 from specinfer.system.machine import available_memory
 
 _MEMORY_PART = 0.5
-"""Share of the free memory for states, after the model is loaded."""
+"""Share of the free memory for states, after loading the model."""
 _ALIGNMENT = 64
 Floats = NDArray[np.float32]
 
 
 class Memory:
-    """Memory of one token or state, for all recurrent layers.
+    """Memory of a state, or of one token's change of it.
 
-    It returns to the pool when no object refers to it.
+    It covers all recurrent layers. The array returns to the pool when the object is deleted.
     """
 
     def __init__(self, pool: list[Floats], floats: int) -> None:
@@ -50,32 +50,38 @@ def _aligned(floats: int) -> Floats:
 
 @dataclass(slots=True)
 class TokenState:
-    """State after a token.
+    """State after a token: an earlier state, and changes since.
 
-    `base` is the state at the beginning of its block, `tokens` the changes by the block's tokens since.
+    `base` is the state at the beginning of the token's block. `tokens` has the changes by the block's tokens.
     """
 
     base: Memory | None = None
-    """State at the beginning of the block; None: zeros."""
+    """State at the start of the block; None: all zeros."""
     tokens: tuple[Memory, ...] = ()
 
 
 class _Path(NamedTuple):
-    """Recurrent state at a path's end, from which a row continues."""
+    """State after the last token of a path."""
 
     base: Memory | None
     inside: tuple[int, ...]
-    """Tokens of the block before the row, as the kernels number them."""
+    """Tokens of the unfinished block.
+
+    A token is the address of its stored change of the state, or in the running pass -1 - row.
+    """
     recent: tuple[int, ...]
-    """Last tokens that the convolution reads; `tail` has earlier ones."""
+    """Last tokens that the convolution reads, numbered like `inside`.
+
+    `tail` is the state with still earlier ones.
+    """
     tail: Memory | None
     kept: tuple[Memory, ...]
-    """Memory of the block's tokens that are stored."""
+    """Stored changes of the current block's tokens."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Arrays of a call to the kernels, and the states it writes."""
+    """Arguments of a call to the kernels, and the states it writes."""
 
     own: list[int] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
@@ -90,20 +96,20 @@ class _Plan:
     job_past: list[int] = field(default_factory=list)
     written: dict[int, TokenState] = field(default_factory=dict)
     settled: list[tuple[TokenState, Memory]] = field(default_factory=list)
-    """States at block ends, with their new bases."""
+    """Cached states, and the memory of their new `base`."""
 
 
 class NativeStates:
-    """States of one model's tokens."""
+    """States after cached tokens, for all recurrent layers of one model."""
 
     def __init__(self, base_floats: int, token_floats: int, convolved: int, most_bytes: int) -> None:
-        """Prepare the memory of all recurrent layers.
+        """Create an empty store.
 
         Args:
-            base_floats: float32 numbers of a state.
-            token_floats: float32 numbers of a token.
+            base_floats: float32 numbers in a state.
+            token_floats: float32 numbers in a token's change of a state.
             convolved: number of tokens in a convolution, the present one included.
-            most_bytes: maximum memory.
+            most_bytes: maximum memory in bytes.
         """
         self._base_floats, self._token_floats, self._before = base_floats, token_floats, convolved - 1
         self._bases: list[Floats] = []
@@ -113,9 +119,9 @@ class NativeStates:
 
     @classmethod
     def of(cls, model: NativeModel) -> "NativeStates | None":
-        """Return the states of a loaded model; None: no recurrent layers.
+        """Return an empty store; None if the model has no recurrent layers.
 
-        Call it right after loading: its limit is a share of the memory that is free then.
+        Its limit is half of the memory that is free at the call.
         """
         layers, shape = sum(model.config.recurrent_layers), model.config.recurrent_shape
         if not layers or shape is None:
@@ -127,7 +133,7 @@ class NativeStates:
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[Recurrence]:
-        """Yield the structure for the kernels; afterwards store the new states."""
+        """Yield the kernels' arguments; then store the states they wrote."""
         plan = _Plan()
         for part in batch.rows:
             self._plan_part(plan, part)
@@ -162,9 +168,9 @@ class NativeStates:
             plan.written[_slot(part, places[-1])] = TokenState(after.base, after.kept)
 
     def _plan_context(self, plan: _Plan, part: AttentionRows, delta: int, paths: dict[int, _Path]) -> None:
-        """Add a request's new context.
+        """Add the tokens of a request's delta to the plan.
 
-        The states after its last whole block and after its end are stored.
+        The kernels write states for the last whole block and for the last token.
         """
         first, last = part.visible[0] - 1, part.visible[delta - 1]
         cut = max((last - 1) // BLOCK_TOKENS * BLOCK_TOKENS, first)
@@ -187,7 +193,10 @@ class NativeStates:
     def _settled(
         self, plan: _Plan, part: AttentionRows, paths: dict[int, _Path], parent: int, row: int
     ) -> _Path:
-        """Return a token's path, with a new state after a full block."""
+        """Return the path that ends at position `parent`.
+
+        If the path fills its block, the plan first computes the state at the block's end.
+        """
         if parent < 0:
             return _Path(None, (), (), None, ())
         state = None
@@ -205,7 +214,7 @@ class NativeStates:
         return path
 
     def _settle(self, plan: _Plan, row: int, path: _Path, to: Memory) -> _Path:
-        """Plan the computation of a block's end state before this row."""
+        """Write the state at the block's end to `to` before `row`."""
         plan.job_row.append(row)
         plan.job_from.append(path.base.address if path.base else 0)
         plan.job_to.append(to.address)
@@ -213,7 +222,10 @@ class NativeStates:
         return path._replace(base=to, inside=(), kept=())
 
     def _add_row(self, plan: _Plan, row: int, path: _Path, own: Memory | None) -> _Path:
-        """Add a row to the call; return the path including it."""
+        """Add a row's arguments; return the path that ends with it.
+
+        `own` is memory for the row's change of the state; None: the change is not stored.
+        """
         past = path.inside if len(path.inside) >= len(path.recent) else path.recent
         plan.past.extend(past)
         plan.past_count.append(len(past))

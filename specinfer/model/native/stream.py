@@ -23,7 +23,7 @@ _OF_A_LAYER = (
 
 
 class StreamedMatrices:
-    """Matrices of a model's layers: filled layer by layer, then read."""
+    """Matrices of offloaded layers: packed into a store, then read in passes."""
 
     def __init__(self, library: ctypes.CDLL, model: int, config: ModelConfig, store: LayerStore) -> None:
         self._library, self._model, self._store = library, model, store
@@ -33,7 +33,7 @@ class StreamedMatrices:
         self._stream: LayerStream | None = None
 
     def put_away(self, layer: int) -> None:
-        """Move the matrices of the last packed layer to the store."""
+        """Move the packed matrices of a layer from memory to the store."""
         slots = self._slots(layer)
         pieces = [self._packed(layer, which) for which in slots]
         self._sizes.append({which: len(piece) for which, piece in zip(slots, pieces, strict=True)})
@@ -42,7 +42,7 @@ class StreamedMatrices:
             self._library.si_place(self._model, layer, which, None)
 
     def forward(self, task: Pass) -> None:
-        """Run a pass layer by layer, as the layers arrive in memory."""
+        """Run a pass, reading layer after layer from the store."""
         if self._stream is None:
             self._stream = LayerStream(self._store, make_buffers(BUFFERS, self._store, "cpu"))
         for layer in range(len(self._sizes)):
@@ -62,7 +62,7 @@ class StreamedMatrices:
         return [*_OF_A_LAYER, *(matrix.slot for matrix in own)]
 
     def _packed(self, layer: int, which: int) -> torch.Tensor:
-        """Return the bytes (uint8) of a packed matrix."""
+        """Return a matrix's packed bytes (uint8); empty if it is absent."""
         at = ctypes.c_void_p()
         size = self._library.si_packed(self._model, layer, which, ctypes.byref(at))
         if not size:  # the layer has no such matrix

@@ -20,9 +20,11 @@ from specinfer.model.weights.interfaces import BlockWeights
 def matrix_shape(
     which: MatrixSlot, config: ModelConfig, states: int, experts: Experts | None = None
 ) -> tuple[int, int]:
-    """Return (outputs, inputs) of a matrix in the kernels.
+    """Return (outputs, inputs) of a matrix.
 
-    Attention's matrices have a layer's with attention; `experts` is the layer's mixture.
+    Args:
+        states: for EAGLE, number of the target's hidden states that fc reads; otherwise 0.
+        experts: the layer's mixture; None: the layer is dense.
     """
     hidden, heads = config.hidden_size, config.heads * config.head_dim
     inner = config.intermediate_size if experts is None else experts.shared_size
@@ -42,7 +44,6 @@ def matrix_shape(
 
 
 def vector_shape(which: VectorSlot, config: ModelConfig) -> tuple[int, ...]:
-    """Return the shape of a vector or of the position table."""
     shapes: dict[VectorSlot, tuple[int, ...]] = {
         VectorSlot.QKV_BIAS: ((config.heads + 2 * config.kv_heads) * config.head_dim,),
         VectorSlot.UP_BIAS: (config.intermediate_size,),
@@ -73,7 +74,7 @@ _LAYER_BIASES = (
 
 
 class WeightPacker:
-    """Fills a model of the kernels, layer by layer."""
+    """Sets the weights of a model in the kernels."""
 
     def __init__(
         self,
@@ -84,12 +85,11 @@ class WeightPacker:
         weights: Weights,
         states: int = 0,
     ) -> None:
-        """Prepare; `states`: number of hidden states that an EAGLE model reads."""
+        """Prepare packing; `states` is as in `matrix_shape`."""
         self._library, self._model, self._states = library, model, states
         self._config, self._dtype, self._weights = config, dtype, weights
 
     def pack_layer(self, layer: int) -> None:
-        """Pack one decoder layer."""
         prefix, config = f"model.layers.{layer}.", self._config
         if config.recurrent(layer):
             self._pack_recurrent(layer, f"{prefix}linear_attn.")
@@ -122,7 +122,6 @@ class WeightPacker:
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
     def _mlp(self, layer: int, prefix: str) -> None:
-        """Pack a layer's MLP or its experts."""
         experts = self._config.experts_of(layer)
         if experts is not None:
             self._mixture(layer, prefix, experts)
@@ -155,10 +154,7 @@ class WeightPacker:
             self._vector(layer, slot, names, wanted=(experts.count * columns,))
 
     def _pack_recurrent(self, layer: int, prefix: str) -> None:
-        """Pack a recurrent layer.
-
-        The matrix of state gates is small and is not quantised.
-        """
+        """Pack a recurrent layer's weights; the state gates stay unquantised."""
         shape, hidden = self._config.recurrent_shape, self._config.hidden_size
         assert shape is not None, "a model with recurrent layers has their shape"
         self._shaped_matrix(
@@ -204,14 +200,14 @@ class WeightPacker:
         self._put(layer, which, self._read(name).float())
 
     def pack_states(self) -> None:
-        """Pack the matrices that EAGLE applies to hidden states."""
+        """Pack EAGLE's fc and the norm of its hidden states."""
         self._matrix(0, MatrixSlot.FC, "fc.weight")
         self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
 
     def pack_ends(self) -> torch.Tensor:
-        """Pack the weights outside the layers; return the embeddings.
+        """Pack embeddings, final norm and head; return the embeddings.
 
-        The kernels read the embeddings in place.
+        The kernels read the returned memory.
         """
         storage, embedding = self._stored(EMBEDDING, looked_up=True)
         rows, hidden = shape_of(self._weights, EMBEDDING)
@@ -219,7 +215,7 @@ class WeightPacker:
             rows < self._config.vocab_size or hidden != self._config.hidden_size
         ):  # a draft has fewer tokens than rows
             wanted = [self._config.vocab_size, self._config.hidden_size]
-            raise IncompatibleError(f"{EMBEDDING} has shape {[rows, hidden]}: must have at least {wanted}")
+            raise IncompatibleError(f"{EMBEDDING} has shape {[rows, hidden]}: must be at least {wanted}")
         self._library.si_set_embedding(self._model, storage, embedding.data_ptr())
         tied = self._config.tied_embeddings
         self._matrix(0, MatrixSlot.HEAD, EMBEDDING if tied else "lm_head.weight")
@@ -235,7 +231,6 @@ class WeightPacker:
             self._vector(layer, bias, [f"{name}.bias"], scale)
 
     def _matrix(self, layer: int, which: MatrixSlot, name: str) -> None:
-        """Pack a matrix in its stored format."""
         experts = self._config.experts_of(layer)
         self._shaped_matrix(layer, which, name, matrix_shape(which, self._config, self._states, experts))
 
@@ -245,9 +240,9 @@ class WeightPacker:
         self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
 
     def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, torch.Tensor]:
-        """Return a matrix in its stored format, otherwise in the model's type.
+        """Return a matrix in blocks, otherwise in the model's type.
 
-        A table that is looked up is not quantised here.
+        `looked_up`: the embeddings, for which only blocks of the file are used.
         """
         blocks = self._weights.blocks(name, looked_up) if isinstance(self._weights, BlockWeights) else None
         if blocks is not None:
@@ -273,12 +268,12 @@ class WeightPacker:
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:
-        """Check the shapes of weights that are stacked along dimension 0."""
+        """Check shapes of present tensors that are concatenated along dimension 0."""
         shapes = [shape_of(self._weights, name) for name in names if name in self._weights]
         rows = sum(shape[0] for shape in shapes)
         if len(shapes) == len(names) and any((rows, *shape[1:]) != wanted for shape in shapes):
             raise IncompatibleError(
-                f"{', '.join(names)} have shapes {[*map(list, shapes)]}: stacked they must be {list(wanted)}"
+                f"{', '.join(names)}: shapes {[*map(list, shapes)]}: must be {list(wanted)} in total"
             )
 
     def _fetch(self, name: str) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Offloaded layers: stored in host memory or a file, copied per pass."""
+"""Offloads layers to host memory or a file; each pass copies them."""

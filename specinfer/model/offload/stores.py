@@ -26,17 +26,17 @@ PAGE = 4096
 
 
 class LayerStore(Protocol):
-    """Stores the bytes of every layer."""
+    """Stores the bytes of offloaded layers, for one model."""
 
     @property
     def sizes(self) -> Sequence[int]:
         """Bytes of each layer."""
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Add the next layer: uint8 tensors in host memory, to be concatenated."""
+        """Add the next layer: the concatenation of uint8 tensors in host memory."""
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """Return a layer's bytes in host memory, in `staging` or elsewhere.
+        """Return a layer's bytes in host memory, in `staging` or the store.
 
         Raises:
             UnavailableError: if the layer cannot be read.
@@ -44,7 +44,7 @@ class LayerStore(Protocol):
 
 
 class HostStore:
-    """Layers in pinned host memory, from which GPUs copy by DMA."""
+    """Stores layers in pinned host memory, from which GPUs copy by DMA."""
 
     def __init__(self, pinned: bool = True) -> None:
         self._layers: list[torch.Tensor] = []
@@ -52,29 +52,26 @@ class HostStore:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Bytes of each layer."""
         return [len(layer) for layer in self._layers]
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Add the next layer."""
         layer = torch.empty(sum(map(len, pieces)), dtype=torch.uint8, pin_memory=self._pinned)
         torch.cat(list(pieces), out=layer)
         self._layers.append(layer)
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """Return a layer's bytes in host memory; `staging` is unused."""
         return self._layers[layer]
 
 
 class DiskStore:
-    """Layers in an unnamed file, which never outlives the process.
+    """Stores layers in an unnamed file, which ends with the process.
 
-    Reads are direct if the file system allows: they are faster, and a model that is larger than memory would evict
-    other files from the page cache.
+    Reads bypass the page cache if the file system allows: that is faster, and a model that is larger than memory would
+    evict other files from the cache.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Make the file.
+        """Create the file.
 
         Raises:
             SettingError: if the directory cannot be written.
@@ -99,7 +96,6 @@ class DiskStore:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Bytes of each layer."""
         return self._sizes
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
@@ -122,7 +118,7 @@ class DiskStore:
         self._starts.append(end)
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """Return a layer's bytes; `staging` consists of whole pages."""
+        """Read a layer into `staging`, which consists of whole pages."""
         first, end = self._starts[layer], self._starts[layer + 1]
         room = _view(staging)[: end - first]
         done = 0
@@ -147,7 +143,6 @@ def _open_direct(name: str) -> int:
 
 
 def _view(data: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor in host memory."""
     array: NDArray[np.uint8] = data.numpy()
     return array.data
 
@@ -160,7 +155,7 @@ def _write(file: int, data: memoryview, at: int) -> int:
 
 
 def open_store(offload: str, device: str, directory: str = "") -> LayerStore | None:
-    """Return the store of offloaded layers; None: layers are not offloaded.
+    """Return a store for a model's layers; None: layers are not offloaded.
 
     Args:
         offload: one of `OFFLOADS`.

@@ -27,72 +27,68 @@ from specinfer.model.offload.stores import PAGE, LayerStore
 
 
 class LayerBuffer(Protocol):
-    """A layer's buffer: the reader fills it, then a pass uses it."""
+    """Memory for one layer: a reader thread fills it, a pass reads."""
 
     memory: torch.Tensor
     """[bytes] uint8."""
 
     def fill(self, store: LayerStore, layer: int) -> None:
-        """Copy a layer into the buffer, after all work on its content."""
+        """Copy a layer into the buffer, once its old content is unused."""
 
     def used(self) -> None:
-        """Note that all work on the content is issued: refilling may start."""
+        """Allow refilling after all work on the content issued until now."""
 
 
 class HostBuffer:
-    """Buffer in host memory that the store fills directly."""
+    """Buffer in host memory, for passes on a CPU."""
 
     def __init__(self, size: int) -> None:
         self.memory = host_memory(size)
 
     def fill(self, store: LayerStore, layer: int) -> None:
-        """Copy a layer into the buffer."""
         data = store.fetch(layer, self.memory)
         if data.data_ptr() != self.memory.data_ptr():
             self.memory[: len(data)] = data
 
     def used(self) -> None:
-        """Do nothing: on a CPU all issued work has ended."""
+        """Do nothing: on a CPU all work is finished when it returns."""
 
 
 class Copies(Protocol):
-    """Copies to a device that overlap with its work."""
+    """Copies to a device while the device computes."""
 
     def copy(self, host: torch.Tensor, memory: torch.Tensor) -> None:
-        """Copy a tensor; return when the copy is complete."""
+        """Copy a tensor, and wait until the copy is complete."""
 
     def mark(self) -> object:
-        """Return a mark of the work issued so far."""
+        """Return an event after all work issued until now."""
 
     def wait(self, mark: object) -> None:
-        """Wait until the work before the mark has ended."""
+        """Wait for an event that `mark` returned."""
 
 
 class CudaCopies:
-    """Copies on their own CUDA stream, which overlap with kernels."""
+    """Copies on a CUDA stream of its own, while kernels run."""
 
     def __init__(self, device: str) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(self, host: torch.Tensor, memory: torch.Tensor) -> None:
-        """Copy a tensor; return when the copy is complete."""
         with torch.cuda.stream(self._stream):
             memory.copy_(host, non_blocking=True)
         self._stream.synchronize()
 
     def mark(self) -> torch.cuda.Event:
-        """Return a mark of the work issued so far."""
         event: torch.cuda.Event = torch.cuda.current_stream(self._stream.device).record_event()
         return event
 
     def wait(self, mark: object) -> None:
-        """Wait until the work before the mark has ended."""
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
 
 
 class DeviceBuffer:
-    """Buffer on a device, filled through host memory."""
+    """Buffer on a device, filled from a store through host memory."""
 
     def __init__(self, size: int, device: str, staging: torch.Tensor, copies: Copies) -> None:
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
@@ -100,19 +96,17 @@ class DeviceBuffer:
         self._last_use: object = None
 
     def fill(self, store: LayerStore, layer: int) -> None:
-        """Copy a layer into the buffer."""
         host = store.fetch(layer, self._staging)
         if self._last_use is not None:
             self._copies.wait(self._last_use)
         self._copies.copy(host, self.memory[: len(host)])
 
     def used(self) -> None:
-        """Mark the end of the work issued on this content."""
         self._last_use = self._copies.mark()
 
 
 def make_buffers(count: int, store: LayerStore, device: str) -> list[LayerBuffer]:
-    """Return buffers, each for the largest layer of a filled store."""
+    """Return buffers for any layers of a filled store."""
     size = -(-max(store.sizes) // PAGE) * PAGE
     if torch.device(device).type == "cpu":
         return [HostBuffer(size) for _ in range(count)]
@@ -123,7 +117,7 @@ def make_buffers(count: int, store: LayerStore, device: str) -> list[LayerBuffer
 
 
 def host_memory(size: int) -> torch.Tensor:
-    """Return page-aligned uint8 [size], on huge pages if available."""
+    """Return page-aligned memory of `size` bytes, on huge pages if possible."""
     memory = mmap.mmap(-1, size)
     with suppress(OSError, AttributeError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -133,14 +127,14 @@ def host_memory(size: int) -> torch.Tensor:
 log = logging.getLogger(__name__)
 BUFFERS = 2
 RETRIES_S = (0.02, 0.2)
-"""Pauses in seconds before retries of a layer; then the pass fails."""
+"""Seconds before each retry of a read; then the pass fails."""
 _Free = SimpleQueue[int | None]
 _Filled = SimpleQueue[tuple[int, int, Exception | None]]
-"""(Layer, buffer, error if the layer could not be read)."""
+"""(Layer, buffer's index, error if reading failed) of filled buffers."""
 
 
 class LayerStream:
-    """Provides a store's layers to one thread, in ascending order."""
+    """Reads a store's layers in order, ahead of the passes."""
 
     def __init__(self, store: LayerStore, buffers: Sequence[LayerBuffer]) -> None:
         self.buffers = buffers
@@ -160,7 +154,9 @@ class LayerStream:
 
     @contextmanager
     def hold(self, layer: int) -> Iterator[int]:
-        """Yield the layer's buffer index; issue its work within the block.
+        """Yield the index of the buffer with a layer.
+
+        All work on the layer must be issued within the block.
 
         Raises:
             UnavailableError: if the layer cannot be read after retries; the next pass tries again.
@@ -184,14 +180,14 @@ class LayerStream:
 
 
 def _end(free: _Free, reader: threading.Thread) -> None:
-    """End the reader: it must not copy while the interpreter shuts down."""
+    """Stop the reader: it must not copy while the interpreter shuts down."""
     free.put(None)
     if threading.current_thread() is not reader:  # otherwise the reader itself collects the stream
         reader.join()
 
 
 def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled: _Filled) -> None:
-    """Read layers into free buffers until None arrives."""
+    """Fill free buffers with layers, cyclically; stop at None."""
     for layer in cycle(range(len(store.sizes))):
         index = free.get()
         if index is None:
@@ -200,7 +196,7 @@ def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled
 
 
 def _fill(buffer: LayerBuffer, store: LayerStore, layer: int) -> Exception | None:
-    """Copy a layer into a buffer; return the error after all retries.
+    """Copy a layer into a buffer; return the last retry's error.
 
     The reader must survive any error, as passes wait for it.
     """
@@ -210,7 +206,7 @@ def _fill(buffer: LayerBuffer, store: LayerStore, layer: int) -> Exception | Non
         except UnavailableError as error:
             if wait_s is None:
                 return error
-            log.warning("%s; the read is repeated", error)
+            log.warning("%s; trying again", error)
             time.sleep(wait_s)
         except Exception as error:  # noqa: BLE001  # the pass raises it
             return error

@@ -1,7 +1,4 @@
-"""Runs the torch decoder with its layers in a store.
-
-Each layer runs on the buffer that has its tensors.
-"""
+"""Runs the torch decoder with offloaded layers."""
 
 from math import prod
 
@@ -21,7 +18,7 @@ _ALIGNMENT = 256
 
 
 class _Collected(Parts):
-    """Makes a layer in host memory and collects its tensors' bytes."""
+    """Creates a layer in host memory, and collects its tensors' bytes."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__(config, weights, dtype, "cpu")
@@ -33,12 +30,14 @@ class _Collected(Parts):
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Return a linear layer of collected tensors, unpacked: it is never called."""
         return DenseLinear(weight, bias)
 
 
 class _Placed(Parts):
-    """Makes a layer of tensors in a buffer, in collection order."""
+    """Creates a layer whose tensors are views of a buffer.
+
+    The order is that of `_Collected`.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, memory: torch.Tensor
@@ -53,12 +52,11 @@ class _Placed(Parts):
         return placed
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Return a linear layer of tensors in the buffer, unpacked: packing copies."""
         return DenseLinear(weight, bias)
 
 
 class _StreamedLayer:
-    """One decoder layer, which runs in any buffer."""
+    """One decoder layer; it runs in the buffer that contains it."""
 
     def __init__(self, index: int, stream: LayerStream, in_buffer: list[Layer]) -> None:
         self._index, self._stream, self._in_buffer = index, stream, in_buffer
@@ -70,7 +68,7 @@ class _StreamedLayer:
             return self._in_buffer[buffer](x, angles, self._of_this_layer(attend))
 
     def _of_this_layer(self, attend: Attend) -> Attend:
-        """Return attention that uses this layer's number, not the buffer layer's."""
+        """Return attention with this layer's index; layers in buffers have index 0."""
         return lambda _, query, key, value: attend(self._index, query, key, value)
 
 
@@ -90,7 +88,7 @@ class StreamedTransformer(Transformer):
         config, dtype = self.config, self.dtype
         if config.experts is not None and config.experts.dense_layers:
             raise IncompatibleError(
-                "offload: the torch executor cannot offload both dense layers and mixtures"
+                "offload: must be none for the torch executor: the model has dense layers and mixtures"
             )
         for index in range(config.layers):
             parts = _Collected(config, weights, dtype)

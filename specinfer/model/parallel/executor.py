@@ -30,7 +30,7 @@ from specinfer.model.weights.config import ModelConfig
 
 
 class SummedLinear:
-    """A row-parallel layer: sums the ranks' partial outputs."""
+    """Row-parallel linear layer: sums the partial outputs of the stage's ranks."""
 
     def __init__(self, inner: Linear, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
@@ -41,7 +41,7 @@ class SummedLinear:
 
 
 class SharedLookup:
-    """Divided embeddings: sums the ranks' rows, zeros for other ranks' tokens."""
+    """Embeddings divided by token: each rank looks its own tokens up."""
 
     def __init__(self, inner: Linear, ranks: Ranks, tokens: range) -> None:
         self._inner, self._ranks, self._tokens = inner, ranks, tokens
@@ -55,32 +55,27 @@ class SharedLookup:
 
 
 class GatheredHead:
-    """A vocabulary-parallel head: the stage's first rank gathers all logits."""
+    """Head divided by token: the stage's first rank gathers all logits."""
 
     def __init__(self, inner: Linear, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] at the stage's first rank, elsewhere partial ones."""
+        """Return logits [R, V] at the stage's first rank, elsewhere a part."""
         return self._ranks.concatenated(self._inner(x))
 
 
 class TensorParallel(Surgery):
-    """Divides every layer of a decoder among the ranks of its stage."""
-
     def __init__(self, ranks: Ranks, vocab_size: int) -> None:
         self._ranks, self._tokens = ranks, ranks.place.share(vocab_size)
 
     def embedding(self, lookup: Linear) -> Linear:
-        """Wrap the lookup of token ids [T] in this rank's embeddings."""
         return SharedLookup(lookup, self._ranks, self._tokens)
 
     def output(self, linear: Linear) -> Linear:
-        """Wrap a layer with divided inputs: sum the ranks' outputs."""
         return SummedLinear(linear, self._ranks)
 
     def head(self, linear: Linear) -> Linear:
-        """Wrap the head: gather the ranks' logits."""
         return GatheredHead(linear, self._ranks)
 
 
@@ -90,7 +85,7 @@ EXECUTORS = ("auto", "torch")
 _LOAD_SECONDS = 3600.0
 """Timeout in seconds until all ranks have loaded their weights."""
 _NO_STATES = np.empty((0, 0, 0), np.float32)
-"""Placeholder of hidden states, which only rank 0 stores."""
+"""Placeholder for hidden states: followers return theirs to rank 0."""
 
 
 class RankMemory(NamedTuple):
@@ -101,25 +96,25 @@ class RankMemory(NamedTuple):
 
 
 class StageSeconds(NamedTuple):
-    """Seconds of a pipeline's stages since the start, summed over all ranks."""
+    """Seconds of a pipeline since the start, summed over all ranks."""
 
     busy: float = 0.0
     idle: float = 0.0
-    """Seconds of waiting for other stages (the bubble)."""
+    """Seconds of waiting for other stages (GPipe's bubble)."""
 
     @property
     def bubble(self) -> float:
-        """Idle share of the stages' time."""
+        """Share of the time in which ranks were idle."""
         return self.idle / (self.busy + self.idle) if self.busy else 0.0
 
 
 class ParallelExecutor:
-    """The executor of a shared model, in any of its ranks."""
+    """Runs passes in all ranks of a model."""
 
     name = "torch"
 
     def __init__(self, stage: Stage, cache_tokens: int) -> None:
-        """Wait until all ranks have loaded; measure their stages."""
+        """Wait until all ranks have loaded; measure the cost of their stages."""
         self._stage, self.ranks = stage, stage.ranks
         self.stage_seconds = StageSeconds()
         with self._all_or_none("loading the model"), torch.inference_mode():
@@ -130,10 +125,9 @@ class ParallelExecutor:
             """Memory of every rank, at rank 0; elsewhere empty."""
         if self.memory:
             shares = ", ".join(f"{rank.weight_bytes / 1e6:.1f}" for rank in self.memory)
-            log.info("%s: MB of weights per rank: %s", self.ranks.place.layout, shares)
+            log.info("ranks (%s): MB of weights per rank: %s", self.ranks.place.layout, shares)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass and return its logits [R, V]."""
         parts = micro_batches(len(batch.token_ids), self.ranks.place.layout.stages, self.cost)
         layers = batch.features.layers if batch.features else ()
         with self._all_or_none("a pass"):
@@ -145,11 +139,9 @@ class ParallelExecutor:
         return logits
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots, at all ranks."""
         self._all("move", list(source), list(target))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Rotate the keys of slots by `delta` rotary positions, at all ranks."""
         self._all("rotate", list(slots), delta)
 
     def beat(self) -> None:
@@ -157,11 +149,11 @@ class ParallelExecutor:
         self._all("beat")
 
     def stop(self) -> None:
-        """End the followers' `follow`."""
+        """End `follow` in all other ranks."""
         self._all("stop")
 
     def follow(self) -> None:
-        """Run rank 0's commands until it stops."""
+        """Run rank 0's commands until it calls `stop`."""
         with self._all_or_none("following rank 0"), torch.inference_mode():
             while (command := self.ranks.receive_command())[0] != "stop":
                 self._do(command)
@@ -205,10 +197,10 @@ def parallel_executor(
     num_blocks: int,
     executor: str,
 ) -> ParallelExecutor:
-    """Build this rank's part of a model.
+    """Build this rank's part of a model; all ranks must call it.
 
     Raises:
-        SettingError: if the model cannot be divided among these ranks, or by this executor.
+        SettingError: if the model cannot be divided among these ranks, or `executor` cannot run it.
     """
     if executor not in EXECUTORS:
         raise SettingError(

@@ -39,7 +39,9 @@ class Layout:
         return self.tensor * self.stages
 
     def known_part(self, config: ModelConfig) -> ModelConfig:
-        """Return the configuration in the form that ranks support.
+        """Return the configuration as ranks support it.
+
+        Windows limit the context (`ModelConfig.like_llama`).
 
         Raises:
             IncompatibleError: naming the setting and the property of the layers that ranks do not support.
@@ -61,12 +63,11 @@ class Place:
 
     @property
     def stage(self) -> int:
-        """Stage of the rank."""
         return self.rank // self.layout.tensor
 
     @property
     def tensor(self) -> int:
-        """Index within the stage's tensor-parallel ranks."""
+        """Index among the ranks of the stage."""
         return self.rank % self.layout.tensor
 
     @property
@@ -89,9 +90,9 @@ class Place:
         return range(start, start + per_stage + (self.stage < more))
 
     def share(self, count: int) -> range:
-        """Return the rank's range of `count` things that a stage divides.
+        """Return the rank's part of `count` heads, MLP units or tokens.
 
-        All ranges are equal; if there are fewer things than ranks, several ranks have the same one.
+        All parts are equal. If `count` is below the number of ranks, several ranks have the same one.
         """
         ranks = self.layout.tensor
         if count < ranks:
@@ -112,7 +113,7 @@ class Place:
 
 
 def check_layout(config: ModelConfig, layout: Layout) -> None:
-    """Check that a layout can divide a model.
+    """Check that a model can be divided by a layout.
 
     Raises:
         SettingError: naming the setting, and the model's size that it does not divide.
@@ -126,7 +127,7 @@ def check_layout(config: ModelConfig, layout: Layout) -> None:
     parts = {
         "attention heads": config.heads,
         "tokens in the vocabulary": config.vocab_size,
-        "units inside of the MLP": config.intermediate_size,
+        "MLP units (intermediate_size)": config.intermediate_size,
     }
     for what, count in parts.items():
         if count % layout.tensor:
@@ -150,7 +151,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
     """One rank's part of a model's weights."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], place: Place) -> None:
-        """Prepare reading from a whole model's tensors, under Llama's names."""
+        """Prepare reading; `weights` are the whole model's, under Llama's names."""
         self._config, self._weights, self._place = config, weights, place
         self._layers = place.layers(config.layers)
 
@@ -179,11 +180,11 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return self._weights[name]
 
     def _rows(self, name: str, which: range, size: int = 1) -> torch.Tensor:
-        """Return the rows of a range of things of `size` rows."""
+        """Return rows of the items in `which`; each item has `size` rows."""
         return read_part(self._weights, name, TensorSlice(0, which.start * size, which.stop * size))
 
     def _ending(self, name: str, module: str, kind: str) -> torch.Tensor:
-        """Return the rank's columns, or the bias, of an output projection."""
+        """Return the rank's columns of an output projection, or its bias."""
         if kind == "bias":
             bias = self._weights[name]
             return torch.zeros_like(bias) if self._place.tensor else bias

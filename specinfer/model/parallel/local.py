@@ -27,21 +27,22 @@ from specinfer.system.parent_process import ending_with_us
 from specinfer.system.threads import usable_processors
 
 _TIMEOUT_S = 86_400.0
-"""Followers' timeout for the next command: a script may pause for hours."""
+"""Seconds that followers wait for a command: scripts may pause for hours."""
 _END_S = 10.0
-"""Seconds that a follower may take to end itself."""
+"""Seconds to wait for a follower to end, before it is killed."""
 
 
 class LocalRanks:
-    """A model that several processes of this machine share.
+    """A model divided among this process (rank 0) and child processes.
 
     Raises:
-        SettingError: if the layout cannot divide the model, or this process shares a model already.
+        SettingError: if the layout cannot divide the model, or this process has a divided model already.
     """
 
     def __init__(self, directory: Path, options: RunnerOptions, layout: Layout) -> None:
         if torch.distributed.is_initialized():
-            raise SettingError("tensor_parallel_size", layout.tensor, "this process shares a model already")
+            reason = "must be 1: this process has a model on several ranks already"
+            raise SettingError("tensor_parallel_size", layout.tensor, reason)
         check_layout(load_config(directory), layout)
         threads = max(1, usable_processors() // layout.ranks)
         port = _free_port()
@@ -54,7 +55,6 @@ class LocalRanks:
             self.runner = _load(directory, options, layout)
 
     def close(self) -> None:
-        """End the followers; leave the group."""
         parallel = self.runner.parallel
         assert parallel is not None, "several ranks share it"
         parallel.stop()
@@ -91,7 +91,6 @@ def _free_port() -> int:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -105,7 +104,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _follow(work: str) -> None:
-    """Run a follower until rank 0 stops."""
     directory, options, layout = json.loads(work)
     runner = _load(Path(directory), RunnerOptions(**options), Layout(**layout))
     assert runner.parallel is not None, "several ranks share it"

@@ -1,6 +1,6 @@
-"""The ranks of one model, and the messages between them.
+"""Connects the ranks of one model, and sends messages between them.
 
-The only file that knows `torch.distributed`.
+The only file that imports `torch.distributed`.
 
 Commands and times go over gloo between hosts; activations go over NCCL between GPUs, or over gloo between CPUs. If a
 rank does not answer within the timeout, or its connection breaks, all ranks end (`end_process`).
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 _START_SECONDS = 600.0
 """Timeout in seconds until all ranks, on all machines, have started."""
 LOST_GROUP = 75
-"""Exit code of a rank that lost others or had a fault."""
+"""Exit code of a rank after a fault, or without another rank."""
 
 
 class Ranks:
     """This process's place among the ranks, and its connections."""
 
     def __init__(self, place: Place, device: str, timeout_s: float) -> None:
-        """Make the process groups; all ranks must, once `dist` is initialised."""
+        """Create the process groups; all ranks must call it together."""
         self.place, self.device, self._timeout_s = place, device, timeout_s
         layout, timeout = place.layout, timedelta(seconds=timeout_s)
         self._control = dist.new_group(backend="gloo", timeout=timeout)
@@ -44,7 +44,7 @@ class Ranks:
 
     @classmethod
     def join(cls, layout: Layout, device: str, timeout_s: float) -> "Ranks":
-        """Join with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ...).
+        """Connect to the ranks that torchrun started (variables RANK, WORLD_SIZE, ...).
 
         Args:
             device: "cpu", or "cuda": each rank then uses the GPU with its LOCAL_RANK.
@@ -69,37 +69,36 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """True if this is rank 0."""
         return self.place.rank == 0
 
     def tell(self, command: Sequence[Any]) -> None:
-        """Send the next command from rank 0 to all other ranks."""
+        """Send a command from rank 0 to all other ranks."""
         dist.broadcast_object_list([command], 0, self._control, torch.device("cpu"))
 
     def receive_command(self) -> Sequence[Any]:
-        """Return rank 0's next command; wait at most the timeout."""
+        """Wait for rank 0's next command, up to the timeout."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, self._control, torch.device("cpu"))
         command: Sequence[Any] = box[0]
         return command
 
     def gather(self, item: Any) -> list[Any]:
-        """Return all ranks' objects at rank 0, elsewhere an empty list."""
+        """Return all ranks' objects at rank 0; elsewhere return an empty list."""
         box: list[Any] | None = [None] * self.place.layout.ranks if self.is_leader else None
         dist.gather_object(item, box, 0, self._control)
         return box or []
 
     def gather_number(self, number: float) -> list[float]:
-        """Return all ranks' numbers at rank 0, elsewhere an empty list."""
+        """Return all ranks' numbers at rank 0; elsewhere return an empty list."""
         tensor = torch.tensor([number], dtype=torch.float64)
         box = [torch.empty_like(tensor) for _ in range(self.place.layout.ranks)] if self.is_leader else None
         dist.gather(tensor, box, 0, self._control)
         return [float(value) for value in box or ()]
 
     def meet(self, timeout_s: float | None = None) -> None:
-        """Wait for all ranks, by default half the timeout.
+        """Wait for all ranks, by default for half of the timeout.
 
-        So rank 0 fails first, and its error names the missing rank; others could blame a rank that only waits.
+        So rank 0 fails first and its error names the missing rank. Other ranks could blame a rank that only waits.
         """
         # less than the others' timeout for rank 0: see the docstring
         timeout = timedelta(seconds=timeout_s or self._timeout_s / 2)
@@ -111,7 +110,10 @@ class Ranks:
         return x
 
     def concatenated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the stage's [R, columns] concatenated at its first rank; elsewhere x."""
+        """Concatenate columns [R, columns] of the stage's ranks, at its first rank.
+
+        Other ranks return x.
+        """
         layout, first = self.place.layout, self.place.stage * self.place.layout.tensor
         parts = None
         if not self.place.tensor:
@@ -120,27 +122,33 @@ class Ranks:
         return x if parts is None else torch.cat(parts, dim=-1)
 
     def forward(self, x: torch.Tensor) -> Callable[[], object]:
-        """Start sending to the next stage; call the result before changing x."""
+        """Start sending x to the next stage; returns a function that waits.
+
+        x must not change before the function returns.
+        """
         return _sent(dist.isend(x, self.place.rank + self.place.layout.tensor, self._onward))
 
     def from_previous_stage(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Receive a tensor from the previous stage's rank with the same index."""
+        """Receive a tensor that `forward` sent."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, self.place.rank - self.place.layout.tensor, self._onward)
         return x
 
     def back(self, x: torch.Tensor) -> Callable[[], object]:
-        """Start sending to rank 0; call the result before changing x."""
+        """Start sending x to rank 0; returns a function that waits.
+
+        x must not change before the function returns.
+        """
         return _sent(dist.isend(x.contiguous(), 0, group=self._back))
 
     def from_stage(self, stage: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Receive a tensor of a stage's first rank, at rank 0."""
+        """Receive at rank 0 a tensor that a stage's first rank sent."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, stage * self.place.layout.tensor, group=self._back)
         return x
 
     def leave(self) -> None:
-        """Close the connections; all ranks do it, after the last command."""
+        """Close the connections; all ranks must call it after the last command."""
         dist.destroy_process_group()
 
 
@@ -150,13 +158,13 @@ def _sent(work: dist.Work | None) -> Callable[[], object]:
 
 
 def end_process(rank: int, what: str, error: BaseException) -> NoReturn:
-    """End this process at once, as the other ranks' states are unknown.
+    """End this process at once: other ranks may be in another state.
 
     Rank 0 logs a critical error, other ranks a warning.
     """
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     level = logging.CRITICAL if rank == 0 else logging.WARNING
-    log.log(level, "rank %d: %s failed, the whole group ends: %s", rank, what, reason)
+    log.log(level, "rank %d: %s failed, so all ranks end: %s", rank, what, reason)
     logging.shutdown()
     sys.stderr.flush()
     os._exit(LOST_GROUP)

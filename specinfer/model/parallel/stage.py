@@ -20,7 +20,7 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig
 
 _MAX_PER_STAGE = 4
-"""Maximum micro-batches per stage: stages then idle below a fifth."""
+"""Maximum micro-batches per stage; with 4, stages idle less than a fifth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,22 @@ class StageCost:
 
     @classmethod
     def through(cls, small: tuple[int, float], large: tuple[int, float]) -> "StageCost":
-        """Return the line through two measurements (tokens, seconds)."""
+        """Return the costs for which two measurements (tokens, seconds) are exact."""
         token_s = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
         return cls(max(0.0, small[1] - token_s * small[0]), token_s)
 
     def seconds(self, tokens: float) -> float:
-        """Return the seconds for this many tokens."""
         return self.fixed_s + self.each_s * tokens
 
 
 def micro_batches(tokens: int, stages: int, cost: StageCost) -> int:
-    """Return the number of micro-batches with the fastest pass."""
+    """Return the number of micro-batches that is fastest for a pass."""
     max_batches = min(tokens, _MAX_PER_STAGE * stages) if stages > 1 else 1
     return min(range(1, max_batches + 1), key=lambda m: (m + stages - 1) * cost.seconds(tokens / m))
 
 
 def cut(batch: Batch, parts: int) -> list[Batch]:
-    """Divide a pass into `parts` passes over successive tokens.
+    """Divide a pass into at most `parts` passes over successive tokens.
 
     The results are the same. A request may be divided: every stage runs the parts in order, so its earlier tokens
     are cached before its later tokens attend.
@@ -59,7 +58,6 @@ def cut(batch: Batch, parts: int) -> list[Batch]:
 
 
 def _between(batch: Batch, start: int, stop: int) -> Batch:
-    """Return the pass over the tokens [start, stop) only."""
     features = batch.features
     return Batch(
         batch.token_ids[start:stop],
@@ -85,23 +83,23 @@ def _rows(rows: AttentionRows, start: int, stop: int) -> AttentionRows:
 
 
 def stage_features(layers: Sequence[int], own_layers: range, is_last: bool) -> list[int]:
-    """Return the requested layers whose states a stage writes."""
+    """Return those of `layers` whose hidden states a stage computes."""
     return [layer for layer in layers if layer in own_layers or (is_last and layer == own_layers.stop)]
 
 
 _MEASURED_TOKENS = 64
-"""Tokens of the larger measured pass: a large tree."""
+"""Number of tokens in the larger measured pass."""
 _ROUNDS = 3
 
 
 class PartExecutor(Protocol):
-    """An executor of some of a model's layers."""
+    """Runs the layers of one rank."""
 
     def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the hidden states [T, hidden] after its layers."""
+        """Return the hidden states [T, hidden] after the rank's layers."""
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [R, V] of the pass' logit rows."""
+        """Return the float32 logits [R, V] of `batch.logit_rows`."""
 
     def move(self, source: Slots, target: Slots) -> None:
         """Copy keys and values between slots."""
@@ -119,10 +117,13 @@ class PartExecutor(Protocol):
 
 
 class Stage:
-    """A rank's part of every pass; ranks call methods in one order."""
+    """One rank's part of every pass.
+
+    All ranks must call the same methods in the same order.
+    """
 
     def __init__(self, ranks: Ranks, config: ModelConfig, executor: PartExecutor, dtype: torch.dtype) -> None:
-        """Join the ranks with loaded layers; `config` is the whole model's."""
+        """Prepare passes of loaded layers; `config` is the whole model's."""
         self.ranks, self.executor = ranks, executor
         self._config, self._dtype, self._place = config, dtype, ranks.place
         self._layers = ranks.place.layers(config.layers)
@@ -130,10 +131,10 @@ class Stage:
         self._busy_s = 0.0
 
     def run(self, batch: Batch, parts: int) -> tuple[torch.Tensor | None, list[float]]:
-        """Run a pass in micro-batches; write hidden states at rank 0.
+        """Run a pass in `parts` micro-batches; fill `batch.features` at rank 0.
 
         Returns:
-            At rank 0 the logits [R, V]; with several stages also every rank's seconds.
+            At rank 0 the logits [R, V], otherwise None; with several stages also the seconds of all ranks.
         """
         own_batch, self._busy_s = self._with_own_features(batch), 0.0
         pieces = cut(own_batch, parts)
@@ -151,10 +152,9 @@ class Stage:
         return torch.cat(logits) if logits else self._no_logits(), times
 
     def measure(self, cache_tokens: int) -> StageCost:
-        """Return the cost of this rank's layers, from two measured sizes.
+        """Return the cost of this rank's layers, from two measured passes.
 
-        All ranks of a stage measure simultaneously. Passes write to the first blocks of the cache, which must be
-        empty.
+        All ranks of a stage measure simultaneously. The cache must be empty: passes write to its first blocks.
         """
         max_tokens = min(_MEASURED_TOKENS, cache_tokens, self._config.max_positions)
         small, large = (
@@ -163,9 +163,9 @@ class Stage:
         return StageCost.through(small, large)
 
     def _one(self, piece: Batch, sent: list[Callable[[], object]]) -> torch.Tensor | None:
-        """Run one micro-batch; return its logits, if this rank has them.
+        """Run one micro-batch; return its logits in the last stage, otherwise None.
 
-        Pending messages are appended to `sent`.
+        Sends are appended to `sent`, as functions that wait.
         """
         place, x = self._place, None
         if not place.is_first:
@@ -181,7 +181,7 @@ class Stage:
         return logits
 
     def _now(self) -> float:
-        """Return the time; with several stages, after a GPU's work."""
+        """Return the time in seconds; a pipeline first waits for the GPU."""
         if self._piped and self.ranks.device.startswith("cuda"):
             torch.cuda.synchronize(self.ranks.device)
         return time.perf_counter()
@@ -194,7 +194,7 @@ class Stage:
         return torch.empty(0, self._config.vocab_size, device=self.ranks.device)
 
     def _with_own_features(self, batch: Batch) -> Batch:
-        """Return the pass with this stage's requested hidden states, renumbered."""
+        """Return the pass with buffers for the hidden states of this stage."""
         if batch.features is None:
             return batch
         layers = stage_features(batch.features.layers, self._layers, self._place.is_last)
@@ -203,14 +203,14 @@ class Stage:
         return replace(batch, features=PassFeatures(local, np.empty(shape, np.float32)))
 
     def _bring_together(self, wanted: PassFeatures, own_features: PassFeatures | None) -> None:
-        """Collect the requested hidden states of all stages at rank 0."""
+        """Copy the stages' hidden states to the pass's buffer, at rank 0."""
         first = self.ranks.gather(None if self._place.tensor else own_features)
         parts = [part.states for part in first if part is not None]
         if parts:
             wanted.states[:] = np.concatenate(parts, axis=1)
 
     def _seconds(self, tokens: int) -> float:
-        """Return the seconds of this rank's layers for a pass."""
+        """Return the seconds of a pass over this many tokens."""
         slots = list(range(tokens))
         seen = [slot + 1 for slot in slots]
         rows = AttentionRows(0, tokens, tokens, range(blocks_for(tokens)), seen, [[] for _ in slots])

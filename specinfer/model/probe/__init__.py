@@ -1,1 +1,1 @@
-"""Probes: compare our passes with `transformers` before serving a model."""
+"""Compares our passes with `transformers`, before a model is served."""

@@ -1,4 +1,7 @@
-"""Compares a model's first layers with `transformers`, and refuses differences."""
+"""Compares a model's logits with those of `transformers`; refuses differing models.
+
+Only some layers and vocabulary rows are compared: a probe.
+"""
 
 import logging
 import re
@@ -36,32 +39,32 @@ from specinfer.system.progress import progress
 
 log = logging.getLogger(__name__)
 _ROUNDING = {torch.float32: 1e-3}
-"""Maximum distance of rounding, in standard deviations of the logits."""
+"""Maximum difference of logits from rounding, in standard deviations of the logits."""
 _ROUNDING_OF_HALVES = 0.2
-"""Maximum distance of rounding to 16-bit types, in the same unit."""
+"""Maximum difference for 16-bit types, in standard deviations of the logits."""
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
-"""Minimum prompt length in tokens; models with shorter contexts are refused."""
+"""Minimum prompt length in tokens; models that cannot read it are refused."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _ROWS = 2048
-"""Maximum number of vocabulary rows in a probe."""
+"""Maximum vocabulary rows to compare, for GGUF files."""
 _FEWEST_LAYERS = 2
 _WINDOW = 16
-"""Maximum sliding window in a probe, shorter than its prompt."""
+"""Maximum sliding window in a probe, in tokens; shorter than the prompt."""
 
 
 class Probe(NamedTuple):
     executor: str
     """Name of the probed executor."""
     differences: list[WayDistance]
-    """Distance of each way to run the prompt."""
+    """Differences of logits, by way to run the prompt."""
 
 
 def probe_generic(model: Any) -> Probe:
-    """Compare some layers of a `transformers` model in our passes.
+    """Compare some layers of a `transformers` model, run by the generic executor.
 
     Raises:
-        IncompatibleError: if the logits differ, naming the ways and distances.
+        IncompatibleError: if the logits differ, naming the ways and differences.
     """
     family = model.config.model_type
     with quiet():
@@ -78,7 +81,7 @@ def probe_gguf(path: Path, hf: Any, generation: Any | None, executor: str) -> Pr
     """Compare some layers of a GGUF file with `transformers`, in float32.
 
     Raises:
-        IncompatibleError: if the logits differ, naming the ways and distances.
+        IncompatibleError: if the logits differ, naming the ways and differences.
     """
     small, tensors = read_sample(path, hf)
     with quiet():
@@ -94,7 +97,7 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
     """Compare some layers of a loaded checkpoint with `transformers`, in float32.
 
     Raises:
-        IncompatibleError: if the logits differ, naming the ways and distances.
+        IncompatibleError: if the logits differ, naming the ways and differences.
     """
     if isinstance(loaded.executor, GenericExecutor):
         return probe_generic(loaded.executor.model)
@@ -115,11 +118,11 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
 
 
 def check_gguf_model(directory: Path, executor: str) -> None:
-    """Check and probe a GGUF file; cache the result.
+    """Check a GGUF file's tensors, probe the model, and cache the result.
 
     Raises:
         SettingError: if the directory has no GGUF file.
-        IncompatibleError: naming a wrong tensor, or the ways and distances of logits.
+        IncompatibleError: naming a wrong tensor, or the ways and differences of logits.
     """
     gguf = kept_gguf(directory)
     if gguf is None:
@@ -133,11 +136,11 @@ def check_gguf_model(directory: Path, executor: str) -> None:
 
 
 def check_directory(directory: Path) -> Probe:
-    """Load and probe a model, without cached results.
+    """Load a model and probe it; cached results are not used.
 
     Raises:
         SettingError: if the directory has no model.
-        IncompatibleError: naming an unsupported part, or the ways and distances of logits.
+        IncompatibleError: naming an unsupported part, or the ways and differences of logits.
     """
     hf, generation = load_transformers_config(directory)
     try:
@@ -156,7 +159,7 @@ def require_right(directory: Path, loaded: LoadedModel) -> Probe:
     """Probe a loaded checkpoint, and cache the result.
 
     Raises:
-        IncompatibleError: if the logits differ, naming the ways and distances.
+        IncompatibleError: if the logits differ, naming the ways and differences.
     """
     with progress(WHAT):
         probe = probe_loaded(directory, loaded)
@@ -169,7 +172,7 @@ def _keep(directory: Path, executor: str, probe: Probe) -> None:
     content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}
     write_record(record_path(directory, executor), content)
     farthest = max(distances.values())
-    log.info("%s: logits agree with transformers (maximum distance %.1e)", directory, farthest)
+    log.info("%s: logits agree with transformers (maximum difference %.1e)", directory, farthest)
 
 
 def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
@@ -177,7 +180,7 @@ def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
     prompt = prompt_tokens(config.vocab_size, config.max_positions, _special_ids(hf))
     if len(prompt) < _FEWEST_TOKENS:
         raise IncompatibleError(
-            f"vocab_size = {config.vocab_size}, {config.max_positions} positions: too few to probe the model"
+            f"vocab_size = {config.vocab_size}, {config.max_positions} positions: too few to check the model"
         )
     try:
         return compare_ways(runner, ReferenceModel(model), prompt, _far_position(hf, config, len(prompt)))
@@ -191,13 +194,16 @@ def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
 
 
 def _far_position(hf: Any, config: ModelConfig, length: int) -> int:
-    """Return the last start of a prompt, a multiple of attention chunks."""
+    """Return the last possible first position of a prompt of this length.
+
+    With chunked attention, it is a multiple of the chunk size.
+    """
     unit = getattr(hf.get_text_config(), "attention_chunk_size", None) or 1
     return (config.max_positions - length) // unit * unit
 
 
 def _special_ids(hf: Any) -> set[int]:
-    """Return the token ids of images, sounds and other non-text parts."""
+    """Return the ids of special tokens, for example of images."""
     values = {**hf.to_dict(), **hf.get_text_config().to_dict()}
     return {
         value
@@ -207,7 +213,7 @@ def _special_ids(hf: Any) -> set[int]:
 
 
 def _silent_layers(model: Any, attending: Sequence[torch.nn.Module]) -> list[str]:
-    """Return number and parts of each layer without attention."""
+    """Describe layers that called no attention: number, and names of their parts."""
     silent = []
     for layers in layer_lists(model):
         for number, layer in enumerate(layers):
@@ -220,7 +226,7 @@ def _silent_layers(model: Any, attending: Sequence[torch.nn.Module]) -> list[str
 
 
 def _judge(family: str, differences: Sequence[WayDistance], allowed: float, silent: Sequence[str]) -> None:
-    """Refuse a model whose passes differ by more than rounding."""
+    """Refuse a model whose logits differ by more than `allowed`."""
     wrong = [difference for difference in differences if not difference.distance <= allowed]
     if not wrong:
         return
@@ -234,18 +240,17 @@ def _judge(family: str, differences: Sequence[WayDistance], allowed: float, sile
 
 
 class Sample(NamedTuple):
-    """The first layers and vocabulary rows of a model."""
+    """A model's first layers, with a part of the vocabulary."""
 
     hf: Any
-    """Configuration of `transformers`."""
+    """Configuration of the sample, of `transformers`."""
     tensors: dict[str, torch.Tensor]
 
 
 def read_sample(path: Path, hf: Any) -> Sample:
-    """Read a GGUF file's first layers of every kind, and vocabulary rows.
+    """Read the first layers and vocabulary rows of a GGUF file.
 
-    Args:
-        hf: configuration of the whole model.
+    The layers include every kind of layer. `hf` is the configuration of the whole model.
     """
     count = fewest_layers(from_transformers(hf))
     small = with_layers(hf, count)
@@ -262,11 +267,11 @@ def read_sample(path: Path, hf: Any) -> Sample:
 
 
 def fewest_layers(config: ModelConfig) -> int:
-    """Return the number of first layers that include every kind."""
+    """Return the minimum number of first layers that include every kind."""
     return min(max(_FEWEST_LAYERS, config.varied_layers), config.layers)
 
 
 def shorten_window(hf: Any) -> None:
-    """Make a sliding window shorter than the probe's prompt."""
+    """Reduce a sliding window to fewer tokens than the probe's prompt."""
     if getattr(hf, "sliding_window", None):
         hf.sliding_window = min(hf.sliding_window, _WINDOW)

@@ -1,4 +1,4 @@
-"""Loads a model after comparing it with `transformers`.
+"""Loads a model after comparing its logits with `transformers` (a probe).
 
 A GGUF file is checked before its weights are loaded; a large file in a separate process, while it is loaded. Memory
 that `transformers` takes to build a model is not returned: 200 MB, and as much again for the compared layers.
@@ -26,9 +26,9 @@ WHAT = "comparing a few layers with transformers"
 
 @contextmanager
 def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
-    """Yield whether the model was checked before, or is being checked now.
+    """Check a GGUF file before or while the block loads it.
 
-    A running check ends with the block.
+    Yields True if the file is being checked, or was checked by an earlier process. A running check ends with the block.
 
     Raises:
         IncompatibleError: if the check fails.
@@ -56,7 +56,7 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
 
 
 def is_checked(directory: Path, options: RunnerOptions) -> bool:
-    """Return whether a previous check passed, with the options' executor."""
+    """Return whether an earlier check passed, with the options' executor."""
     return _is_recorded(directory, planned_executor(directory, options))
 
 
@@ -65,7 +65,7 @@ def _is_recorded(directory: Path, executor: str | None) -> bool:
 
 
 def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
-    """Return our executor's name for a model; None: the generic one."""
+    """Return the executor to check a model with; None: the generic one."""
     if options.executor == "generic":
         return None
     try:
@@ -84,7 +84,7 @@ log = logging.getLogger(__name__)
 
 
 def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> ModelRunner:
-    """Load a Hugging Face model directory; see `load_model`.
+    """Load a model directory (see `load_model`), unless the probe fails.
 
     Raises:
         IncompatibleError: if its logits differ from those of `transformers`.

@@ -1,7 +1,7 @@
-"""Caches results of successful probes on disk, to save time at start.
+"""Stores successful probes on disk, so that later starts skip them.
 
 A record is valid for the same weights, the same code of this package and the same versions of libraries. Failures are
-not cached: refused models are probed again.
+not stored: refused models are probed again.
 """
 
 import hashlib
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 
 def record_path(directory: Path, executor: str) -> Path:
-    """Return the path of the record for a checkpoint and executor."""
     import transformers
 
     parts = [weights_fingerprint(directory), executor, _code_digest()]
@@ -30,7 +29,7 @@ def record_path(directory: Path, executor: str) -> Path:
 
 
 def write_record(path: Path, content: dict[str, object]) -> None:
-    """Write a record atomically; after a failure the next start probes again."""
+    """Write a record atomically; an error is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
@@ -42,7 +41,7 @@ def write_record(path: Path, content: dict[str, object]) -> None:
 
 @cache
 def _code_digest() -> str:
-    """Return a hash of all source files that load and run models."""
+    """Return a hash of the source files that affect a probe."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp")):

@@ -1,4 +1,4 @@
-"""Builds reference models of `transformers` with few layers."""
+"""Builds models of `transformers` with few layers, as the reference of probes."""
 
 import copy
 import logging
@@ -15,20 +15,20 @@ from specinfer.model.weights.account import with_layers
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 
 WHOLE_BYTES = 1 << 28
-"""Maximum bytes in float32 of a model whose layers are all compared."""
+"""Maximum size of models whose layers are all compared, in float32 bytes."""
 WIDE_BYTES = 8 << 30
-"""Bytes in float32 above which the copy keeps the model's type."""
+"""Maximum float32 bytes of a copy; larger copies keep the model's type."""
 FEWEST_LAYERS = 2
 
 
 class ReferenceModel:
-    """A model's own forward, with its own attention."""
+    """Runs a `transformers` model with its own attention."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def __call__(self, ids: Sequence[int], first: int) -> torch.Tensor:
-        """Return logits [T, V] of tokens at positions from `first` on."""
+        """Return the logits [T, V] of tokens at positions `first`, `first` + 1, ..."""
         tokens = torch.tensor([list(ids)])
         placed = {"position_ids": torch.arange(first, first + len(ids))[None]} if first else {}
         other = self._model.config._attn_implementation
@@ -44,7 +44,7 @@ class ReferenceModel:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the notices of `transformers` while it builds a model."""
+    """Silence log lines and progress bars of `transformers`."""
     logger = logging.getLogger("transformers")
     level = logger.level
     from transformers.utils import logging as of_transformers
@@ -63,9 +63,9 @@ def quiet() -> Iterator[None]:
 
 
 def few_layers(model: Any) -> Any:
-    """Copy a model's first layers, or all of a small model.
+    """Copy a model's first layers, at least one of every kind.
 
-    The copy has at least one layer of every kind.
+    Small models are copied whole.
     """
     if 4 * sum(parameter.numel() for parameter in model.parameters()) <= WHOLE_BYTES:
         return copy.deepcopy(model).to(device="cpu", dtype=torch.float32)
@@ -98,7 +98,7 @@ def _kinds_end(layers: Sequence[torch.nn.Module]) -> int:
 
 
 def _kind(layer: torch.nn.Module) -> tuple[object, ...]:
-    """Return a layer's kind: classes, shapes, and attributes except its number."""
+    """Return a value that is equal for layers of the same structure."""
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
     parts = tuple(
         (name, type(part).__name__, tuple(sorted(_plain(part).items())))
@@ -135,7 +135,10 @@ def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
 
 
 def _dequantised(directory: Path, config: Any) -> Any:
-    """Return a quantised checkpoint's model, dequantised: `transformers` needs a GPU."""
+    """Build a quantised checkpoint's model with dequantised weights.
+
+    `transformers` itself needs a GPU for that.
+    """
     from transformers import AutoModelForCausalLM
 
     del config.quantization_config

@@ -24,7 +24,7 @@ _TEXTS = (
 
 
 def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) pairs."""
+    """Yield names and values: context length, end tokens, tokenizer, chat template."""
     hf, generation = load_transformers_config(directory)
     text = hf.get_text_config()
     served = served_positions(text)
@@ -45,7 +45,7 @@ def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _compared(directory: Path, tokenizer: Tokenizer) -> str:
-    """Compare tokens of some texts with those of `transformers`.
+    """State whether `transformers` tokenises some texts equally.
 
     `tokenizer.json` is our reference; `transformers` ignores it for some classes and builds a tokenizer itself.
     """

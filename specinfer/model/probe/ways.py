@@ -1,4 +1,4 @@
-"""Compares logits of all ways to run a prompt with one forward.
+"""Compares logits of several ways to run a prompt with `transformers`.
 
 whole            the prompt in one pass
 token by token   one pass per token: state outside the KV cache is lost
@@ -18,16 +18,13 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 
 Reference = Callable[[Sequence[int], int], torch.Tensor]
-"""Returns the model's own logits [T, V], from a position on."""
+"""Returns the reference's logits [T, V] of tokens, from a position on."""
 LONGEST_PROMPT = 24
-"""Maximum prompt length in tokens; longer than a block of the cache."""
+"""Maximum prompt length in tokens, more than one block of the cache."""
 _BEHIND = 3
-"""Maximum number of tokens after the prompt."""
 
 
 class Runs(Protocol):
-    """A runner of passes."""
-
     @property
     def cache(self) -> PagedKVCache:
         """Cache of keys and values."""
@@ -40,15 +37,15 @@ class Runs(Protocol):
 
 
 class WayDistance(NamedTuple):
-    """Distance of one way's logits from the model's own forward."""
+    """Difference of one way's logits from the reference."""
 
     way: str
     distance: float
-    """Maximum difference of a logit, in standard deviations of the logits."""
+    """Maximum over all logits, in standard deviations of the logits."""
 
 
 def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> list[int]:
-    """Return a reproducible random prompt without the `avoided` tokens."""
+    """Return a random prompt without `avoided` tokens, the same at each call."""
     length = min(LONGEST_PROMPT, max_positions - _BEHIND)
     draw = torch.Generator().manual_seed(0)
     drawn: list[int] = torch.randint(vocab_size, (4 * length + len(avoided),), generator=draw).tolist()
@@ -112,7 +109,10 @@ def _swapped(
 def _as_tree(
     runner: Runs, ids: list[int], other: list[int], wanted: torch.Tensor, reference: Reference
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (actual, wanted) for context - (a - b - c), (x - y), a token."""
+    """Yield (actual, wanted) logits of the way "as a tree".
+
+    The last tokens are paths (a - b - c) and (x - y) after the context; then follows another token.
+    """
     sequence, (a, b, c), (x, y) = runner.open(), ids[-3:], other[:2]
     context = ids[:-3]
     (logits,) = runner.forward(
@@ -133,7 +133,7 @@ def _as_tree(
 def _far(
     runner: Runs, ids: list[int], other: list[int], reference: Reference, far: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (actual, wanted) at the last positions of the context."""
+    """Yield (actual, wanted) logits of the way "far from zero"."""
     late, early, cut = runner.open(), runner.open(), len(ids) // 2
     late.shift = far
     wanted = reference(ids, far)

@@ -1,1 +1,1 @@
-"""Logits to distributions, and distributions to tokens."""
+"""Converts logits to distributions, and chooses tokens."""

@@ -1,4 +1,4 @@
-"""Interface for the target's choices on the logits' device.
+"""Interface of executors that choose the target's tokens on the logits' device.
 
 It avoids copies of logits to the host. An acceptance rule reads two things of a row of logits [V]: the target's choice
 (the most probable token, or the winner with the request's noise) and, at a node with draws below, P at the tokens of
@@ -27,13 +27,16 @@ Float64 = NDArray[np.float64]
 
 
 class Excerpt:
-    """P at some tokens, and a summary of all others."""
+    """P at some tokens; its sum and the winner among all others."""
 
     def __init__(self, token_ids: Int32, p: Float64, rest: float, winner: tuple[int, float]) -> None:
-        """Make the excerpt; `token_ids` ascend.
+        """Create the excerpt.
 
-        `rest` is the sum of P over all other tokens. `winner` is the token that noise chooses among these, with
-        its P; 0 if all have P = 0.
+        Args:
+            token_ids: tokens with known P, ascending.
+            p: P at these tokens.
+            rest: sum of P over all other tokens.
+            winner: the token that noise chooses among the others, and its P; 0 if all of them have P = 0.
         """
         self._ids, self._p, self._rest, self._winner = token_ids, p, rest, winner
 
@@ -48,21 +51,21 @@ class Excerpt:
         return self._rest + float(self._p.sum())
 
     def candidates(self) -> tuple[Int32, Float64]:
-        """Return the tokens among which noise chooses, and their P."""
+        """Return the tokens that noise may choose, and their P."""
         return np.append(self._ids, np.int32(self._winner[0])), np.append(self._p, self._winner[1])
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTask:
-    """A request's rows of logits, and the wanted results."""
+    """A request's rows of logits, for which to choose tokens."""
 
     logits: torch.Tensor
-    """Logits [N, V] float32."""
+    """[N, V] float32."""
     sampling: Sampling
     positions: Int32
-    """[N] absolute position of each row's prediction; it keys the noise."""
+    """[N] context position of each row's next token, which selects the noise."""
     excerpts: Mapping[int, Int32] = field(default_factory=dict)
-    """Tokens, ascending, at which P is wanted, by row."""
+    """Row -> ascending tokens whose P is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Choices:
     """Results for the rows of a task."""
 
     tokens: list[int]
-    """[N] chosen tokens of rows without excerpt; -1: non-finite logits."""
+    """[N] chosen tokens, among all tokens without P; -1: non-finite logits."""
     excerpts: Mapping[int, Excerpt]
 
 
@@ -79,4 +82,7 @@ class Chooser(Protocol):
     """An executor that chooses tokens on its logits' device."""
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
-        """Choose tokens; return one result per task. Waits for the pass."""
+        """Choose tokens for all rows; return one result per task.
+
+        Waits for the pass.
+        """

@@ -1,4 +1,4 @@
-"""Distributions from logits: temperature, min-p, top-k, then top-p.
+"""Computes distributions from logits: temperature, min-p, top-k, then top-p.
 
 All verification and drafting uses these functions, so that P and q are computed alike. They work on single rows in
 numpy: many rows of a tree are never used, and a row of 50,000 numbers is too short for torch's threads to gain time
@@ -19,9 +19,9 @@ _LIKELY = 1024
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
-    """Return [V] float64 probabilities of logits [V] under the sampling parameters.
+    """Return the distribution [V] float64 of logits [V], after all sampling parameters.
 
-    Greedy sampling gives the first most probable token probability 1. A row with a NaN gives NaNs.
+    Greedy: the first of the most probable tokens has probability 1. If a logit is a NaN, all probabilities are.
     """
     row = logits.float().cpu().numpy()
     if sampling.greedy:
@@ -40,12 +40,12 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
 
 
 def least_logit(best: np.float32, temperature: float, min_p: float) -> np.float32:
-    """Return the minimum logit that min-p keeps, from the maximum logit."""
+    """Return the minimum logit that min-p keeps, given the maximum logit."""
     return np.float32(best + temperature * np.log(min_p))
 
 
 def softmax(row: Float32, temperature: float) -> Float64:
-    """Return the softmax [V] in float64 of float32 logits, without kernels."""
+    """Return the softmax [V] float64 of logits, without compiled kernels."""
     p: Float64 = row.astype(np.float64)
     with np.errstate(invalid="ignore"):  # the receiver of NaNs reports them
         p -= p.max()
@@ -56,7 +56,7 @@ def softmax(row: Float32, temperature: float) -> Float64:
 
 
 def _nucleus(p: Float64, top_p: float) -> Float64:
-    """Keep the most probable tokens up to a sum of top_p."""
+    """Keep the most probable tokens until their sum reaches top_p; renormalise."""
     likely = np.argpartition(p, -_LIKELY)[-_LIKELY:] if len(p) > _LIKELY else np.arange(len(p))
     if p[likely].sum() < top_p:  # a flat distribution: all tokens may be needed
         likely = np.arange(len(p))
@@ -70,13 +70,13 @@ def _nucleus(p: Float64, top_p: float) -> Float64:
 
 
 def generator(sampling: Sampling, position: int, domain: StreamDomain, index: int = 0) -> np.random.Generator:
-    """Return a request's random stream at a position (`stream_key`)."""
+    """Return the random generator for a request's position (see `stream_key`)."""
     key = np.array(stream_key(sampling.seed, position, domain, index), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def draw(p: Float64, rng: np.random.Generator) -> int:
-    """Return one index drawn from unnormalised probabilities p [n] by inversion."""
+    """Draw an index from unnormalised probabilities p [n], by inversion."""
     sums = np.cumsum(p)
     index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
     return (
@@ -89,7 +89,7 @@ _BLOCK = 256
 
 
 def most_probable(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return [N, k] tokens of the largest logits [N, V], descending.
+    """Return tokens [N, k] of the largest logits [N, V], descending.
 
     Only the k blocks of tokens with the largest maxima can contain them. On a CPU this takes a third of the time of
     `topk` over whole rows.

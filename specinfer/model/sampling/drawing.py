@@ -10,9 +10,9 @@ from specinfer.tree.token_tree import Float32, Int32
 
 
 def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -> tuple[Int32, Float32]:
-    """Return q: the draft's distribution, restricted to its `support` top tokens.
+    """Return q: the distribution of the `support` most probable draft tokens.
 
-    It is restricted *before* any draw, so the verifier gets the distribution that was sampled.
+    q is restricted *before* any draw, so the verifier gets the distribution that was sampled.
     """
     p = probabilities(logits, sampling)
     ids = np.argpartition(-p, min(support, len(p)) - 1)[:support]
@@ -22,7 +22,7 @@ def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -
 
 
 class Drawing:
-    """The children of one node, drawn one after another."""
+    """Draws one node's children one after another."""
 
     def __init__(
         self,
@@ -32,20 +32,25 @@ class Drawing:
         kind: ProposalKind,
         rng: np.random.Generator,
     ) -> None:
-        """Start drawing; `index` numbers a tree's drawings, `q` are ids and probabilities."""
+        """Prepare draws below `node`.
+
+        Args:
+            index: number of this object in its tree.
+            q: token ids, and their probabilities.
+        """
         self.index, self.node, self.q, self.kind, self._rng = index, node, q, kind, rng
         self._left = q[1].astype(np.float64)
         self._draws = Draws(q[1].tolist(), kind)
         self.children: list[int] = []
-        """Nodes in draw order; the caller appends them."""
+        """Nodes of the drawn children, in order; the caller of `draw` appends."""
 
     @property
     def chance(self) -> float:
-        """Probability that the next draw is accepted if its parent is."""
+        """Estimated probability that the next draw is accepted if its parent is."""
         return self._draws.chance
 
     def draw(self) -> int:
-        """Return the next child's token."""
+        """Draw the next child; return its token."""
         index = draw(self._left, self._rng)
         self._draws.take(float(self.q[1][index]))
         if self.kind is ProposalKind.WITHOUT_REPLACEMENT:
@@ -53,5 +58,4 @@ class Drawing:
         return int(self.q[0][index])
 
     def proposal(self) -> Proposal:
-        """Return the proposal of the draws."""
         return Proposal(self.node, 0, self.kind, tuple(self.children), *self.q)

@@ -1,4 +1,4 @@
-"""Choices by noise common to target and drafters (the Gumbel-max trick).
+"""Chooses tokens by noise that target and drafters share (the Gumbel-max trick).
 
     argmax_x (log P(x) + G_x)  =  argmin_x (E_x / P(x)),      G_x = -log E_x,  E_x exponential with mean 1
 
@@ -28,13 +28,13 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A request's noise at an absolute position."""
+    """A request's noise at a context position."""
 
     seed: int
     position: int
 
     def choose(self, p: Float64 | Excerpt) -> int:
-        """Return a token drawn from unnormalised probabilities p [V].
+        """Return the token that the noise chooses from unnormalised p [V].
 
         Raises:
             ValueError: if all probabilities are 0.
@@ -47,7 +47,7 @@ class Noise:
         return reference_choice(p, key) if token is None else token
 
     def choose_by_logits(self, logits: torch.Tensor, sampling: Sampling) -> int:
-        """Return a token sampled from logits [V], by their `probabilities`.
+        """Return the token that the noise chooses from `probabilities(logits)`.
 
         Raises:
             ValueError: if all probabilities are 0, for example with NaN or infinite logits.
@@ -61,27 +61,29 @@ class Noise:
 
 
 def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> int:
-    """Choose as `Noise` does, without kernels; `token_ids` [n] belong to p.
+    """Return the token with the smallest E / p, the rule of `Noise`.
+
+    `token_ids` [n] are the tokens of p; None: 0, 1, ...
 
     Raises:
         ValueError: if all probabilities are 0.
     """
     possible = np.flatnonzero(p > 0)
     if not len(possible):
-        raise ValueError("p: no token has any probability")
+        raise ValueError("p: no token has any probability: all are 0, or a logit is not finite")
     tokens = possible if token_ids is None else token_ids[possible]
     with np.errstate(over="ignore"):  # a tiny probability gives infinity, which loses
         return int(tokens[np.argmin(exponentials(tokens, key) / p[possible])])
 
 
 def perturbed(p: Float64, token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """Return log p + G [v] of a draft; `token_ids` are the target's."""
+    """Return log p + G [v] of draft tokens, with target ids `token_ids`."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(p) - np.log(exponentials(token_ids, key)))
 
 
 def exponentials(token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """Return exponential noise E [v] of tokens, from SplitMix64."""
+    """Return the noise E [v] of tokens, from SplitMix64 with state `key`."""
     z = _split_mix(key, token_ids)
     return np.asarray(-np.log(((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
 

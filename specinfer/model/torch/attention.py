@@ -1,6 +1,6 @@
-"""The reference attention: gathers keys and values, and calls SDPA.
+"""Computes attention with explicit masks, by torch's SDPA.
 
-It uses explicit masks: slow, but simple enough to be the reference of every other backend's tests.
+It is slow, but simple enough to be the reference of every other backend's tests.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class ReferenceAttention:
         """Return one mask and one slot table per request.
 
         Args:
-            look_back: number of last positions of its path that a token sees, its own included; 0: all.
-            window: number of last context positions that a token sees, at least the last; for drafts. None: all.
+            look_back: number of last positions on its path that a token sees, its own included; 0: all.
+            window: number of last context positions that a token sees, at least the last one; None: all.
         """
         return [
             self._part(rows, batch.positions[rows.start : rows.stop], look_back, window)
@@ -70,10 +70,10 @@ class ReferenceAttention:
         cap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend from every token of the pass to its own request.
+        """Return attention of every token of the pass over its request.
 
         Args:
-            cap: bound c of scores s, as c * tanh(s / c); 0: none.
+            cap: bound c of scores s: c * tanh(s / c); 0: no bound.
             sinks: [H] extra scores in each softmax, without a value.
         """
         out = torch.empty_like(query)
@@ -98,7 +98,7 @@ def _explicit(
     cap: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention [1, H, rows, D] with soft-capped scores or sinks."""
+    """Return attention [1, H, rows, D]; SDPA has no `cap` or `sinks`."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = query @ keys.transpose(2, 3) * scale

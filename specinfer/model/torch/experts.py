@@ -1,4 +1,4 @@
-"""Computes mixtures of experts: each expert computes its chosen rows."""
+"""Computes mixtures of experts; each expert computes the tokens that chose it."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ Mlp = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mixture:
-    """Router, experts and shared expert, if any, of a layer."""
+    """A layer's router, experts, and optional shared expert."""
 
     def __init__(self, prefix: str, experts: Experts, parts: Parts, make_mlp: Callable[[str], Mlp]) -> None:
-        """Read the tensors; `make_mlp` returns the MLP of a name's prefix."""
+        """Read the tensors; `make_mlp` makes an MLP from tensor names' prefix."""
         self._experts = experts
         self._router = parts.keep(parts.tensor(f"{prefix}{ROUTER}", torch.float32))
         self._bias: torch.Tensor | None = None
@@ -28,7 +28,6 @@ class Mixture:
             self._shared_gate = parts.keep(parts.tensor(f"{prefix}{SHARED_GATE}", torch.float32))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts add to each row [T, hidden]."""
         scores = F.linear(x.float(), self._router, self._bias)
         best, chosen = scores.topk(self._experts.used, dim=-1)
         shares = best if self._experts.renormalised else scores

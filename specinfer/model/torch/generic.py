@@ -1,4 +1,4 @@
-"""Runs any causal model of `transformers`, with our tree mask.
+"""Runs any causal model of `transformers` with our tree mask.
 
 It is for families that our own, faster decoder does not support. The model runs the flattened pass as one row of T
 tokens. Through the attention interface of `transformers` it calls `generic_attention`, which stores keys and values in
@@ -36,23 +36,22 @@ class GenericExecutor:
         parameters = inspect.signature(model.forward).parameters
         self._places = "position_ids" in parameters
         if not self._places and not self._recurrent:
-            raise IncompatibleError(f"model_type = {family!r}: takes no positions")
+            raise IncompatibleError(f"model_type = {family!r}: takes no position_ids")
         self._capacity, self._device = num_blocks * BLOCK_TOKENS, device
         self._memory: Memory = {}
         text = self.model.config.get_text_config()
         self._max_positions = longest_text(text) if self._places else UNBOUNDED
         self.limit = ""
-        """Reason why fewer positions are served; empty: all are."""
+        """Reason why not all positions are served; empty if all are."""
         if self._places and self._max_positions < text.max_position_embeddings:
             stated = "its original_max_position_embeddings (rope_type = 'longrope')"
             self.limit = f"served up to {self._max_positions}, {stated}"
         self._keeps = "logits_to_keep" in parameters
         self.attending: list[torch.nn.Module] = []
-        """Modules that attended or stored states in the last pass."""
+        """Modules that read or stored earlier tokens in the last pass."""
 
     @property
     def recurrent_states(self) -> RecurrentStates[TokenState] | None:
-        """States of recurrent layers; None: the model has no such layers."""
         return self._recurrent.states if self._recurrent else None
 
     def run(self, batch: Batch) -> torch.Tensor:
@@ -92,7 +91,6 @@ class GenericExecutor:
 
     @torch.inference_mode()
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy keys and values between slots."""
         here, there = (
             torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
         )
@@ -101,12 +99,12 @@ class GenericExecutor:
                 cache.index_copy_(0, there, cache.index_select(0, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Refuse: only the model knows how its keys depend on positions."""
-        raise SettingError("kv_window", delta, "the generic executor has no windowed cache")
+        """Raise an error: how keys depend on positions is unknown."""
+        raise SettingError("kv_window", delta, "must be 0 for the generic executor")
 
 
 def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
-    """Return the configuration that services need of a generic model."""
+    """Return the fields of `ModelConfig` that callers need; others are placeholders."""
     text = hf.get_text_config()
     heads = _number(text, "num_attention_heads") or 1
     return ModelConfig(
@@ -128,7 +126,7 @@ def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
 
 
 def _number(text: Any, name: str) -> int | None:
-    """Return a configuration's number; None if missing or different per layer."""
+    """Return a number of the configuration; None: missing, or different per layer."""
     try:
         value = getattr(text, name, None)
     except RuntimeError:  # raised by configurations whose layers differ

@@ -1,4 +1,4 @@
-"""Attention of `transformers` models over the paged cache.
+"""Attention of `transformers` models over our paged cache.
 
 A model makes its masks by functions of two positions (causal, sliding window, chunks). This attention stores the
 functions instead of the masks and evaluates them at the context positions of each request's tokens: in a pass over
@@ -23,10 +23,10 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS
 NAME = "specinfer_tree"
 """Name of this attention in `transformers`' interface."""
 CURRENT: "ContextVar[GenericPass]" = ContextVar("specinfer_pass")
-"""The pass that runs in this context."""
+"""The running pass of this thread or task."""
 MaskFunction = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 Memory = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values [slots, KV heads, D], by number of the call."""
+"""Attention call's number in a pass -> keys, values [slots, KV heads, D]."""
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = frozenset(
         *("return_dict", "sliding_window", "token_type_ids", "use_cache"),
     }
 )
-"""Arguments that do not change the result; `eager` ignores them, too."""
+"""Arguments of the interface that do not change the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ class _RequestRows(NamedTuple):
 
 
 class GenericPass:
-    """Inputs of the attention function during a pass."""
+    """One pass: its requests, and the cache for its attention calls."""
 
     def __init__(self, batch: Batch, slots: torch.Tensor, memory: Memory, capacity: int) -> None:
-        """Set up a pass; `memory` gets an entry per attention call."""
+        """Prepare a pass; each attention call has an entry in `memory`."""
         self._slots, self._memory, self._capacity = slots, memory, capacity
         self._parts = [_part(rows, batch.positions, slots.device) for rows in batch.rows]
         self._masks: dict[MaskFunction | None, list[torch.Tensor]] = {}
         self.modules: list[torch.nn.Module] = []
-        """Modules that attended, in order."""
+        """Modules that called attention, in order."""
 
     def attend(
         self,
@@ -78,13 +78,13 @@ class GenericPass:
         mask: object,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Store keys and values [1, KV heads, T, D]; attend.
+        """Store the pass's keys and values; return attention [1, T, H, D].
 
-        Returns [1, T, H, D] for the query [1, H, T, D].
+        `query` is [1, H, T, D]; `key` and `value` are [1, KV heads, T, D].
         """
         if query.shape[0] != 1 or not query.shape[2] == key.shape[2] == len(self._slots):
             raise IncompatibleError(
-                f"{type(module).__name__}: attends over other tokens than the pass has "
+                f"{type(module).__name__}: attention must be over the pass's {len(self._slots)} tokens "
                 f"(query {list(query.shape)}, key {list(key.shape)})"
             )
         keys, values = self._store(module, key, value)
@@ -100,7 +100,7 @@ class GenericPass:
     def _store(
         self, module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the pass's keys and values; return this call's memory."""
+        """Write the pass's keys and values; return all of this call."""
         call = len(self.modules)
         self.modules.append(module)
         if call not in self._memory:
@@ -111,9 +111,9 @@ class GenericPass:
         return self._memory[call]
 
     def _seen(self, module: torch.nn.Module, mask: object) -> list[torch.Tensor]:
-        """Return each request's mask [rows, positions], of tree and model."""
+        """Return masks [rows, positions]: the tree's and the model's combined."""
         if not (mask is None or isinstance(mask, _Mask)):
-            raise IncompatibleError(f"{type(module).__name__}: masks attention by a tensor of its own")
+            raise IncompatibleError(f"{type(module).__name__}: its own mask tensors are not supported")
         function = mask.function if isinstance(mask, _Mask) else None
         if function not in self._masks:
             self._masks[function] = [_masked(part, function) for part in self._parts]
@@ -146,7 +146,7 @@ def _masked(part: _RequestRows, function: MaskFunction | None) -> torch.Tensor:
 def _understood(
     module: torch.nn.Module, options: Mapping[str, Any]
 ) -> tuple[float | None, float | None, torch.Tensor | None]:
-    """Return an attention's scale, soft cap and sinks; refuse unknown arguments."""
+    """Return scale, soft cap and sinks; refuse arguments that are unknown."""
     known = dict(options)
     scale, cap, sinks = (known.pop(name, None) for name in ("scaling", "softcap", "s_aux"))
     neutral = not known.pop("dropout", 0.0) and known.pop("is_causal", None) is not False
@@ -168,7 +168,7 @@ def _attention(
     cap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention [H, rows, Dv] of a query [H, rows, D].
+    """Return attention [H, rows, Dv] of `query` [H, rows, D].
 
     Keys and values are [KV heads, positions, D].
     """

@@ -41,7 +41,7 @@ def _unchanged(x: torch.Tensor) -> torch.Tensor:
 
 
 class Mlp:
-    """The MLP of a layer or of an expert."""
+    """The MLP of a layer or an expert."""
 
     def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
         self._act, self._gated = ACTIVATIONS[config.activation], config.gated
@@ -51,7 +51,6 @@ class Mlp:
         self.down: Linear = parts.linear(prefix, "down_proj")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the MLP adds to hidden states [T, hidden]."""
         if not self._gated:
             return self.down(self._act(self.up(x)))
         gate, up = self.up(x).chunk(2, dim=-1)
@@ -63,7 +62,6 @@ class Mlp:
 
 class Layer:
     mlp_type: type[Mlp] = Mlp
-    """Class of the layer's MLP."""
 
     def __init__(self, index: int, config: ModelConfig, parts: Parts) -> None:
         prefix = f"model.layers.{index}."
@@ -93,7 +91,6 @@ class Layer:
         angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Return the hidden states [T, hidden] after the layer."""
         return self.after_norm(x, self.input_norm(x), angles, attend)
 
     def after_norm(
@@ -103,9 +100,9 @@ class Layer:
         angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Return the hidden states after the layer, given attention's normed input.
+        """Return hidden states [T, hidden] after the layer.
 
-        `normed` is that input, [T, width of the projections].
+        `normed` is attention's input, [T, width of the projections].
         """
         query, key, value = self.project(normed, angles)
         attended = self._out(attend(self._index, query, key, value).flatten(1))
@@ -119,7 +116,7 @@ class Layer:
         return x + (change if scale == 1 else change * scale)
 
     def operate(self, surgery: Surgery) -> None:
-        """Divide attention heads and MLP units among ranks."""
+        """Sum attention's and the MLP's outputs over ranks."""
         self._out = surgery.output(self._out)
         assert isinstance(self._mlp, Mlp), "experts are not divided"
         self._mlp.down = surgery.output(self._mlp.down)
@@ -127,10 +124,7 @@ class Layer:
     def project(
         self, x: torch.Tensor, angles: Angles | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value [T, heads, D] of inputs [T, width].
-
-        Query and key are rotated by position.
-        """
+        """Return query, key and value [T, heads, D], rotated by position."""
         c = self._config
         qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         query, key, value = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)

@@ -1,4 +1,4 @@
-"""Makes norms and linear layers from weights."""
+"""Creates norms and linear layers from weights."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from specinfer.model.weights.config import ModelConfig
 
 Weights = Mapping[str, torch.Tensor]
 Norm = Callable[[torch.Tensor], torch.Tensor]
-"""Norm over the last dimension; the identity for layers without one."""
+"""Norm over the last dimension; the identity if the model has none."""
 
 
 class RMSNorm:
@@ -21,7 +21,6 @@ class RMSNorm:
         self.weight, self.eps = weight, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normed x."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
@@ -38,14 +37,14 @@ class LayerNorm:
 
 
 class Parts:
-    """Makes the parts of a decoder from its weights."""
+    """Creates a decoder's norms and linear layers from its weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str) -> None:
         self._config, self._weights, self._dtype, self._device = config, weights, dtype, device
         self.loaded_bytes = 0
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor of the checkpoint, in `dtype` or the decoder's type."""
+        """Return a tensor by name, in `dtype` or else the decoder's type."""
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
         loaded = self._weights[name].to(device=self._device, dtype=dtype or self._dtype)
@@ -53,22 +52,21 @@ class Parts:
         return loaded
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor for a part to use; subclasses may move it."""
+        """Return a tensor for a layer to use; subclasses may move it."""
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of tensors that `keep` returned."""
+        """Create a linear layer from tensors that `keep` returned."""
         return make_linear(weight, bias)
 
     def norm(self, name: str) -> RMSNorm | LayerNorm:
-        """Return the norm of this name, of the model's type."""
         weight = self.keep(self.tensor(f"{name}.weight"))
         if self._config.layer_norm:
             return LayerNorm(weight, self.keep(self.tensor(f"{name}.bias")), self._config.norm_eps)
         return RMSNorm(weight, self._config.norm_eps)
 
     def linear(self, prefix: str, *names: str) -> Linear:
-        """Return one linear layer with the rows of several, concatenated."""
+        """Return one linear layer that computes all `names`, concatenated."""
         weights = [self.tensor(f"{prefix}{name}.weight") for name in names]
         with_bias = f"{prefix}{names[0]}.bias" in self._weights
         weight, bias = self.keep(torch.cat(weights)), None

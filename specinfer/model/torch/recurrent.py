@@ -23,16 +23,16 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.system.machine import available_memory
 
 Tensors = dict[tuple[str, int], torch.Tensor]
-"""States of one layer by kind ("conv", "recurrent") and number."""
+"""One layer's states, by kind ("conv", "recurrent") and index."""
 TokenState = dict[int, Tensors]
-"""States of a token, by number among the recurrent layers."""
+"""States after a token, by index among the recurrent layers."""
 _CACHE_NAMES = ("cache_params", "past_key_values")
 _MEMORY_PART = 0.5
-"""Share of free memory for states, after the model is loaded."""
+"""Share of the free memory for states, after loading the model."""
 
 
 class Chain(NamedTuple):
-    """Consecutive tokens of one path, in a pass."""
+    """Consecutive tokens on one path, as rows of a pass."""
 
     rows: Sequence[int]
     parent: int | None
@@ -42,9 +42,9 @@ class Chain(NamedTuple):
 
 
 def levels_of(batch: Batch, stepwise: bool = False) -> list[list[Chain]]:
-    """Return a pass's chains by level, in order of dependencies.
+    """Return a pass's chains by level; parents are in earlier levels.
 
-    `stepwise`: each chain has one token.
+    `stepwise`: each chain has only one token.
     """
     levels: defaultdict[int, list[Chain]] = defaultdict(list)
     for part in batch.rows:
@@ -57,7 +57,7 @@ def levels_of(batch: Batch, stepwise: bool = False) -> list[list[Chain]]:
 
 
 def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
-    """Yield a request's chains: context, cut after whole blocks, then nodes."""
+    """Yield a request's chains: context, cut after whole blocks, then single nodes."""
 
     def slot(position: int) -> int:
         return part.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
@@ -77,15 +77,15 @@ def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
 
 
 class LayerCall(NamedTuple):
-    """Chains of equal level and length, computed in one call."""
+    """Chains of one level and length, for one call of each layer."""
 
     chains: Sequence[Chain]
     rows: torch.Tensor
-    """[chains, length] rows of the pass."""
+    """[chains, length] row numbers in the pass."""
 
 
 class _LayerCache:
-    """A call's part of `transformers`' cache interface."""
+    """Implements `transformers`' cache interface, for one call of a layer."""
 
     def __init__(self, states: Tensors) -> None:
         self.states = states
@@ -102,7 +102,10 @@ class _LayerCache:
     def update_conv_state(
         self, inputs: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0, **_: object
     ) -> torch.Tensor:
-        """Store the last inputs [B, channels, kernel]; return them with earlier ones."""
+        """Append inputs [B, channels, n] to the state; return both concatenated.
+
+        The last `conv_kernel_size` inputs are the new state.
+        """
         before = self.states.get(("conv", state_idx))
         if before is None:
             before = inputs.new_zeros(*inputs.shape[:-1], max(conv_kernel_size - inputs.shape[-1], 0))
@@ -118,7 +121,7 @@ class _LayerCache:
 
 
 class RecurrentLayers:
-    """A model's recurrent layers, and the states of its tokens."""
+    """Replaces a model's recurrent layers during passes; stores their states."""
 
     def __init__(self, model: Any) -> None:
         self._layers = [
@@ -127,7 +130,7 @@ class RecurrentLayers:
         self.states: RecurrentStates[TokenState] = RecurrentStates()
         self._max_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
         self._calls: list[LayerCall] = []
-        """Calls of each layer in the running pass, in order."""
+        """Calls of each layer in the current pass, in order."""
         hidden = model.config.get_text_config().hidden_size
         kinds = {type(layer): (layer, name) for layer, name in self._layers}
         self._stepwise = not all(_goes_on(layer, name, hidden) for layer, name in kinds.values())
@@ -137,12 +140,11 @@ class RecurrentLayers:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """The recurrent layers."""
         return [layer for layer, _ in self._layers]
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[None]:
-        """Run the recurrent layers on this pass within the block."""
+        """Let recurrent layers compute this pass's chains, within the block."""
         if not self._layers:
             yield
             return
@@ -180,14 +182,14 @@ class RecurrentLayers:
         return run
 
     def _begin(self, number: int, chains: Sequence[Chain]) -> _LayerCache:
-        """Return the states before chains, one row per chain."""
+        """Return a cache with the states before chains, [chains, ...]."""
         if chains[0].parent is None:
             return _LayerCache({})
         parents = [self.states[chain.parent][number] for chain in chains if chain.parent is not None]
         return _LayerCache({key: torch.stack([parent[key] for parent in parents]) for key in parents[0]})
 
     def _end(self, number: int, chains: Sequence[Chain], cache: _LayerCache) -> None:
-        """Store the states after chains."""
+        """Store the states after chains, from a cache."""
         for row, chain in enumerate(chains):
             tensors = {key: tensor[row].clone() for key, tensor in cache.states.items()}
             if number == 0:
@@ -195,13 +197,13 @@ class RecurrentLayers:
             self.states[chain.end][number] = tensors
 
     def _fit(self) -> int:
-        """Return the number of states that fit in memory."""
+        """Return the maximum number of states, from a stored state's size."""
         state = self.states[self._calls[0].chains[0].end]
         return self._max_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
 
 
 def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
-    """Group chains by length, and by whether a state precedes them."""
+    """Group chains by length, and by whether they begin a context."""
     groups: defaultdict[tuple[int, bool], list[Chain]] = defaultdict(list)
     for chain in chains:
         groups[len(chain.rows), chain.parent is None].append(chain)
@@ -209,7 +211,7 @@ def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
 
 
 def _cache_name(layer: torch.nn.Module) -> str | None:
-    """Return the name of a layer's cache argument; None: not recurrent."""
+    """Return a layer's name of the cache argument; None: not recurrent."""
     if not hasattr(layer, "layer_idx") or not any(
         isinstance(child, torch.nn.Conv1d) for child in layer.children()
     ):
@@ -222,9 +224,9 @@ def _cache_name(layer: torch.nn.Module) -> str | None:
 
 @torch.inference_mode()
 def _goes_on(layer: torch.nn.Module, name: str, hidden: int) -> bool:
-    """Return whether a layer continues a state with several tokens.
+    """Return whether a layer continues a state correctly with several tokens.
 
-    Some layers assume a zero state if there are several.
+    Some layers then assume a zero state.
     """
     layer = copy.deepcopy(layer).to(device="cpu", dtype=torch.float32)
     inputs = torch.randn(1, 6, hidden, generator=torch.Generator().manual_seed(0))

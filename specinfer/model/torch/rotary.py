@@ -11,12 +11,12 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotary_tables(config: ModelConfig) -> Angles:
-    """Return cos and sin, each [positions, R] in float32."""
+    """Return the tables of `inv_freq`: cos and sin, [positions, R] float32 each."""
     return _table(config.max_positions, config.inv_freq, config.rotary_scale)
 
 
 def all_rotary_tables(config: ModelConfig) -> list[Angles]:
-    """Return the tables of all frequencies in `ModelConfig.layer_rotary`."""
+    """Return one pair of tables per list of frequencies in `ModelConfig`."""
     local = _table(config.max_positions, config.local_inv_freq, 1.0)
     return [rotary_tables(config), *([local] if config.local_inv_freq else [])]
 
@@ -28,9 +28,9 @@ def _table(count: int, inv_freq: Sequence[float], scale: float) -> Angles:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first R dimensions of x [T, H, D].
+    """Rotate the first R dimensions of x, [T, H, D], in pairs.
 
-    The angles are [T, 1, R].
+    `cos` and `sin` are [T, 1, R].
     """
     turned = x[..., : cos.shape[-1]]
     first, second = turned.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""The decoder: embeddings, L layers of attention and MLP, final norm, head.
+"""The decoder in torch: embeddings, L layers, final norm, head.
 
 It works on a flattened pass of T tokens; only the attention backend knows the tokens' requests. Layers are plain
 objects instead of `nn.Module`: inference only, with weights fused on loading (q, k and v; gate and up).
@@ -22,20 +22,17 @@ from specinfer.model.weights.families import POSITIONS
 from specinfer.system.progress import progress
 
 LayerCall = Callable[[torch.Tensor, Angles | None, Attend], torch.Tensor]
-"""Maps hidden states [T, hidden], angles and attention through a layer."""
+"""A layer: (hidden states [T, hidden], angles, attention) -> hidden states."""
 
 
 def _keep(features: PassFeatures | None, layers: int, x: torch.Tensor) -> None:
-    """Store the hidden states [T, hidden] after `layers` layers, if requested."""
+    """Write the hidden states [T, hidden] after `layers` layers, if requested."""
     if features is not None and layers in features.layers:
         features.states[:, features.layers.index(layers)] = x.float().cpu().numpy()
 
 
 class Transformer:
-    """A decoder with its weights, in torch."""
-
     layer_type: Callable[[int, ModelConfig, Parts], Layer] = Layer
-    """Makes a layer."""
 
     def __init__(
         self,
@@ -53,12 +50,11 @@ class Transformer:
         self._lookup: Linear = partial(F.embedding, weight=table)
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
         self.layers = self._make_layers(weights)
-        """All layers, in order."""
         self.sinks = [
             parts.tensor(f"model.layers.{layer}.{SINKS}", torch.float32) if config.sinks else None
             for layer in range(config.layers)
         ]
-        """Attention sinks [heads] of each layer; None: the model has none."""
+        """[heads] attention sinks of each layer; None: the model has no sinks."""
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)
@@ -76,7 +72,6 @@ class Transformer:
             layer.operate(surgery)
 
     def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
-        """Return all decoder layers, in order."""
         parts = Parts(self.config, weights, self.dtype, self.device)
         layers, count = [], self.config.layers
         with progress("reading weights") as report:
@@ -93,7 +88,7 @@ class Transformer:
         attend: Attend,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] before the final norm; store requested ones."""
+        """Return hidden states [T, hidden] before the final norm; fill `features`."""
         return self.through(self.embed(token_ids, positions), positions, attend, features)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -106,7 +101,7 @@ class Transformer:
     def through(
         self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: PassFeatures | None = None
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] after all layers."""
+        """Return hidden states [T, hidden] after all layers; fill `features`."""
         angles = [self.angles(positions, table) for table in range(len(self._tables))]
         for number, layer in enumerate(self.layers):
             _keep(features, number, x)
@@ -116,7 +111,7 @@ class Transformer:
         return x
 
     def angles(self, positions: torch.Tensor, table: int = 0) -> Angles | None:
-        """Return rotary cosines and sines [T, 1, R/2]; None: learnt positions."""
+        """Return cosines and sines [T, 1, R]; None: positions are learnt."""
         if self._positions is not None:
             return None
         cos, sin = self._tables[table]

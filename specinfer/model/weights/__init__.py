@@ -1,1 +1,1 @@
-"""Weights and configurations: files, families, quantisation, draft checkpoints."""
+"""Reads weights and configurations of checkpoints, and writes draft checkpoints."""

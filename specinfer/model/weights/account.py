@@ -25,14 +25,14 @@ from specinfer.model.weights.source import kept_gguf
 HEAD = "lm_head.weight"
 _LAYERS = "model.layers."
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
-"""Tensors of old checkpoints that repeat the configuration: frequencies, masks."""
+"""Names of tensors in old checkpoints that the configuration determines anyway."""
 _SHOWN = 3
 
 
 def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
     """Check names and shapes of a checkpoint's tensors.
 
-    Only a tied head is read, to compare it with the embeddings.
+    A tied head must equal the embeddings. No other tensor's data is read.
 
     Args:
         weights: tensors under Llama's names.
@@ -50,7 +50,7 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
     )
     if extra:
         raise IncompatibleError(
-            f"the model's weights have tensors that its configuration does not: {_some(extra)}"
+            f"the model's weights have tensors that config.json does not describe: {_some(extra)}"
         )
     for name in sorted(originals.keys() & wanted.keys()):
         shape, right = shape_of(weights, name), wanted[name].shape
@@ -60,7 +60,7 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
             )
     if config.tied_embeddings and HEAD in originals and not torch.equal(weights[HEAD], weights[EMBEDDING]):
         raise IncompatibleError(
-            f"tie_word_embeddings = true, but {originals[HEAD]} differs from {originals[EMBEDDING]}"
+            f"tie_word_embeddings = true: {originals[HEAD]} must equal {originals[EMBEDDING]}"
         )
 
 
@@ -70,11 +70,11 @@ class ExpectedTensor(NamedTuple):
     name: str
     """Name in the checkpoint."""
     shape: tuple[int, ...]
-    """Shape of our tensor of Llama's name."""
+    """Shape under Llama's name; ours may be a part of the checkpoint's."""
 
 
 def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
-    """Return every tensor of our decoder's model, by Llama's name."""
+    """Return the tensors that our decoder needs, by Llama's name."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -96,7 +96,6 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
 
 
 def with_layers(hf: Any, count: int) -> Any:
-    """Return a copy of a configuration with only its first layers."""
     few = copy.deepcopy(hf)
     few.num_hidden_layers = count
     kinds = getattr(few, "layer_types", None)
@@ -106,12 +105,12 @@ def with_layers(hf: Any, count: int) -> Any:
 
 
 def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
-    """Compare the rotary settings with the GGUF file's.
+    """Check that `config.json` and the GGUF file have equal rotary frequencies.
 
     A file without rotary metadata is not checked.
 
     Raises:
-        IncompatibleError: if they differ: the file's converter ignored its scaling.
+        IncompatibleError: if they differ: an earlier conversion ignored the file's scaling.
     """
     meta = weights.metadata
     if not (weights.rope_factors or meta.has("rope.freq_base")):
@@ -131,7 +130,7 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
 
 
 def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:
-    """Return a directory's `transformers` model, built from all tensors.
+    """Load a whole model with `transformers`; every tensor must be used.
 
     Raises:
         IncompatibleError: naming tensors that are missing, unexpected or of another shape.
@@ -160,7 +159,7 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
 
 
 def as_in_transformers(config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a GGUF file's tensors as `transformers` stores them."""
+    """Return a GGUF file's tensors in the names and shapes of `transformers`."""
     joined = family_of(config.model_type).joined
     return merged_experts(joined(config, tensors) if joined else dict(tensors))
 
@@ -177,7 +176,7 @@ def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, 
     for problem, names in (
         ("lack", report["missing_keys"]),
         ("have, in another shape than config.json requires,", mismatched),
-        ("have tensors that its configuration does not:", report["unexpected_keys"]),
+        ("have tensors that config.json does not describe:", report["unexpected_keys"]),
     ):
         if names:
             raise IncompatibleError(f"the model's weights {problem} {_some(sorted(names))}")

@@ -1,4 +1,4 @@
-"""The configuration of our decoder."""
+"""Defines the configuration of our decoder."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,14 +9,14 @@ from specinfer.model.families.base import RecurrentShape
 from specinfer.model.families.experts import Experts
 
 ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
-"""Activations, numbered as in the kernels (native/csrc/model.h)."""
+"""Activations, in the order of the kernels' numbers (native/csrc/model.h)."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
-"""Fields that may differ in a part of a model -> `config.json` names."""
+"""Fields that a draft's layers may change -> their names in `config.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,65 +40,61 @@ class ModelConfig:
     inv_freq: tuple[float, ...] = ()
     """[R/2] rotary frequencies of a head's first R dimensions.
 
-    None: learnt positions, or no positions if `layer_rotary` has none.
+    Empty: learnt positions, or no positions if no layer in `layer_rotary` has any.
     """
     rotary_scale: float = 1.0
-    """Factor on cosines and sines (YaRN's attention scaling; otherwise 1)."""
+    """Factor on cosines and sines: YaRN's attention scaling, otherwise 1."""
     layer_norm: bool = False
     """True: norms by mean and variance, with bias. False: RMS norms."""
     gated: bool = True
     """True: the MLP is `down(act(gate) * up)`; False: `down(act(up))`."""
     parallel: bool = False
-    """True if attention and MLP read the same hidden states."""
+    """True if the MLP reads the layer's input, not attention's result."""
     pre_norm: bool = True
     """True if the inputs of attention and MLP are normed."""
     post_norm: bool = False
     """True if the outputs of attention and MLP are normed."""
     qk_norm_rows: bool = False
-    """True if `qk_norm` covers all heads together; False: per head."""
+    """True if `qk_norm` normalises all heads together; False: each head by itself."""
     embedding_scale: float = 1.0
-    """Factor on embeddings, rounded to the model's numeric type."""
+    """Factor on embeddings; the kernels round it to the model's type."""
     attention_scale: float = 0.0
     """Factor on attention scores; 0: `head_dim ** -0.5`."""
     residual_scale: float = 1.0
     """Factor on the outputs of attention and MLP."""
     logit_scale: float = 1.0
-    """Factor on logits."""
     score_cap: float = 0.0
     """Bound c of attention scores s: `c * tanh(s / c)`; 0: none."""
     logit_cap: float = 0.0
-    """Bound c of logits, as for scores; 0: none."""
+    """Bound c of logits x: `c * tanh(x / c)`; 0: none."""
     qkv_bound: float = 0.0
     """Maximum magnitude of queries, keys and values; 0: none."""
     windows: tuple[int, ...] = ()
-    """Number of last positions that each layer sees; 0: all.
-
-    Empty: all layers see all positions.
-    """
+    """Each layer's sliding window in tokens, or 0; empty: no windows."""
     layer_rotary: tuple[int, ...] = ()
-    """Index of each layer's rotary frequencies; empty: `inv_freq` for all.
+    """Rotary frequencies of each layer: 0: `inv_freq`, 1: `local_inv_freq`.
 
-    NO_ROTARY: none; 0: `inv_freq`; 1: `local_inv_freq`.
+    NO_ROTARY: the layer has no positions. Empty: all layers have `inv_freq`.
     """
     local_inv_freq: tuple[float, ...] = ()
-    """Second list of rotary frequencies, used without `rotary_scale`."""
+    """Second list of frequencies (Gemma 3's windowed layers), without `rotary_scale`."""
     sinks: bool = False
-    """True if each head's softmax has an extra score without a value."""
+    """True if each head's softmax includes a learnt score without a value."""
     experts: Experts | None = None
-    """Mixture of experts; None: all layers are dense."""
+    """Mixture of experts; None: all MLPs are dense."""
     recurrent_layers: tuple[bool, ...] = ()
     """True for each recurrent layer; empty: no layer is recurrent."""
     recurrent_shape: RecurrentShape | None = None
-    """Shape of recurrent layers."""
+    """Kind and sizes of recurrent layers; None: there are none."""
     recurrent_attends: bool = False
-    """True if recurrent layers also have attention."""
+    """True if recurrent layers have attention, too (Falcon H1)."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Factors on the outputs of matrices, in all layers.
 
-    Keys are gate, down, out, output_gates, state_gates and state_out (slots of the kernels).
+    Keys are gate, down, out, output_gates, state_gates and state_out: names of `MatrixSlot`.
     """
     output_gate: bool = False
-    """True if query rows and output gates' rows alternate, head by head."""
+    """True if query rows contain gates for attention's output, alternating by head."""
 
     @property
     def rotary_dim(self) -> int:
@@ -117,15 +113,15 @@ class ModelConfig:
 
     @property
     def score_scale(self) -> float:
-        """Factor on attention scores."""
+        """Factor on attention scores, with its default applied."""
         return self.attention_scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """Return the number of positions that a layer sees; 0: all."""
+        """Return a layer's sliding window in tokens; 0: no window."""
         return self.windows[layer] if self.windows else 0
 
     def rotary_of(self, layer: int) -> int:
-        """Return a layer's entry of `layer_rotary`; 0 by default."""
+        """Return the entry of `layer_rotary` for a layer; 0 by default."""
         return self.layer_rotary[layer] if self.layer_rotary else 0
 
     def experts_of(self, layer: int) -> Experts | None:
@@ -134,22 +130,20 @@ class ModelConfig:
         return None if experts is None or layer in experts.dense_layers else experts
 
     def recurrent(self, layer: int) -> bool:
-        """Return whether a layer is recurrent."""
         return bool(self.recurrent_layers) and self.recurrent_layers[layer]
 
     def attends(self, layer: int) -> bool:
-        """Return whether a layer has attention."""
         return self.recurrent_attends or not self.recurrent(layer)
 
     @property
     def kv_layers(self) -> int:
-        """Number of layers with attention."""
+        """Number of layers with attention, which have keys and values."""
         return sum(map(self.attends, range(self.layers)))
 
     def place(self, layer: int) -> int:
-        """Return a layer's index among the layers of its kind.
+        """Return a layer's index among recurrent layers, or among those with attention.
 
-        If recurrent layers also have attention, it is the layer's number.
+        If recurrent layers also have attention, return the layer's number.
         """
         if self.recurrent_attends:
             return layer
@@ -157,15 +151,15 @@ class ModelConfig:
         return before if self.recurrent(layer) else layer - before
 
     def tensors_of(self, layer: int) -> tuple[bool, bool]:
-        """Return whether a layer is recurrent, and whether it is dense.
+        """Return whether a layer is recurrent, and whether its MLP is dense.
 
-        Layers with equal results have the same names of tensors.
+        Layers with equal results have tensors of the same names.
         """
         return self.recurrent(layer), self.experts_of(layer) is None
 
     @property
     def varied_layers(self) -> int:
-        """Minimum number of first layers that include every kind."""
+        """Minimum number of first layers that include every kind of layer."""
         kinds = [
             (self.window(layer), self.rotary_of(layer), *self.tensors_of(layer))
             for layer in range(self.layers)
@@ -173,7 +167,6 @@ class ModelConfig:
         return 1 + max(kinds.index(kind) for kind in kinds)
 
     def first_layers(self, count: int) -> "ModelConfig":
-        """Return the configuration of a model's first `count` layers."""
         if not 0 < count <= self.layers:
             raise SettingError("layers", count, f"must be from 1 to {self.layers}, the model's layers")
         return replace(
@@ -185,9 +178,9 @@ class ModelConfig:
         )
 
     def like_llama(self, what: str) -> "ModelConfig":
-        """Return the configuration for parts that only run layers like Llama's.
+        """Return the configuration for parts that support only layers like Llama's.
 
-        A model with windows is limited to the window's length.
+        Such parts know no sliding windows: the maximum context is reduced to the window.
 
         Args:
             what: name of the part, for the error.
@@ -219,10 +212,7 @@ class ModelConfig:
 
 
 def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
-    """Return `config.json` fields that differ from the original's.
-
-    `config` describes parts of the original model.
-    """
+    """Return `config.json` fields in which a draft's layers differ from the target's."""
     fields = {
         name: getattr(config, field_name)
         for field_name, name in _SHAPE.items()
@@ -234,9 +224,9 @@ def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
 
 
 def with_shape(original: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
-    """Return `original` with the fields of a part's `config.json`.
+    """Return the target's configuration, changed by fields of a draft's `config.json`.
 
-    The fields may be some of those in the file.
+    Missing fields are equal to the target's.
     """
     shape = {field_name: fields[name] for field_name, name in _SHAPE.items() if fields.get(name) is not None}
     return replace(original, **shape)

@@ -12,9 +12,9 @@ from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
 from specinfer.special_tokens import tokenizer_end
 
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-"""Names of activations in configurations -> ours."""
+"""Activation's name in configurations -> ours."""
 _WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
-"""`model_type` of models for images and text, whose text part runs."""
+"""`model_type` of models for images and text; we run the text part."""
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -28,7 +28,7 @@ def load_config(directory: Path) -> ModelConfig:
 
 
 def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
-    """Return a directory's `transformers` configuration, and generation configuration if any.
+    """Read a directory's configuration, and its generation configuration or None.
 
     Raises:
         SettingError: if `config.json` is missing, or `transformers` cannot read it.
@@ -71,7 +71,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
-    """Check fields that `transformers` calculates with while it reads."""
+    """Check fields with which `transformers` computes while it reads them."""
     text = fields.get("text_config")
     if fields.get("model_type") in _WITH_TEXT_PART and isinstance(text, dict):
         fields = text
@@ -90,7 +90,7 @@ def _text_part(hf: Any) -> Any:
 
 
 def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
-    """Translate a `transformers` configuration.
+    """Convert a `transformers` configuration to ours.
 
     Raises:
         IncompatibleError: naming an unsupported family or option.
@@ -123,10 +123,9 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
-    """Return the ids of tokens that end an answer.
+    """Return the ids of the tokens that end an answer.
 
-    The generation configuration takes precedence over the model's configuration.
-    Ids outside the vocabulary are ignored.
+    The generation configuration takes precedence over the model's. Ids outside the vocabulary are ignored.
 
     Raises:
         IncompatibleError: naming a value that is not a number.
@@ -136,6 +135,6 @@ def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
         value = getattr(hf, "eos_token_id", None)
     ids = value if isinstance(value, (list, tuple)) else [value] if value is not None else []
     if not all(isinstance(token, int) for token in ids):
-        raise IncompatibleError(f"eos_token_id = {value!r}: must be a token id, or a list of them")
+        raise IncompatibleError(f"eos_token_id = {value!r}: must be a token id, or a list of token ids")
     size = hf.get_text_config().vocab_size
     return tuple(token for token in dict.fromkeys(ids) if 0 <= token < size)

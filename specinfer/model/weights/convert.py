@@ -1,4 +1,4 @@
-"""Converts a GGUF file to a model directory without weights.
+"""Converts a GGUF file to a model directory with configuration and tokenizer.
 
 As a program: `python -m specinfer.model.weights.convert FILE DIRECTORY`.
 """
@@ -18,15 +18,14 @@ from specinfer.system.apart import finish
 from specinfer.system.progress import Report
 
 
-def _silent(done: int, total: int) -> None:
-    """Ignore the progress."""
+def _silent(done: int, total: int) -> None: ...
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Report = _silent) -> dict[str, Any]:
-    """Write a model directory's files; return format, weights and bytes.
+    """Write a model directory; return the file's format, weights and bytes.
 
     Args:
-        report: receives the number of finished steps, and of all steps.
+        report: called with the number of finished steps, and of all steps.
 
     Raises:
         IncompatibleError: naming an unsupported part of the file.

@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints of trained draft models (SSMs).
+"""Reads and writes checkpoints of trained draft models (SSMs, small speculative models).
 
 A checkpoint, in the `speculators` format, has `config.json` and a safetensors file with all trained tensors: decoder
 layers, final norm, a head over the draft vocabulary, and `d2t` (target id = draft id + d2t[draft id]). Embeddings, and
@@ -25,7 +25,7 @@ from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.source import KIND
 
 FINGERPRINT = "embedding_fingerprint"
-"""Field of `verifier` in checkpoints written by this package."""
+"""Field of `verifier` in `config.json` that only this package writes."""
 ALGORITHM = "ssm"
 _OFFSETS, _DRAFTED = "d2t", "t2d"
 
@@ -42,22 +42,22 @@ class DraftModel:
 
 
 def verifier_of(directory: Path) -> str:
-    """Return the name of the model that a checkpoint was trained for.
+    """Return the name of a checkpoint's target.
 
     Raises:
-        IncompatibleError: if the checkpoint names no model.
+        IncompatibleError: if the checkpoint does not name its target.
     """
     name = verifier_fields(json.loads((directory / "config.json").read_bytes())).get("name_or_path")
     if not isinstance(name, str):
-        raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: must name the target")
+        raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: must be the target's name")
     return name
 
 
 def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's description of its verifier.
+    """Return the fields that describe a checkpoint's target (verifier).
 
     Raises:
-        IncompatibleError: if the description is missing or not an object.
+        IncompatibleError: if they are missing or not an object.
     """
     described = config.get("speculators_config")
     verifier = described.get("verifier") if isinstance(described, dict) else None
@@ -77,7 +77,9 @@ def save_ssm(
 ) -> None:
     """Write an SSM's checkpoint in bfloat16.
 
-    `config` is the SSM's; `trained` is the record of data, command, seed, time and results.
+    Args:
+        config: configuration of the SSM.
+        trained: record of the training: data, command, seed, time and results.
     """
     fields = {"architectures": ["SsmSpeculator"], "trained": dict(trained)}
     shape = shape_fields(config, load_config(target_directory))
@@ -94,10 +96,13 @@ def save_checkpoint(
     target_name: str,
     shape: Mapping[str, int],
 ) -> None:
-    """Write a checkpoint of any algorithm in bfloat16.
+    """Write a checkpoint in bfloat16.
 
-    `config.json` is written last, so that a checkpoint is complete or invalid. `fields` are additional fields of the
-    algorithm. `shape` has the sizes of its layers that differ from the target's, under names of `config.json`.
+    `config.json` is written last, so that a checkpoint is complete or invalid.
+
+    Args:
+        fields: additional fields of `config.json` for this algorithm.
+        shape: sizes of the draft's layers that differ from the target's, by `config.json` field.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").unlink(missing_ok=True)
@@ -118,7 +123,7 @@ def save_checkpoint(
 def _speculators_config(
     algorithm: str, target_directory: Path, target_name: str, shape: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the common fields of the `speculators` format."""
+    """Return the fields of `config.json` that the `speculators` format requires."""
     target = open_weights(target_directory, load_config(target_directory))
     target_config = json.loads((target_directory / "config.json").read_bytes())
     return {
@@ -138,13 +143,16 @@ def _speculators_config(
 
 
 def _found_anywhere(name: str, directory: Path) -> str:
-    """Return a target's name; make a relative path absolute."""
+    """Return a target's name; a relative path becomes absolute."""
     path = Path(name).resolve()
     return str(path) if path == directory.resolve() else name
 
 
 def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """Return a checkpoint's tensors, and its draft tokens' target ids."""
+    """Return a checkpoint's tensors, and the target token of each draft token.
+
+    The latter are None if the checkpoint has no d2t.
+    """
     stored = SafetensorsWeights(directory)
     tensors = {name: stored[name] for name in stored if name not in (_OFFSETS, _DRAFTED)}
     return tensors, _token_ids(stored)
@@ -158,10 +166,10 @@ def _token_ids(stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:
     """Check that a draft was trained with this target's embeddings.
 
-    Checkpoints of other libraries, without a fingerprint, pass.
+    Checkpoints of other libraries have no fingerprint and are accepted.
 
     Raises:
-        IncompatibleError: if they differ.
+        IncompatibleError: if the embeddings differ.
     """
     expected = verifier_fields(config).get(FINGERPRINT)
     if expected is not None and (actual := fingerprint_in(target_directory)) != expected:
@@ -171,10 +179,10 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
 
 
 def checked_config(directory: Path, target_directory: Path, algorithm: str) -> dict[str, Any]:
-    """Return the checked `config.json` of a checkpoint.
+    """Return a checkpoint's `config.json`, after checking algorithm and target.
 
     Raises:
-        IncompatibleError: if the algorithm is another, or the target is another or not supported by drafters.
+        IncompatibleError: if the algorithm is not `algorithm`, or the draft was trained for another target.
     """
     config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     if config.get(KIND) != algorithm:
@@ -186,7 +194,7 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
 
 
 def target_config(directory: Path) -> ModelConfig:
-    """Return the configuration of a target, if drafters support its layers.
+    """Return a target's configuration, if trained drafts support its layers.
 
     Raises:
         IncompatibleError: naming the unsupported property of its layers.
@@ -195,10 +203,10 @@ def target_config(directory: Path) -> ModelConfig:
 
 
 def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
-    """Read a checkpoint and the embeddings of its target.
+    """Load an SSM, with its target's embeddings.
 
     Raises:
-        IncompatibleError: if the algorithm or the target is another, or tensors are inconsistent.
+        IncompatibleError: if the checkpoint is of another algorithm or target, or tensors are inconsistent.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
     target = target_config(target_directory)
@@ -222,10 +230,15 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
 
 
 def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
-    """Return each draft token's target token, after a check.
+    """Return the target tokens of draft tokens, after checking them.
+
+    Args:
+        token_ids: from d2t; None: the checkpoint has no d2t.
+        draft_vocabulary: `draft_vocab_size` of `config.json`.
+        vocabulary: size of the target's vocabulary.
 
     Raises:
-        IncompatibleError: if their number is not `config.json`'s, or they are not distinct tokens of the target.
+        IncompatibleError: if their number is wrong, or they are not distinct tokens of the target.
     """
     if token_ids is None or len(token_ids) != draft_vocabulary:
         what = "is missing" if token_ids is None else f"has {len(token_ids)} tokens"
@@ -240,24 +253,23 @@ def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabu
 
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Return a hash of some rows of the embeddings, to recognise targets."""
+    """Return a hash of some rows of embeddings, to recognise a target."""
     table = weights[EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
 
 
 def fingerprint_in(directory: Path) -> str:
-    """Return the `embedding_fingerprint` of a directory's model."""
     return embedding_fingerprint(open_weights(directory, load_config(directory)))
 
 
 def frozen_names(target: ModelConfig) -> tuple[str, ...]:
-    """Return names of the tensors that an SSM shares with its target."""
+    """Return the names of tensors that a draft takes from its target."""
     return (EMBEDDING, POSITIONS) if target.learnt_positions else (EMBEDDING,)
 
 
 class _Overlay(Mapping[str, torch.Tensor]):
-    """A checkpoint's tensors, and some of its target's."""
+    """A draft's tensors, and those that it takes from its target."""
 
     def __init__(
         self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]

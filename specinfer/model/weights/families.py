@@ -1,4 +1,4 @@
-"""Provides a family's weights under Llama's names, which our decoder reads."""
+"""Renames weights to Llama's names, which our decoder reads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
 
 
 class RenamedWeights(NamedTensors):
-    """Weights under other names; some are parts of stored tensors."""
+    """Weights under Llama's names; some are parts of a checkpoint's tensors."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RenamedWeights(NamedTensors):
             return tuple(pick(torch.empty(shape, device="meta")).shape) if pick else shape
         except (RuntimeError, IndexError) as error:
             raise IncompatibleError(
-                f"{source} has shape {list(shape)}: model_type requires another shape"
+                f"{source} has shape {list(shape)}: its model_type requires another shape ({error})"
             ) from error
 
     def _shape_in_stack(self, source: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class RenamedWeights(NamedTensors):
         return shape[1:]
 
     def origin(self, name: str) -> str:
-        """Return the name in the checkpoint of one of our tensors."""
+        """Return the name of the checkpoint's tensor from which ours is read."""
         return self._sources[name].name
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
@@ -65,9 +65,9 @@ class RenamedWeights(NamedTensors):
         return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in its stored format; None for other tensors.
+        """Return a matrix in its stored format; None: not in blocks.
 
-        A part of a stored matrix has some of its rows.
+        If our matrix is a part of the checkpoint's, it consists of whole rows.
         """
         source, pick, index = self._sources[name]
         if index is not None:
@@ -90,15 +90,12 @@ def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Ten
 
 
 def original_name(weights: Mapping[str, torch.Tensor], name: str) -> str:
-    """Return a tensor's name in the checkpoint, renamed or not."""
+    """Return the checkpoint's name of a tensor, also if not renamed."""
     return weights.origin(name) if isinstance(weights, RenamedWeights) else name
 
 
 def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Return the weights under Llama's names.
-
-    Weights with these names are returned unchanged.
-    """
+    """Return the weights under Llama's names; weights that have them are unchanged."""
     if family_of(config.family).rename is None or isinstance(weights, RenamedWeights):
         return weights
     sources = sources_of(config, {name: name for name in weights})
@@ -106,9 +103,9 @@ def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> 
 
 
 def sources_of(config: ModelConfig, names: Mapping[str, str]) -> dict[str, base.TensorSource]:
-    """Return the source of each of our tensors, by Llama's name.
+    """Return the source in the checkpoint for each of our tensors.
 
-    `names` maps names in the checkpoint to the family's names.
+    `names` maps names in the checkpoint to names in the family's `transformers` model.
     """
     rename = family_of(config.family).rename
     experts = config.experts.count if config.experts else 0

@@ -18,7 +18,7 @@ _WHOLE = "model.safetensors"
 
 
 class TensorSlice(NamedTuple):
-    """Range `start` to `stop` of a tensor's dimension 0 or 1."""
+    """Indices `start` to `stop` in dimension 0 or 1 of a tensor."""
 
     dim: int
     start: int
@@ -26,7 +26,6 @@ class TensorSlice(NamedTuple):
 
     @property
     def within(self) -> slice:
-        """The range as a slice."""
         return slice(self.start, self.stop)
 
 
@@ -34,16 +33,14 @@ class TensorSlice(NamedTuple):
 class Divisible(Protocol):
     """Weights whose tensors can be read in part."""
 
-    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Return a part of a tensor."""
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor: ...
 
 
 @runtime_checkable
 class Shaped(Protocol):
-    """Weights whose shapes can be returned without reading the data."""
+    """Weights whose shapes are known without reading the data."""
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
 
 def shape_of(weights: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
@@ -59,7 +56,7 @@ def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice)
 
 
 class SafetensorsWeights(NamedTensors):
-    """Tensors of a directory's `*.safetensors` files, read to a device."""
+    """Tensors of a directory's `*.safetensors` files, read to a device on request."""
 
     def __init__(self, directory: Path, device: str = "cpu") -> None:
         self._files = self._names = _index(directory)
@@ -82,11 +79,11 @@ class SafetensorsWeights(NamedTensors):
 
 
 def _index(directory: Path) -> dict[str, Path]:
-    """Return the file of every tensor, from the files' headers.
+    """Return the path of the file that contains each tensor.
 
     Raises:
-        SettingError: if there are no such files.
-        IncompatibleError: if `model.safetensors.index.json` contradicts the headers.
+        SettingError: if there are no *.safetensors.
+        IncompatibleError: if `model.safetensors.index.json` contradicts the files' headers.
     """
     index_file = directory / f"{_WHOLE}.index.json"
     files = sorted(directory.glob("*.safetensors"))
@@ -99,16 +96,16 @@ def _index(directory: Path) -> dict[str, Path]:
             name: directory / file for name, file in json.loads(index_file.read_bytes())["weight_map"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IncompatibleError(f"{index_file}: not an index of tensors: {error!r}") from error
+        raise IncompatibleError(f"{index_file}: must have weight_map, file by tensor: {error!r}") from error
     named = set(listed.values())
     if absent := sorted(path.name for path in named if not path.is_file()):
         raise IncompatibleError(f"{index_file} lists {absent[0]}, which the directory lacks")
     if directory / _WHOLE in files and directory / _WHOLE not in named:
-        raise IncompatibleError(f"{index_file} does not list {_WHOLE}: two checkpoints in one directory")
+        raise IncompatibleError(f"{index_file} does not list {_WHOLE}: delete one of these two checkpoints")
     names = _names_in(sorted(named))
     if names != listed:
         name = min(name for name in names.keys() | listed.keys() if names.get(name) != listed.get(name))
-        raise IncompatibleError(f"{index_file} and the directory's files differ in {name}")
+        raise IncompatibleError(f"{index_file} and the files' headers disagree about the tensor {name}")
     return names
 
 

@@ -1,4 +1,4 @@
-"""Hashes samples of a model's weights, and its configuration.
+"""Hashes a model's configuration and samples of its weights.
 
 Reading a model of 140 GB would take minutes, so only three samples of each tensor are read: another checkpoint,
 fine-tuning or quantisation changes most numbers of most tensors. Changes outside the samples are not noticed.
@@ -18,15 +18,15 @@ from specinfer.model.weights.source import kept_gguf
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3
 _SAMPLES_OF_A_FILE = 1024
-"""Number of samples of a file whose tensor positions are unknown."""
+"""Number of samples in files other than safetensors."""
 _LONGEST_HEADER = 100 * 1024 * 1024
-"""Maximum header of the safetensors format, in bytes."""
+"""Maximum length of a safetensors header, in bytes."""
 _CONFIGURATION = ("config.json", "generation_config.json")
 _ABOUT_THE_FILE = ("transformers_version", "_name_or_path")
-"""Keys of a configuration that do not affect the model."""
+"""Keys of `config.json` that do not affect the model."""
 
 Span = tuple[int, int]
-"""First byte, and the byte after the last."""
+"""Range of bytes [start, stop) of a file."""
 
 
 def weights_fingerprint(directory: Path) -> str:
@@ -65,14 +65,14 @@ def _configuration(path: Path) -> str:
     try:
         values = json.loads(path.read_bytes())
     except ValueError as error:
-        raise IncompatibleError(f"{path}: {error}") from error
+        raise IncompatibleError(f"{path}: not a valid JSON file: {error}") from error
     return json.dumps(
         {key: value for key, value in values.items() if key not in _ABOUT_THE_FILE}, sort_keys=True
     )
 
 
 def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
-    """Yield a file's sampled spans, in an order that its content defines."""
+    """Yield the byte ranges of a file to hash, in reproducible order."""
     size = path.stat().st_size
     if path.suffix != ".safetensors":
         yield from _spread((0, size), _SAMPLES_OF_A_FILE)
@@ -102,7 +102,7 @@ def _tensors(path: Path, header: bytes) -> list[Span]:
 
 
 def _spread(span: Span, count: int) -> Iterator[Span]:
-    """Yield `count` evenly spread samples; a short span yields itself."""
+    """Yield `count` evenly spread ranges of bytes, or a short range whole."""
     start, stop = span
     if stop - start <= count * _SAMPLE_BYTES:
         yield span
@@ -115,13 +115,11 @@ def _spread(span: Span, count: int) -> Iterator[Span]:
 def model_fingerprint(
     directory: Path, text: str, dtype: str, blocks: Sequence[str], kv_type: str = AUTO_KV, kv_window: int = 0
 ) -> str:
-    """Return the fingerprint of a model with the settings that run it.
-
-    Settings of the cache count only if they change the output.
+    """Return a fingerprint of a model, and settings that change its output.
 
     Args:
         text: fingerprint of tokenizer and chat template.
-        blocks: block formats of the weights, if the format is the file's.
+        blocks: GGUF types of the quantised matrices.
 
     Raises:
         SettingError: if the directory lacks a configuration or weights.

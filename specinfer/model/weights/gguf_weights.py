@@ -31,17 +31,16 @@ MATRICES = frozenset(
 
 
 class GgufWeights(NamedTensors):
-    """All tensors of a GGUF file, split or not, in float32.
+    """Tensors of a GGUF file under Hugging Face names, in float32.
 
-    They are dequantised, under Hugging Face names. Each is read from the file on request: pages of a mapped file would
-    count as memory of the process.
+    They are read from the file on request: pages of a mapped file would count as memory of the process.
     """
 
     def __init__(self, path: Path, blocks: bool = True, further: bool = False) -> None:
         """Open the file.
 
         Args:
-            blocks: False: the method `blocks` returns None, so all weights are dequantised.
+            blocks: False: `blocks` returns None for all tensors, so they are dequantised.
             further: True: only the layers for multi-token prediction; False: all other tensors.
 
         Raises:
@@ -50,7 +49,7 @@ class GgufWeights(NamedTensors):
         self._blocks = blocks
         readers = read_parts(path)
         self.parts = len(readers)
-        """Number of files of a split model."""
+        """Number of files of the model."""
         self._tensors = {tensor.name: (reader, tensor) for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
         self._first = readers[0]
@@ -62,7 +61,7 @@ class GgufWeights(NamedTensors):
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(
-                f"GGUF: block_count = {layers}: the file has only {len(self._tensors)} tensors"
+                f"GGUF: block_count = {layers}: must be at most {len(self._tensors)}, the number of tensors"
             )
         main_layers = self.metadata.layers
         predicting = tuple(f"blk.{layer}." for layer in range(main_layers, layers))
@@ -77,7 +76,7 @@ class GgufWeights(NamedTensors):
         self._check_tensors()
 
     def _check_tensors(self) -> None:
-        """Check that each tensor of the file is known and readable."""
+        """Check that each tensor's name is known, and its type supported."""
         import gguf
 
         if unused := sorted(self._tensors.keys() - self._names.values() - ROPE_TENSORS):
@@ -98,23 +97,22 @@ class GgufWeights(NamedTensors):
 
     @property
     def rope_factors(self) -> dict[str, list[float]]:
-        """The file's lists of divisors of the rotary frequencies, by tensor name."""
+        """Lists of divisors of the rotary frequencies, by tensor name."""
         return {name: self._tensors[name][1].data.tolist() for name in ROPE_TENSORS & self._tensors.keys()}
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return sum(int(tensor.n_elements) for _, tensor in self._tensors.values())
 
     def bytes_by_type(self) -> Counter[str]:
-        """Return the number of bytes of all tensors, by type."""
+        """Return the total bytes of tensors, by type."""
         sizes = Counter[str]()
         for _, tensor in self._tensors.values():
             sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
         return sizes
 
     def config(self) -> Any:
-        """Return the `transformers` configuration that the metadata describes.
+        """Return the `transformers` configuration for the file's metadata.
 
         Raises:
             IncompatibleError: naming a missing or unknown key.
@@ -140,7 +138,7 @@ class GgufWeights(NamedTensors):
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Return a part of a tensor.
 
-        Only the part's rows are read, unless rows are stored in another order.
+        Only this part is read, unless the file's rows are in another order.
         """
         if span.dim or self._row_heads(name) or self._layout.undo is not None:
             return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
@@ -163,7 +161,7 @@ class GgufWeights(NamedTensors):
         return tuple(self._undone(name, torch.empty(shape, device="meta")).shape)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored; None if the kernels cannot multiply it."""
+        """Return a matrix as stored; None if the kernels lack its type."""
         reader, stored = self._tensors[self._names[name]]
         if not self.in_blocks(name):
             return None
@@ -182,10 +180,7 @@ class GgufWeights(NamedTensors):
         return self._blocks and len(stored.shape) == 2 and stored.tensor_type.name in MATRICES
 
     def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return one matrix of a stacked tensor in its stored format.
-
-        Only that matrix is read.
-        """
+        """Read one matrix of a stacked tensor, as stored."""
         reader, stored = self._tensors[self._names[name]]
         if not self._blocks or stored.tensor_type.name not in MATRICES:
             return None
@@ -193,16 +188,13 @@ class GgufWeights(NamedTensors):
         return stored.tensor_type.name, rows[0]
 
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return rows of a matrix as stored, [rows, bytes of a row].
-
-        Only these rows are read.
-        """
+        """Read some rows of a matrix as stored, [rows, bytes per row]."""
         reader, stored = self._tensors[self._names[name]]
         read = [reader.bytes_of(stored, row, row + 1) for row in rows]
         return torch.from_numpy(np.concatenate(read)).view(torch.uint8)
 
     def _row_heads(self, name: str) -> int:
-        """Return the number of heads whose rows are reordered; 0: none."""
+        """Return the number of heads with reordered rows; 0: none are reordered."""
         if self._layout.paired and ".q_proj." in name:
             return self._heads
         return self._kv_heads if self._layout.paired and ".k_proj." in name else 0

@@ -1,4 +1,4 @@
-"""Interfaces of weights: tensors by name, and matrices in GGUF formats."""
+"""Interfaces of weights: tensors by name, and matrices in GGUF blocks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -6,14 +6,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 Blocks = tuple[str, torch.Tensor]
-"""GGUF type, and rows as bytes [N, bytes of K weights].
+"""GGUF type, and rows as bytes [N, bytes of a row].
 
 The type may also be F32, F16 or BF16.
 """
 
 
 class NamedTensors(Mapping[str, torch.Tensor]):
-    """Tensors whose names are known without reading them."""
+    """Tensors by name; asking for names does not read tensors."""
 
     _names: Mapping[str, Any]
 
@@ -29,18 +29,18 @@ class NamedTensors(Mapping[str, torch.Tensor]):
 
 @runtime_checkable
 class BlockWeights(Protocol):
-    """Weights that can return matrices in GGUF formats."""
+    """Weights that can return matrices in GGUF blocks."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in its format; None for other tensors.
+        """Return a matrix in blocks; None for other tensors.
 
-        With `as_stored`, return only the format of its file.
+        `as_stored`: do not quantise; return only blocks that the file contains.
         """
 
 
 @runtime_checkable
 class StackedBlocks(Protocol):
-    """Weights with stacked matrices in GGUF formats."""
+    """Weights that can return single matrices of stacked tensors in blocks."""
 
     def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return one of a tensor's stacked matrices; None for other tensors."""
+        """Return matrix `index` of a stack in blocks; None for other tensors."""

@@ -1,4 +1,4 @@
-"""Finds the GGUF file of a converted model directory, and its record."""
+"""Finds a model directory's GGUF file, and the record of its conversion."""
 
 import json
 from functools import lru_cache
@@ -14,27 +14,27 @@ KEPT_GGUF = "source.gguf"
 RECORD = "gguf.json"
 """Name of the conversion's record in a model directory."""
 LARGE_FILE = 1 << 28
-"""Minimum bytes of a file that a separate process converts."""
+"""Minimum bytes of a GGUF file for converting it in another process."""
 _MAGIC = b"GGUF"
 _HEAD = 16 << 20
-"""Bytes hashed at a file's start: usually all metadata."""
+"""Number of bytes to hash at a file's start; usually all metadata."""
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 MTP_LAYERS = "mtp_num_hidden_layers"
 """Field of `config.json`: number of layers for multi-token prediction."""
 NO_MTP = "has no layer that predicts further tokens (nextn in GGUF files, mtp in safetensors)"
 """Error of `--draft mtp` for a model without such a layer."""
 _WITH_MTP = ("qwen3_5", "qwen3_next")
-"""Beginnings of `model_type` whose checkpoints may have such a layer."""
+"""Beginnings of `model_type` for which a prediction layer is supported."""
 KIND = "speculators_model_type"
 FLAT_ALGORITHM = "dflash"
 FLAT_FIELD, FLAT_ARCHITECTURE = "dflash_config", "DFlashDraftModel"
 
 
 def kept_gguf(directory: Path) -> Path | None:
-    """Return a directory's GGUF file; None: it has no such file.
+    """Return a directory's GGUF file; None if it has none.
 
     Raises:
-        SettingError: if the linked file is missing, or was replaced.
+        SettingError: if the directory links to a file that is missing or was replaced.
     """
     path = directory / KEPT_GGUF
     if not path.is_symlink():
@@ -45,12 +45,12 @@ def kept_gguf(directory: Path) -> Path | None:
             "model", str(directory), f"{target} does not exist any more: give the file's new path"
         )
     if read_record(directory).get("fingerprint") != file_fingerprint(target):
-        raise SettingError("model", str(directory), f"{target} was replaced: give the path of that file")
+        raise SettingError("model", str(directory), f"{target} was replaced: give this path again")
     return path
 
 
 def is_draft_checkpoint(directory: Path) -> bool:
-    """Return whether a directory has a draft checkpoint, not a whole model."""
+    """Return whether a directory contains a draft checkpoint, not a whole model."""
     path = directory / "config.json"
     if not path.is_file():
         return False
@@ -59,7 +59,7 @@ def is_draft_checkpoint(directory: Path) -> bool:
 
 
 def is_flat_draft(fields: Any) -> bool:
-    """Return whether a `config.json` is a DFlash draft's in `transformers`' layout."""
+    """Return whether `config.json` is that of a DFlash draft in `transformers`' layout."""
     if not isinstance(fields, dict) or "speculators_config" in fields:
         return False
     named = fields.get("architectures")
@@ -67,10 +67,7 @@ def is_flat_draft(fields: Any) -> bool:
 
 
 def has_own_mtp(directory: Path) -> bool:
-    """Return whether a checkpoint has a layer for multi-token prediction.
-
-    False for families whose layer is not supported.
-    """
+    """Return whether a checkpoint has a supported layer for multi-token prediction."""
     path = directory / "config.json"
     fields = json.loads(path.read_bytes()) if path.is_file() else {}
     if not str(fields.get("model_type")).startswith(_WITH_MTP):
@@ -82,7 +79,7 @@ def has_own_mtp(directory: Path) -> bool:
 
 
 def stored_tensors(path: Path) -> dict[str, Any]:
-    """Return the tensors in a safetensors file's header, by name."""
+    """Return a safetensors file's header: the tensors by name."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
@@ -90,16 +87,16 @@ def stored_tensors(path: Path) -> dict[str, Any]:
 
 
 def algorithm_of(directory: Path) -> Any:
-    """Return a checkpoint's `speculators_model_type`, of any JSON type.
+    """Return a draft checkpoint's `speculators_model_type`, of any JSON type.
 
-    "dflash" for a DFlash draft in `transformers`' layout, which has no such field.
+    A DFlash draft in `transformers`' layout lacks the field; then return "dflash".
     """
     fields = json.loads((directory / "config.json").read_bytes())
     return FLAT_ALGORITHM if is_flat_draft(fields) else fields.get(KIND)
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """Return the record of a model directory; empty if it has none."""
+    """Return the record of a directory's conversion; empty if it has none."""
     try:
         record = json.loads((directory / RECORD).read_bytes())
     except (OSError, ValueError):
@@ -108,7 +105,7 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 
 def check_gguf(path: Path) -> None:
-    """Check a GGUF file's first bytes.
+    """Check that a file begins like a GGUF file.
 
     Raises:
         SettingError: if the file is not GGUF, or cannot be read.

@@ -1,4 +1,4 @@
-"""Trims a draft's head to some tokens, as heads are large."""
+"""Keeps only some rows of a draft's head: heads are large."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -12,13 +12,13 @@ from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensor
 
 
 class TrimmedWeights(NamedTensors):
-    """A model's weights under Llama's names, with a trimmed head."""
+    """Weights under Llama's names, with only some rows of the head."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> None:
         self._weights, self._token_ids = weights, torch.tensor(token_ids)
         self._names = dict.fromkeys([*weights, HEAD])
         self._head = HEAD if HEAD in weights else EMBEDDING
-        """Name of the tensor with the head's rows."""
+        """Name of the tensor from which the head's rows are read."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._weights[self._head][self._token_ids] if name == HEAD else self._weights[name]
@@ -35,10 +35,7 @@ class TrimmedWeights(NamedTensors):
 
 
 class TrimmedBlockWeights(TrimmedWeights):
-    """Trimmed weights with matrices in blocks."""
-
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in blocks, as `BlockWeights` does."""
         assert isinstance(self._weights, BlockWeights)
         if name != HEAD:
             return self._weights.blocks(name, as_stored)
@@ -47,34 +44,32 @@ class TrimmedBlockWeights(TrimmedWeights):
 
 
 def trimmed(weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> TrimmedWeights:
-    """Return weights with a head of these tokens' rows, in this order."""
+    """Return weights with a head for these tokens, in this order."""
     kind = TrimmedBlockWeights if isinstance(weights, BlockWeights) else TrimmedWeights
     return kind(weights, token_ids)
 
 
 class StoredRows(Protocol):
-    """A file whose matrices can be read row by row."""
+    """Weights from which stored rows of matrices can be read singly."""
 
-    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in blocks, as `BlockWeights` does."""
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None: ...
 
-    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return these rows of a matrix as stored."""
+    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor: ...
 
 
 class TrimmedHead:
-    """A trimmed head whose rows can be replaced."""
+    """A head with few rows, which can be replaced during operation."""
 
     def __init__(
         self, weights: StoredRows, name: str, token_ids: Sequence[int], set_head: Callable[[Blocks], None]
     ) -> None:
-        """Create it; `set_head` replaces the executor's head."""
+        """Read the head's rows; `set_head` passes new ones to the executor."""
         self._weights, self._name, self._set_head = weights, name, set_head
         blocks = weights.blocks(name)
         assert blocks is not None, name
         self._blocks: Blocks = blocks[0], blocks[1][torch.tensor(token_ids)]
 
     def replace(self, tokens: Mapping[int, int]) -> None:
-        """Replace rows; `tokens` maps rows to their new tokens."""
+        """Replace rows of the head; `tokens` maps rows to new tokens."""
         self._blocks[1][list(tokens)] = self._weights.some_blocks(self._name, [*tokens.values()])
         self._set_head(self._blocks)

@@ -1,4 +1,4 @@
-"""Acceptance rules: (tree, target distribution, randomness) -> verdict. Pure functions.
+"""Acceptance rules: functions (tree, target distribution, randomness) -> verdict.
 
 Every rule in `RULES` is lossless: for any tree, the returned tokens have the target's distribution (greedy: equal
 the target's most probable tokens). A rule is one file and one line in `RULES`. The lossy rule `typical` is not in
@@ -28,13 +28,13 @@ RULES = {
 }
 
 DEFAULT_RULE = "traversal"
-"""Rule for sampled requests if `--acceptance` names no other."""
+"""Default of `--acceptance`, the rule for sampled requests."""
 
 Float64 = NDArray[np.float64]
 
 
 class Target(Protocol):
-    """The target's predictions after each node of a tree.
+    """The target's predictions after each node of one tree.
 
     `choose` samples from the same distribution as `probabilities` returns, without copying it from the device.
     """
@@ -43,52 +43,49 @@ class Target(Protocol):
         """Return the most probable next token."""
 
     def probabilities(self, node: int) -> Float64 | Excerpt:
-        """Return the distribution [V]; the caller may change entries of drawable tokens."""
+        """Return the distribution [V]; callers may change it at tokens of q."""
 
     def choose(self, node: int, noise: Noise) -> int:
-        """Return the next token, sampled with this noise."""
+        """Return the next token, chosen by this noise."""
 
 
 class Randomness(Protocol):
-    """Random numbers for the position after a node, by the node's depth."""
+    """Random numbers for choices after a node, by the node's depth."""
 
-    def stream(self, depth: int) -> np.random.Generator:
-        """Return the random stream for trying draws at this depth."""
+    def stream(self, depth: int) -> np.random.Generator: ...
 
-    def noise(self, depth: int) -> Noise:
-        """Return the noise for choosing the token, by seed and position."""
+    def noise(self, depth: int) -> Noise: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRandomness:
     sampling: Sampling
     context_len: int
-    """Absolute position of the token after the root."""
+    """Context position of the token after the root."""
 
     def stream(self, depth: int) -> np.random.Generator:
-        """Return the random stream for trying draws at this depth."""
+        """Return the random stream for accepting draws below a node."""
         return generator(self.sampling, self.context_len + depth, StreamDomain.VERIFY)
 
     def noise(self, depth: int) -> Noise:
-        """Return the noise for choosing tokens at this depth."""
+        """Return the noise for choosing the token after a node."""
         return Noise(self.sampling.seed, self.context_len + depth)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path of a tree, and one more token."""
+    """Result of a rule: the accepted path, and the token after it."""
 
     accepted: tuple[int, ...]
-    """Accepted nodes, from the root's child down; empty if none."""
+    """Accepted nodes, from the root's child down; empty if none is accepted."""
     bonus: int
-    """Token that the target adds after the last accepted node."""
+    """Token that the target adds after the accepted path."""
 
 
 class AcceptanceRule(Protocol):
-    """Accepts a path from the root, and adds one bonus token."""
+    """Accepts a path from the root, and adds a token after it."""
 
-    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-        """Return the verdict on the tree."""
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict: ...
 
 
 def find_rule(name: str) -> AcceptanceRule:
@@ -105,13 +102,12 @@ def find_rule(name: str) -> AcceptanceRule:
 
 
 def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
-    """Map (node, token) to the node's child with this token."""
     edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
     return {edge: child for child, edge in enumerate(edges, start=1)}
 
 
 def drawable(tree: TokenTree) -> dict[int, Int32]:
-    """Return the tokens of all q below each node with draws, ascending."""
+    """Return each node with draws below, and ascending tokens of their q."""
     draws: dict[int, list[Int32]] = {}
     for proposal in tree.proposals:
         if proposal.kind is not ProposalKind.POINT:

@@ -28,7 +28,7 @@ from specinfer.verification.acceptance.residual import normalised, subtract, wit
 
 
 def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Accept a path and bonus token distributed like the target's (Theorem 4.2)."""
+    """Accept a path; its tokens have the target's distribution (Theorem 4.2)."""
     draws, children = tree.draws_by_parent(), children_by_token(tree)
     accepted: list[int] = []
     node = 0
@@ -49,9 +49,10 @@ def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -
 def _try_draws(
     tree: TokenTree, draws: Sequence[Candidate], p: Float64 | Excerpt, rng: np.random.Generator
 ) -> int | None:
-    """Return the accepted child, or None with `p` changed into the residual.
+    """Return the first accepted child; None after rejecting all draws.
 
-    `p` stays unnormalised (P = p / total), so that a rejection costs O(len(q)), not O(vocabulary).
+    Rejections change `p` into the residual. It is not normalised (P = p / total), so that a rejection costs O(len(q)),
+    not O(vocabulary).
     """
     total, left = 1.0, dict[int, Float64]()
     for index, place in draws:

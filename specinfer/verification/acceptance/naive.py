@@ -1,4 +1,4 @@
-"""Naive sampling (paper's baseline NS, section 4.3): sample, follow equal children.
+"""Naive sampling (paper's baseline NS, section 4.3): sample, then follow the child.
 
 The output equals plain decoding with the same seed, for any tree. Draws are rejected more often than in
 multi-step sampling (Theorem 4.3).

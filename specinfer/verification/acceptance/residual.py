@@ -1,4 +1,4 @@
-"""Residuals of P and q after a rejected draw."""
+"""Computes the residual of P after a rejected draw from q."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from specinfer.tree.token_tree import Int32
 from specinfer.verification.acceptance import Float64
 
 _ROUNDING = 1e-6
-"""Share of a total below which the rest is summed again exactly."""
+"""Residuals below this share of the total are summed again, without cancellation."""
 
 
 def normalised(q: Float64) -> Float64:
@@ -17,15 +17,14 @@ def normalised(q: Float64) -> Float64:
 
 
 def without(q: Float64, ids: Int32, token: int) -> Float64:
-    """Return q [K] of tokens `ids` without one of them, normalised."""
+    """Return q [K] without `token`, normalised; `ids` [K] are its tokens."""
     return normalised(np.where(ids == token, 0.0, q))
 
 
 def subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
-    """Set P := max(0, P - q) in place; return the new total.
+    """Set P := max(0, P - q) in place, unnormalised; return the total.
 
-    P is p / total, before and after.
-    The new total is 0 if P = q. The cost is O(len(q)), not O(vocabulary).
+    P is p / total, before and after. The new total is 0 if P = q. The cost is O(len(q)), not O(vocabulary).
     """
     before = p[ids]
     after = np.maximum(before - total * q, 0.0)

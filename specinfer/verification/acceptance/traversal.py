@@ -42,7 +42,7 @@ from specinfer.verification.target import LateNodeError
 
 
 def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Accept a path and bonus token distributed like the target's."""
+    """Accept a path, so that the tokens have the target's distribution."""
     draws, children = _Draws(tree), children_by_token(tree)
     rng = randomness.stream(0)
     path = [_Visit(0, 1.0)]
@@ -64,7 +64,7 @@ def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) ->
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A draw, with its distribution q [K] over `ids`."""
+    """A drawn child, with its distribution q [K] over tokens `ids` [K]."""
 
     child: int
     token: int
@@ -73,16 +73,16 @@ class _Draw:
 
 
 class _Draws:
-    """Untried draws of a tree."""
+    """The draws of a tree that were not tried yet."""
 
     def __init__(self, tree: TokenTree) -> None:
         self._tree = tree
         self._below = {node: deque(draws) for node, draws in tree.draws_by_parent().items()}
         self._left: dict[int, Float64] = {}
-        """q of a proposal's next draw, by the proposal's index."""
+        """Index of a proposal -> q of its next draw."""
 
     def take(self, node: int) -> _Draw | None:
-        """Return the next draw below a node; None if there is none."""
+        """Return and remove the next draw below a node; None: no more."""
         if not self._below.get(node):
             return None
         index, place = self._below[node].popleft()
@@ -98,17 +98,17 @@ class _Draws:
 
 
 class _Visit:
-    """A node u of the tried path, with p and M."""
+    """A node u of the tried path, with its p and M."""
 
     def __init__(self, node: int, p: float) -> None:
         self.node, self.p = node, p
         self._residual: Float64 | Excerpt | None = None
-        """M times `_total`; None before the first tried draw."""
+        """M times `_total`; None: M is not known yet."""
         self._total = 1.0
         self._tried: _Draw | None = None
 
     def is_known(self, target: Target) -> bool:
-        """Return whether M is known: a constraint's mask may be late.
+        """Return whether M is known; False if a constraint's mask is late.
 
         Without M no draw below the node is tried. The node is accepted with probability p and ends the verdict.
         """
@@ -120,14 +120,14 @@ class _Visit:
         return True
 
     def chance(self, draw: _Draw) -> float:
-        """Return a draw's probability of acceptance: `min(1, p M[c] / q[c])`."""
+        """Return `min(1, p M[c] / q[c])`, the p of the drawn child c."""
         assert self._residual is not None
         self._tried = draw
         q = float(draw.q[draw.ids == draw.token][0])
         return min(1.0, self.p * float(self._residual[draw.token]) / (q * self._total))
 
     def reject(self) -> bool:
-        """Update p, M after a rejection; return False if M is empty."""
+        """Update p, M after rejecting the last draw; False: M is empty."""
         assert self._tried is not None
         assert self._residual is not None
         left = subtract(self._residual, self._total, self._tried.ids, self._tried.q / self.p)
@@ -139,5 +139,4 @@ class _Visit:
         return True
 
     def choose(self, target: Target, noise: Noise) -> int:
-        """Return the token that noise chooses from M."""
         return target.choose(self.node, noise) if self._residual is None else noise.choose(self._residual)

@@ -19,13 +19,13 @@ from specinfer.verification.acceptance import Float64, Randomness, Target, Verdi
 
 @dataclass(frozen=True, slots=True)
 class TypicalAcceptance:
-    """The rule for one pair of thresholds."""
+    """Typical acceptance with one request's epsilon and delta."""
 
     epsilon: float
     delta: float
 
     def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-        """Walk the tree and return the verdict; `randomness` is unused."""
+        """Return the verdict; `randomness` is not used."""
         children: dict[int, list[int]] = defaultdict(list)
         for node, parent in enumerate(tree.parents.tolist()):
             if node:
@@ -48,7 +48,7 @@ class TypicalAcceptance:
         return Verdict(paths[last], target.best(last))
 
     def threshold(self, p: Float64) -> float:
-        """Return the probability that an accepted token must exceed under p [V]."""
+        """Return the threshold for tokens' probabilities, given p [V]."""
         some = p[p > 0]
         entropy = float(-(some * np.log(some)).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))

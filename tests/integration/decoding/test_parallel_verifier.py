@@ -77,7 +77,7 @@ def test_four_ranks_serve_and_end_together(system: LocalSystem, flags: dict[str,
     pids = ranks(system.children["verifier"].pid)
     os.kill(pids[3], signal.SIGSTOP)
     log = wait_for_the_end(system, pids)
-    assert re.search(r"CRITICAL .*rank 0: a command \(beat\) failed, the whole group ends: ", log), log
+    assert re.search(r"CRITICAL .*rank 0: a command \(beat\) failed, so all ranks end: ", log), log
     assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log) == [("rank 3", "SIGKILL")], log
 
 

@@ -100,7 +100,7 @@ def test_a_changed_file_is_another_model(file: Path) -> None:
     second = resolve_model(str(file))
     assert second != first
     assert Tokenizer.load(second).has_chat_template
-    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf was replaced: give the path of that file"):
+    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf was replaced: give this path again"):
         open_checkpoint(first)
 
 

@@ -86,7 +86,7 @@ async def test_a_bad_entry_at_the_verifier_costs_itself() -> None:
             dict.fromkeys(bad, ERROR) | dict.fromkeys(odd, OK) | {"good": OK, "ahead": RESYNC}
         )
         top_k = next(v for v in first_reply.entries if v.request_id == "huge top k")
-        assert f"return_top_k = {HUGE}: at most 97" in top_k.message
+        assert f"return_top_k = {HUGE}: must be at most 97" in top_k.message
         assert [v.status for v in second.entries] == [OK, ERROR]
         assert "request_id = 'good': is in the message twice" in second.entries[1].message
         assert engine.cached_requests == len(odd) + 1

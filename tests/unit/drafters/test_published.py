@@ -239,7 +239,7 @@ def test_layers_that_are_not_understood_are_refused_by_name(
     ("place", "value", "reason"),
     [
         (("verifier", "architectures"), ["LlamaForCausalLM"], "verifier.architectures = .* is of "),
-        (("verifier", "name_or_path"), None, "name_or_path = None: must name the target"),
+        (("verifier", "name_or_path"), None, "name_or_path = None: must be the target's name"),
         (("algorithm",), "eagle3", "algorithm = 'eagle3': only 'dflash' is supported"),
         (("proposal_methods", 0, "accept_tolerance"), 0.1, "accept_tolerance = 0.1: only 0.0 is supported"),
         (("proposal_methods", 0, "verifier_accept_k"), 2, "verifier_accept_k = 2: only 1 is supported"),

@@ -83,9 +83,9 @@ def test_help_and_choices_name_all() -> None:
 @pytest.mark.parametrize(
     ("executor", "dtype", "kv_type", "reason"),
     [
-        ("torch", "bfloat16", "q8_0", "kv_type = 'q8_0': the torch executor only stores dtype = bfloat16"),
-        ("torch", "float32", "bf16", "kv_type = 'bf16': the torch executor only stores dtype = float32"),
-        ("gpu", "bfloat16", "q8_0", "kv_type = 'q8_0': the gpu executor"),
+        ("torch", "bfloat16", "q8_0", "kv_type = 'q8_0': must be auto for the torch executor in bfloat16"),
+        ("torch", "float32", "bf16", "kv_type = 'bf16': must be auto for the torch executor in float32"),
+        ("gpu", "bfloat16", "q8_0", "kv_type = 'q8_0': must be auto for the gpu executor"),
         ("native", "bfloat16", "q4_0", "kv_type = 'q4_0': must be one of auto, bf16, q8_0"),
     ],
 )

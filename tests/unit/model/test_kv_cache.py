@@ -88,7 +88,7 @@ def test_a_full_cache_refuses_and_changes_nothing() -> None:
     first, second = cache.open(), cache.open()
     cache.reserve(first, BLOCK_TOKENS + 1)
     cache.append(first, range(BLOCK_TOKENS + 1))
-    with pytest.raises(ExhaustedError, match="1 blocks needed, 0 free"):
+    with pytest.raises(ExhaustedError, match="a request needs 1 more blocks of 16 tokens, 0 are free"):
         cache.reserve(second, 1)
     cache.check()
     cache.release(first)

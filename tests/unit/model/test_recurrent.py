@@ -141,7 +141,7 @@ def test_states_are_bounded_by_memory_and_a_request_alone_goes_on() -> None:
         states[sequence.slots(0, 1)[0]] = "state"
         cache.append(sequence, [5])
     cache.reserve(first, 1, 3)
-    with pytest.raises(ExhaustedError, match="3 states needed, 1 free"):
+    with pytest.raises(ExhaustedError, match="a request needs 3 more, 1 are free"):
         cache.reserve(second, 1, 1)
     cache.reserve(first, 1, 2)
     cache.release(second)

@@ -59,7 +59,7 @@ MALFORMED = {
     "root with parent": (_with(parents=_ints(0, 0, 1, 1, 0)), "parents[0] = 0"),
     "foreign token": (_with(token_ids=_ints(THE, CAT, 99, RAN, DOG)), "token_ids[2] = 99"),
     "negative token": (_with(token_ids=_ints(THE, CAT, -7, RAN, DOG)), "token_ids[2] = -7"),
-    "twin siblings": (_with(token_ids=_ints(THE, CAT, SAT, SAT, DOG)), "two siblings"),
+    "twin siblings": (_with(token_ids=_ints(THE, CAT, SAT, SAT, DOG)), "siblings must"),
     "lengths differ": (_with(parents=_ints(-1, 0, 1, 1)), "lengths must agree"),
     "not a number": (_with(scores=np.full(5, np.nan, np.float32)), "scores[0] = nan: must be in [0, 1]"),
     "negative score": (_with(scores=np.array([1, 1, -0.5, 1, 1], np.float32)), "scores[2] = -0.5"),
@@ -70,7 +70,7 @@ MALFORMED = {
     ),
     "draws repeated without end": (
         _with(proposals=(Proposal(0, 0, ProposalKind.WITH_REPLACEMENT, (1,) * 41, *Q),)),
-        "candidates = 41: more than the 40 allowed for 5 nodes",
+        "candidates = 41: must be at most 40 for a tree of 5 nodes",
     ),
     "a q of a whole vocabulary": (
         _with(proposals=(Proposal(0, 0, WITHOUT, (1,), *distribution(range(6000), [1 / 6000] * 6000)),)),
@@ -80,7 +80,10 @@ MALFORMED = {
         _with(proposals=example_tree().proposals[:1]),
         "every node but the root must be in a proposal",
     ),
-    "foreign child": (_with(proposals=(Proposal(0, 0, POINT, (2,)),)), "children = 2: not a child of node 0"),
+    "foreign child": (
+        _with(proposals=(Proposal(0, 0, POINT, (2,)),)),
+        "children = 2: must be a child of node 0",
+    ),
     "child out of range": (_with(proposals=(Proposal(0, 0, POINT, (9,)),)), "children = 9"),
     "repeated point": (_with(proposals=(Proposal(0, 0, POINT, (1, 1)),)), "only draws with replacement"),
     "point with q": (
@@ -100,18 +103,18 @@ MALFORMED = {
         _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, CAT], [0.5, 0.5])),)),
         "must be distinct",
     ),
-    "order of no proposal": (_with(order=(0, 0, 1, 2)), "order = 2: must be an index of 2 proposals"),
+    "order of no proposal": (_with(order=(0, 0, 1, 2)), "order = 2: must be from 0 to 1"),
     "negative order": (_with(order=(0, 0, 1, -1)), "order = -1"),
     "order too short": (_with(order=(0, 0, 1)), "once per child"),
     "order too long": (_with(order=(0, 0, 1, 1, 1)), "once per child"),
-    "children first": (_with(order=(1, 1, 0, 0)), "has children of node 1 before it"),
+    "children first": (_with(order=(1, 1, 0, 0)), "must have node 1 before its children"),
     "drawn children first": (
         _with(proposals=(Proposal(1, 0, WITHOUT, (2, 3), *Q2), Proposal(0, 0, WITHOUT, (1, 4), *Q))),
-        "has children of node 1 before it",
+        "must have node 1 before its children",
     ),
     "drawn outside q": (
         _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, SAT], [0.5, 0.5])),)),
-        "each drawn token needs a q above 0",
+        "each drawn token must have q above 0",
     ),
 }
 
@@ -125,7 +128,7 @@ def test_malformed_trees_are_refused_with_field_and_value(name: str) -> None:
 
 
 def test_more_nodes_than_allowed() -> None:
-    with pytest.raises(MalformedTreeError, match="nodes = 5: more than the 4 allowed"):
+    with pytest.raises(MalformedTreeError, match="nodes = 5: must be at most 4, root included"):
         check_tree(example_tree(), VOCABULARY, max_nodes=4)
 
 

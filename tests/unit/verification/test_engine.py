@@ -99,7 +99,10 @@ def test_non_finite_logits_fail_one_request(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(engine.runner, "forward", poisoned)
     bad, good = engine.verify([job("bad", 0, PROMPT), job("good", 0, PROMPT)])
-    assert (bad.status, bad.message) == (EntryStatus.ERROR, "the model produced non-finite logits")
+    assert (bad.status, bad.message) == (
+        EntryStatus.ERROR,
+        "the model produced non-finite logits (NaN or infinity)",
+    )
     assert good.status is EntryStatus.OK
     assert engine.cached_requests == 1
 
@@ -134,8 +137,8 @@ def test_limits_are_enforced_per_entry() -> None:
         EntryStatus.EXHAUSTED,
         EntryStatus.RESYNC,
     ]
-    assert "tree.nodes = 4: more than the 3 allowed" in outcomes[0].message
-    assert "context = 11: at most 10 tokens are served" in outcomes[1].message
+    assert "tree.nodes = 4: must be at most 3, root included" in outcomes[0].message
+    assert "context = 11: base_len and delta must have at most 10 tokens" in outcomes[1].message
     assert "tree.token_ids[0]: must repeat the last delta token" in outcomes[2].message
 
 

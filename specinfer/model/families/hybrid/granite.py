@@ -29,7 +29,7 @@ from specinfer.model.families.positions import FULL, LINEAR, NO_ROTARY
 _NAMES = {".shared_mlp.output_linear.": ".mlp.down_proj.", ".shared_mlp.": ".mlp."}
 _GATE_UP = ".shared_mlp.input_linear."
 _KINDS = {"attention": False, FULL: False, "mamba": True, LINEAR: True}
-"""Kinds of layers, old and new names; True: the layer is recurrent."""
+"""Kind of a layer in `layer_types` -> whether it is recurrent."""
 _POSITIONS = ("rope", "nope", None)
 
 

@@ -14,7 +14,7 @@ from specinfer.model.families.positions import NO_ROTARY, UNBOUNDED
 MAMBA_COUNTS = tuple(
     f"mamba_{name}" for name in ("n_groups", "n_heads", "d_state", "d_head", "d_conv", "expand")
 )
-"""Sizes of a state space in models that also have other layers."""
+"""Fields with sizes of state spaces, in hybrid models."""
 _WITHOUT_LIMITS = (0.0, float("inf"))
 _NAMES = {
     ".norm.": ".input_layernorm.",
@@ -25,10 +25,13 @@ _NAMES = {
 
 
 def check_state_space(hf: Any, known: Mapping[str, Any]) -> None:
-    """Check options of a configuration that change its arithmetic.
+    """Refuse options that would change the layer's arithmetic.
+
+    Args:
+        known: supported value of each option.
 
     Raises:
-        IncompatibleError: naming an option and its value, if it is not the value in `known`.
+        IncompatibleError: naming an option, its value and the supported one.
     """
     for name, value in {"hidden_act": "silu", **known}.items():
         if (found := getattr(hf, name)) not in (value, None):
@@ -38,7 +41,6 @@ def check_state_space(hf: Any, known: Mapping[str, Any]) -> None:
 
 
 def mamba_shape(hf: Any, factors: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> RecurrentShape:
-    """Return the shape of state spaces in models with other layers."""
     return RecurrentShape(
         kind="state_space",
         key_heads=hf.mamba_n_groups,
@@ -51,7 +53,10 @@ def mamba_shape(hf: Any, factors: tuple[float, float, float] = (1.0, 1.0, 1.0)) 
 
 
 def rename_state_space(heads: HeadSizes, name: str, module: str) -> dict[str, TensorSource]:
-    """Return our tensors in one of this module's tensors of a layer."""
+    """Return our tensors that come from tensor `name` of a state space.
+
+    `module` is the state space's name in a layer.
+    """
     shape = heads.recurrent
     assert shape is not None, "a model with state spaces has their shape"
     stem, _, part = name.partition(f".{module}.")
@@ -75,7 +80,10 @@ def _part(sizes: tuple[int, int, int], which: int, rows: torch.Tensor) -> torch.
 
 
 def _queries_first(values: int, rows: torch.Tensor) -> torch.Tensor:
-    """Reorder rows x, B, C to C, B, x: queries, keys, values."""
+    """Reorder a state space's rows (x, B, C) to (C, B, x).
+
+    They take the places of queries, keys and values.
+    """
     x, keys = rows[:values], (len(rows) - values) // 2
     return torch.cat([rows[values + keys :], rows[values : values + keys], x])
 

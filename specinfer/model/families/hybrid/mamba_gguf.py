@@ -1,6 +1,6 @@
-"""Undoes the changes of llama.cpp's converter to state spaces.
+"""Undoes the changes that llama.cpp's converter makes to state spaces.
 
-Models are Mamba 2, Granite 4 and Falcon H1. The converter stores decays instead of their logarithms, decays and skips
+The models are Mamba 2, Granite 4 and Falcon H1. The converter stores decays A in place of log(-A), decays and skips
 as columns, norms with a row per group, and convolutions as matrices. It multiplies weights by Falcon's factors.
 """
 
@@ -20,7 +20,7 @@ _FILE_PARTS = {name: f"ssm_{short}" for name, short in (("in_proj", "in"), ("out
 _FILE_PARTS |= {name: f"ssm_{name}" for name in ("conv1d", "norm")}
 _FILE_TENSORS = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 _FLAT = (".mamba.norm.weight", ".mixer.norm.weight", ".D")
-"""Endings of names of vectors that are matrices in a file."""
+"""Endings of names of vectors that files store in matrices."""
 _SIZES = ("n_heads", "d_head", "n_groups", "d_state", "d_conv")
 _SHARED = {
     "shared_mlp.gate_proj": "ffn_gate_shexp",
@@ -40,7 +40,7 @@ def head_sizes(meta: Metadata) -> tuple[int, int]:
 
 
 def _sizes(meta: Metadata) -> list[int]:
-    """Return the sizes of a state space, in the order of `_SIZES`."""
+    """Return the sizes of state spaces, in the order of `_SIZES`."""
     counts = (meta.count(f"ssm.{name}") for name in ("group_count", "state_size", "conv_kernel"))
     return [*head_sizes(meta), *counts]
 
@@ -48,7 +48,7 @@ def _sizes(meta: Metadata) -> list[int]:
 def _expansion(meta: Metadata) -> int:
     inner, hidden = meta.count("ssm.inner_size"), meta.count("embedding_length")
     if inner % hidden:
-        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of {hidden}")
+        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of embedding_length")
     return inner // hidden
 
 
@@ -120,13 +120,13 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
 
 
 def decay_logarithms(name: str, decays: torch.Tensor) -> torch.Tensor:
-    """Return A_log of a file's `ssm_a`, which is -exp(A_log).
+    """Return log(-a) of decays a, the content of `ssm_a`.
 
     Raises:
-        IncompatibleError: naming a value that is not below 0.
+        IncompatibleError: naming a decay that is not below 0.
     """
     if not decays.is_meta and len(wrong := decays[~(decays < 0)]):
-        raise IncompatibleError(f"{name}: its decay in the file is {wrong[0].item():g}: must be below 0")
+        raise IncompatibleError(f"GGUF: {name} (ssm_a) has the decay {wrong[0].item():g}: must be below 0")
     return torch.log(-decays)
 
 
@@ -144,7 +144,7 @@ def joined_shared(hf: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 
 
 def _module(module: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return parts and other tensors of the state space in a module."""
+    """Return GGUF names of a state space's modules and other tensors."""
     parts, tensors = (
         {f"{module}.{name}": short for name, short in names.items()} for names in (_FILE_PARTS, _FILE_TENSORS)
     )

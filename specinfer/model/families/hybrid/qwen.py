@@ -24,7 +24,7 @@ from specinfer.model.families.positions import FULL, LINEAR, rotary
 
 _NAMES = {"model.language_model.": "model."}
 _OTHER_PARTS = ("model.visual.", "mtp.")
-"""Parts of checkpoints for images, and for multi-token prediction."""
+"""Name prefixes of tensors that are not read here: images, multi-token prediction."""
 _OUTPUT_NORM = ".linear_attn.norm."
 
 
@@ -65,7 +65,10 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
 
 
 def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
-    """Split Qwen 3 Next's joint projection, whose rows are grouped by head."""
+    """Return our tensors that come from a tensor of Qwen 3 Next.
+
+    Its projections are joined in one matrix, whose rows are grouped by key head.
+    """
     net = heads.recurrent
     assert net is not None, "a model with delta nets has their shape"
     of_key = net.value_heads // net.key_heads
@@ -84,9 +87,11 @@ def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
 
 
 def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> torch.Tensor:
-    """Return the rows of the wanted kinds, kind by kind.
+    """Return the wanted kinds of rows from a matrix grouped by head.
 
-    A head has `sizes` rows of the kinds.
+    Args:
+        sizes: number of rows of each kind, per head.
+        wanted: range of kinds; the result has kind after kind.
     """
     kinds = torch.split(matrix.reshape(heads, sum(sizes), *matrix.shape[1:]), sizes, 1)[wanted]
     return torch.cat([kind.flatten(0, 1) for kind in kinds])

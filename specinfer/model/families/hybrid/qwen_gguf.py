@@ -1,8 +1,8 @@
 """Undoes the changes of llama.cpp's converter to Qwen 3.5 and 3 Next.
 
-It stores norms as 1 + w, and decays instead of their logarithms. Qwen 3.5's value heads are in another order: the first
-head of each key head's group, then the second of each group, and so on; `transformers` has them group by group. Of
-Qwen 3 Next, one matrix has all queries, then keys, then values.
+The converter stores norms as 1 + w, and decays A in place of log(-A). Qwen 3.5's value heads are in another order: the
+first head of each key head's group, then the second of each group, and so on; `transformers` has them group by group.
+Qwen 3 Next has one matrix with all queries, then keys, then values.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ _FURTHER = {
 }
 _NEXT = "qwen3next"
 _BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
-"""Tensors with rows of queries, keys, then values."""
+"""Tensors whose value rows come after query and key rows."""
 
 
 def _config(file: GgufFile) -> tuple[Any, Fields]:
@@ -129,7 +129,7 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
 
 
 def _grouped(rows: torch.Tensor, keys: int, values: int) -> torch.Tensor:
-    """Return rows of value heads grouped by key head."""
+    """Return rows of value heads grouped by key head, for `transformers`."""
     if values == keys:
         return rows
     tiles = rows.reshape(values // keys, keys, len(rows) // values, *rows.shape[1:])

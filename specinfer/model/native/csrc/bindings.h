@@ -54,7 +54,7 @@ struct Shape {
   float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, outputs of attention and MLP
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
   float bound;                                         // maximum magnitude of queries, keys and values; 0: none
-  int kv_layers;    // number of layers with attention; matrices decide if a layer has it, a state or both
+  int kv_layers;    // number of layers with attention; a layer's matrices show whether it has attention, a state or both
   int output_gate;  // rows of a query head and of its output's gate alternate
   // Recurrent layers: kind, number of key and value heads, their sizes, number of tokens in a convolution.
   int recurrent_kind, key_heads, value_heads, key_dim, value_dim, convolved;

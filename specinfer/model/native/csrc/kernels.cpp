@@ -84,7 +84,7 @@ void si_set_layer(void* model, int layer, int window, int table, int place) {
   l.window = window, l.table = table, l.place = place;
 }
 
-// Must be called before the matrices of the layer's experts are set.
+// Sets the number and sizes of a layer's experts; call it before their matrices are set.
 void si_set_experts(void* model, int layer, const ExpertShape* shape) {
   set_experts(*static_cast<Model*>(model), layer, *shape);
 }
@@ -103,7 +103,7 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
   targets[which]->assign(data, data + n);
 }
 
-// The table stays in the caller's memory: [vocabulary, hidden], as in `si_set_matrix`.
+// Sets the embeddings, [vocabulary, hidden] as in `si_set_matrix`; they stay in the caller's memory.
 void si_set_embedding(void* model, int storage, const void* table) {
   Model& m = *static_cast<Model*>(model);
   m.embedding = table, m.embedding_storage = Storage(storage);

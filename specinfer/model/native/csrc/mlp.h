@@ -12,7 +12,7 @@ struct Gated {
   Floats operator()(Floats gate, Floats up) const { return mul(act(gate), up); }
 };
 
-// The same with maximums: (up + 1) * gate * sigmoid(alpha * gate).
+// Inner part of an MLP with maximums of gate and |up|: (up + 1) * gate * sigmoid(alpha * gate).
 struct ClampedGate {
   float limit, alpha, over;  // over: 1 / alpha
 

@@ -1,4 +1,4 @@
-"""Names, parts and metadata of GGUF files.
+"""Reads GGUF files: names, parts, metadata and vocabulary.
 
-Their tensors: `specinfer.model.weights.gguf_weights`.
+`specinfer.model.weights.gguf_weights` reads their tensors.
 """

@@ -1,6 +1,6 @@
-"""Converts a GGUF file's metadata to a configuration of `transformers`.
+"""Converts a GGUF file's metadata to a `transformers` configuration.
 
-Every key that affects arithmetic is used or refused.
+A key that affects arithmetic is either used or refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +16,9 @@ _TOP = {
     "lm_head.weight": "output.weight",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies for long contexts (Llama 3.1 and later)."""
+"""Tensor of divisors of the rotary frequencies (Llama 3.1 and later)."""
 ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-"""Divisors up to the original context length, and beyond (LongRoPE)."""
+"""Tensors of divisors up to the original context length, and beyond (LongRoPE)."""
 ROPE_TENSORS = frozenset({ROPE_FACTORS, ROPE_SHORT, ROPE_LONG})
 
 
@@ -29,10 +29,12 @@ def hf_names(
     top: Mapping[str, str],
     prefix: str = "model.layers",
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name in `transformers`, name in the file) of possible tensors.
+    """Yield pairs of names, `transformers` and GGUF, of all possible tensors.
 
-    `parts` are a layer's modules with weight and bias, `tensors` a layer's tensors with whole names, `top`
-    tensors outside the layers.
+    Args:
+        parts: modules of a layer, with weight and bias.
+        tensors: other tensors of a layer, by full name.
+        top: tensors outside the layers.
     """
     yield from top.items()
     yield from ((name, stored) for name, stored in _TOP.items() if stored not in top.values())
@@ -45,18 +47,18 @@ def hf_names(
 
 
 _ABOUT_MODELS = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.")
-"""Prefixes of keys that are checked elsewhere or do not affect arithmetic."""
+"""Prefixes of keys without effect on arithmetic, or checked by other code."""
 _LARGEST_COUNT = 1 << 31
 
 
 class Metadata:
-    """Values of a file; remembers which were read."""
+    """Metadata of a GGUF file; records which values were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Check that the file is a model.
+        """Check that the file contains a model.
 
         Raises:
-            IncompatibleError: naming another type.
+            IncompatibleError: if `general.type` is not "model".
         """
         self._values, self._used = values, set[str]()
         self.architecture = str(values.get("general.architecture"))
@@ -65,24 +67,24 @@ class Metadata:
             raise IncompatibleError(f"GGUF: general.type = {kind!r}: must be 'model'")
 
     def has(self, name: str) -> bool:
-        """Return whether the architecture has a value of this name."""
+        """Return whether the architecture has a key of this name."""
         return f"{self.architecture}.{name}" in self._values
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value of the architecture.
+        """Return the value of a key of the architecture.
 
         Raises:
-            IncompatibleError: if it is missing and has no default.
+            IncompatibleError: if the key is missing and there is no default.
         """
         key = f"{self.architecture}.{name}"
         self._used.add(key)
         value = self._values.get(key, default)
         if value is None:
-            raise IncompatibleError(f"the GGUF file has no field {key}")
+            raise IncompatibleError(f"the GGUF file lacks the key {key}")
         return value
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Return a value that must be a whole number above 0."""
+        """Return a key's value, which must be a whole number above 0."""
         value = self.get(name, default)
         whole = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
         if not 0 < whole < _LARGEST_COUNT:
@@ -92,14 +94,14 @@ class Metadata:
         return whole
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a value that must be a number."""
+        """Return the value of a key; it must be a number."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise IncompatibleError(f"GGUF: {self.architecture}.{name} = {value!r}: must be a number")
         return float(value)
 
     def layer_values(self, name: str) -> list[Any]:
-        """Return a list that must have a value per layer."""
+        """Return a key's value, which must be a list, one per layer."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != self.layers:
             raise IncompatibleError(
@@ -114,11 +116,11 @@ class Metadata:
         return self.count("block_count") - (self.count("nextn_predict_layers") if further else 0)
 
     def other(self, key: str) -> Any:
-        """Return the value of any key; None if missing."""
+        """Return the value of a full key, such as `general.name`, or None."""
         return self._values.get(key)
 
     def check_used(self) -> None:
-        """Refuse keys that were not read, except expert counts of 0."""
+        """Refuse keys that were not read, unless they count 0 experts."""
         for key, value in self._values.items():
             if key in self._used or key.startswith(_ABOUT_MODELS):
                 continue
@@ -129,17 +131,17 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A file's metadata, tensor shapes and rotary factors."""
+    """A GGUF file's metadata, shapes of tensors, and rotary divisors."""
 
     meta: Metadata
     shapes: Mapping[str, Sequence[int]]
     """Shapes of all tensors, by name in the file."""
     factors: Mapping[str, Sequence[float]]
-    """Divisors of rotary frequencies (`ROPE_TENSORS`), by tensor name."""
+    """Divisors of the rotary frequencies, by name of the tensor."""
 
     @property
     def has_bias(self) -> bool:
-        """True if queries have a bias."""
+        """True if attention's query projections have biases."""
         return "blk.0.attn_q.bias" in self.shapes
 
     @property
@@ -149,7 +151,7 @@ class GgufFile:
         return self.meta.count("attention.key_length", self.meta.count("embedding_length") // heads)
 
     def rope(self, base: float = 10000.0) -> dict[str, Any]:
-        """Return the rotary settings as `transformers` describes them."""
+        """Return the rotary settings in `transformers`' fields."""
         whole, turned = self.head_dim, self.meta.count("rope.dimension_count", self.head_dim)
         if turned != whole:
             raise IncompatibleError(f"GGUF: rope.dimension_count = {turned}: must be {whole}, a head's size")
@@ -162,7 +164,7 @@ class GgufFile:
         vocab = self.shapes["token_embd.weight"][0]
         if self.meta.count("vocab_size", vocab) != vocab:
             raise IncompatibleError(
-                f"GGUF: vocab_size = {self.meta.get('vocab_size')}: token_embd.weight has {vocab} rows"
+                f"GGUF: vocab_size = {self.meta.get('vocab_size')}: must be {vocab}, as token_embd.weight"
             )
         return {
             "vocab_size": vocab,
@@ -173,7 +175,7 @@ class GgufFile:
         }
 
     def common_fields(self) -> dict[str, Any]:
-        """Return the fields that all families with attention have."""
+        """Return the fields of `config.json` that all families with attention have."""
         meta, head_dim = self.meta, self.head_dim
         if meta.count("attention.value_length", head_dim) != head_dim:
             value = meta.get("attention.value_length")
@@ -197,9 +199,9 @@ class GgufFile:
         }
 
     def layer_kinds(self, period: int) -> list[str]:
-        """Return `layer_types` by the file's pattern of windows.
+        """Return `layer_types`, from the file's pattern of sliding windows.
 
-        Without a pattern every `period`-th layer has full attention.
+        Without a pattern in the file, every `period`-th layer has full attention.
         """
         meta, layers = self.meta, self.meta.count("block_count")
         pattern = meta.get("attention.sliding_window_pattern", period)
@@ -216,7 +218,13 @@ class GgufFile:
 def rope_parameters(
     meta: Metadata, half: int, factors: Sequence[float] | None, base: float
 ) -> dict[str, Any]:
-    """Return the rotary settings as `transformers` describes them."""
+    """Return the rotary settings in `transformers`' fields.
+
+    Args:
+        half: number of rotary frequencies.
+        factors: their divisors, if the file has some.
+        base: rope_theta, if the file has none.
+    """
     plain = {"rope_theta": meta.number("rope.freq_base", base)}
     kind = str(meta.get("rope.scaling.type", "none"))
     factor = meta.number("rope.scaling.factor", 0.0) or meta.number("rope.scale_linear", 0.0)
@@ -259,9 +267,9 @@ def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
 
 
 def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
-    """Return a number that must be equal in all layers.
+    """Return a number that must be equal in all layers with attention.
 
-    A file may store one number or a list with one per layer.
+    A file stores one number, or a list with one per layer.
     """
     value = meta.get(name, default)
     if not isinstance(value, (list, tuple)):
@@ -275,9 +283,9 @@ def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
 
 
 def _special_ids(meta: Metadata) -> dict[str, int | None]:
-    """Return the ids of the file's special tokens, by `transformers`' names.
+    """Return the ids of special tokens, by `transformers`' names.
 
-    Missing ones are None: the family's defaults do not apply.
+    Missing tokens are None, so that defaults of the family do not apply.
     """
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     ids = {name: meta.other(f"tokenizer.ggml.{short}_token_id") for name, short in names.items()}

@@ -1,4 +1,4 @@
-"""Finds the files of a split GGUF model, by llama.cpp's names."""
+"""Finds the files of a split GGUF model, named as by llama.cpp."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,13 @@ _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def split_stem(name: str) -> str:
-    """Return a file's name without extension and part number."""
+    """Return a file's name without part number and extension."""
     named = _NAME.fullmatch(name)
     return named["stem"] if named else Path(name).stem
 
 
 def split_name(path: Path) -> Path:
-    """Follow links to a name of a part, or return the path."""
+    """Follow links to a path with a part's name; otherwise return `path`."""
     link = path
     while _NAME.fullmatch(link.name) is None and link.is_symlink():
         link = link.parent / link.readlink()
@@ -27,7 +27,7 @@ def split_name(path: Path) -> Path:
 
 
 def paths_of_parts(path: Path) -> list[Path]:
-    """Return the paths of all parts by name, including missing ones."""
+    """Return the paths of all parts of a model, existing or not."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         return [path]
@@ -38,7 +38,10 @@ def paths_of_parts(path: Path) -> list[Path]:
 def read_parts(path: Path) -> "list[QuickReader]":
     """Return a reader for each part of a GGUF model.
 
-    Other parts are next to the file, or next to its target if it is a link with another name.
+    The parts must be next to the file, or next to its target if the file is a link with another name.
+
+    Raises:
+        IncompatibleError: if a part is missing or does not fit the first one.
     """
     first = _reader(path)
     count, number = (_number(first, f"split.{name}") for name in ("count", "no"))
@@ -57,7 +60,7 @@ def read_parts(path: Path) -> "list[QuickReader]":
         stated = (_number(reader, "split.count"), _number(reader, "split.no"))
         if stated != (count, place):
             raise IncompatibleError(
-                f"{paths[place].name} states that it is part {stated[1] + 1} of {stated[0]}"
+                f"{paths[place].name} contains part {stated[1] + 1} of {stated[0]}: rename or replace it"
             )
     wanted, tensors = _number(first, "split.tensors.count"), sum(len(reader.tensors) for reader in readers)
     if wanted and wanted != tensors:
@@ -68,7 +71,7 @@ def read_parts(path: Path) -> "list[QuickReader]":
 
 
 def read_fields(reader: "QuickReader") -> dict[str, Any]:
-    """Return a file's metadata, without long lists of the vocabulary."""
+    """Return a file's metadata, without the tokenizer's long lists."""
     return {
         name: reader.value(name)
         for name in reader.fields

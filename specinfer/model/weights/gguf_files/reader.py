@@ -1,4 +1,4 @@
-"""Reads GGUF metadata quickly: long lists are read on request.
+"""Reads GGUF metadata quickly: long lists are skipped until they are needed.
 
 The `gguf` package makes two numpy arrays per entry of a list, 20 seconds for 150,000 tokens.
 """
@@ -13,11 +13,11 @@ from gguf.constants import GGUFEndian, GGUFValueType
 from specinfer.errors import IncompatibleError
 
 _LONG = 4096
-"""Minimum length of a list that is skipped."""
+"""Lists of at least this length are skipped."""
 
 
 class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
-    """A `GGUFReader` that skips long lists; `value` reads them."""
+    """A `GGUFReader` that reads long lists only in `value`."""
 
     def __init__(self, path: Path) -> None:
         self._lists: dict[int, tuple[GGUFValueType, int]] = {}
@@ -26,7 +26,7 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         super().__init__(path)
 
     def value(self, name: str) -> Any:
-        """Return a metadata value; read a skipped list now."""
+        """Return a key's value; reads the list if it was skipped."""
         field = self.fields[name]
         offset = field.offset + 8 + len(name.encode()) + 4  # after length, name and type
         if offset not in self._lists:
@@ -34,16 +34,16 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         return self._read_list(offset + 12, *self._lists[offset])
 
     def bytes_of(self, tensor: Any, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read a tensor's rows `start` to `stop` from the file, as stored.
+        """Read rows `start` to `stop` of a tensor, as stored.
 
         Raises:
-            IncompatibleError: if the file ends within them.
+            IncompatibleError: if the file ends within the rows.
         """
         rows = tensor.data[start:stop]
         row = rows.nbytes // len(rows) if len(rows) else 0
         read = np.fromfile(self.path, np.uint8, rows.nbytes, offset=int(tensor.data_offset) + start * row)
         if read.nbytes != rows.nbytes:
-            raise IncompatibleError(f"{self.path} ends in {tensor.name}")
+            raise IncompatibleError(f"{self.path} ends in {tensor.name}: copy the file again")
         rows_of_bytes: np.ndarray = read.view(rows.dtype).reshape(rows.shape)
         return rows_of_bytes
 
@@ -64,17 +64,17 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         return "little" if self.endianess == GGUFEndian.LITTLE else "big"
 
     def _size_of(self, start: int, kind: GGUFValueType, count: int) -> int:
-        """Return the number of bytes of a list's entries.
+        """Return the size of a list in bytes.
 
         Raises:
-            IndexError: if the file ends within them.
+            IndexError: if the file ends within the list.
         """
         if kind != GGUFValueType.STRING:
             return count * int(np.dtype(self.gguf_scalar_to_np[kind]).itemsize)
         data, at, end, order = memoryview(self.data), start, len(self.data) - 8, self._order
         for _ in range(count):
             if at > end:
-                raise IndexError("the file ends within a list")
+                raise IndexError("the file ends within a list of its metadata")
             at += 8 + int.from_bytes(data[at : at + 8], order)
         return at - start
 

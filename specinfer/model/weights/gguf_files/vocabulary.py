@@ -1,4 +1,4 @@
-"""Converts the tokenizer of a GGUF file.
+"""Converts a GGUF file's tokenizer to files of a model directory.
 
 An answer ends at the tokens at which llama.cpp ends it: those of the keys `eos`, `eot` and `eom`, and tokens named like
 known ends of turns, as many files lack these keys.
@@ -28,11 +28,11 @@ _FOR_TRANSFORMERS = {
     "padding_token_id": "pad_token_id",
     "add_space_prefix": "add_prefix_space",
 }
-"""Keys of a file -> names in `transformers`."""
+"""Keys of a file -> names in `transformers`' converter."""
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-"""Special tokens' names in `transformers` -> in keys of a file."""
+"""Special tokens: name in `transformers` -> name in keys of a file."""
 _CONTROL = 3
-"""Type number of control tokens."""
+"""Number of control tokens in `tokenizer.ggml.token_type`."""
 _TURN_ENDS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
@@ -49,16 +49,15 @@ _BOS_BY_DEFAULT = frozenset(
         *("jina-v5-nano", "tekken"),
     }
 )
-"""Values of `tokenizer.ggml.pre` whose texts begin with BOS."""
+"""Values of `tokenizer.ggml.pre` with which texts begin with BOS."""
 _AS_GPT2 = frozenset({"default", "gpt-2", "phi-2", "smollm", "exaone4", "mellum", "a.x-4.0", "gigachat"})
-"""Values of `tokenizer.ggml.pre` with GPT-2's splitting."""
+"""Values of `tokenizer.ggml.pre` that split texts like GPT-2."""
 
 
 class Vocabulary:
     """A GGUF file's metadata about its tokenizer."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Take all metadata, including the lists of tokens."""
         self._fields = fields
         self.tokens: Sequence[str] = self._get("tokens", ())
         self._types: Sequence[int] = self._get("token_type", ())
@@ -67,7 +66,7 @@ class Vocabulary:
         return self._fields.get(_PREFIX + name, default)
 
     def end_tokens(self) -> list[int]:
-        """Return the ids that end an answer: from keys, then by name."""
+        """Return ids of tokens that end an answer: by key, by name."""
         keyed = [self._get(f"{name}_token_id") for name in _KEYS]
         named = set(self._named_ends())
         return list(dict.fromkeys([*(int(value) for value in keyed if value is not None), *sorted(named)]))
@@ -82,7 +81,7 @@ class Vocabulary:
                 yield token
 
     def chat_templates(self) -> dict[str, str]:
-        """Return additional chat templates by name.
+        """Return chat templates besides the default one, by name.
 
         Raises:
             IncompatibleError: if a name cannot be a file's name.
@@ -97,10 +96,10 @@ class Vocabulary:
         return templates
 
     def adapt(self, stages: dict[str, Any]) -> None:
-        """Change the `tokenizer.json` of `transformers` to match the file.
+        """Change a `tokenizer.json` of `transformers` to agree with the GGUF file.
 
         Raises:
-            IncompatibleError: naming an unknown value.
+            IncompatibleError: naming a key with an unsupported value.
         """
         match self._get("model"):
             case "gpt2":
@@ -112,17 +111,17 @@ class Vocabulary:
                 raise IncompatibleError(f"GGUF: {_PREFIX}{key} = True: must be False")
 
     def begins_with_bos(self) -> bool | None:
-        """Return the default for BOS; None: the default of `transformers`."""
+        """Return True if texts begin with BOS by default; None: see `transformers`."""
         unsaid = self._get("add_bos_token") is None and self._get("model") == "gpt2"
         return True if unsaid and self._get("pre") in _BOS_BY_DEFAULT else None
 
     def for_transformers(self) -> dict[str, Any]:
-        """Return the values from which `transformers` builds a tokenizer."""
+        """Return the values from which `transformers`' converter builds a tokenizer."""
         settings = {short: self._get(key) for key, short in _FOR_TRANSFORMERS.items()}
         return {short: value for short, value in settings.items() if value is not None}
 
     def options(self) -> dict[str, Any]:
-        """Return arguments of a `transformers` tokenizer: special tokens, templates."""
+        """Return further arguments of a tokenizer: special tokens, chat template, BOS, EOS."""
         options: dict[str, Any] = {
             f"{name}_token": None if (token := self._get(f"{key}_token_id")) is None else self.tokens[token]
             for name, key in _SPECIAL.items()
@@ -150,7 +149,7 @@ class Vocabulary:
             stages["model"]["ignore_merges"] = True
 
     def _adapt_pieces(self, stages: dict[str, Any]) -> None:
-        """Apply `add_space_prefix`, if set, to the space before texts."""
+        """Add or omit the space before texts, if `add_space_prefix` is set."""
         prefix = self._get("add_space_prefix")
         if prefix is None:
             return
@@ -187,7 +186,7 @@ def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -
 
 
 def _declare(backend: Any, path: Path) -> None:
-    """Add the added tokens' ids to `tokenizer_config.json`, for quick loading."""
+    """Copy added tokens to `tokenizer_config.json`, so that loading is quick."""
     flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
     config = json.loads(path.read_bytes())
     config["added_tokens_decoder"] = {
@@ -200,7 +199,7 @@ def _declare(backend: Any, path: Path) -> None:
 def _of_transformers(architecture: str, vocabulary: Vocabulary) -> Any:
     """Return the tokenizer that `transformers` builds from the metadata.
 
-    Its own reading of the file takes 20 seconds for a vocabulary of 150,000 tokens.
+    If `transformers` read the file itself, 150,000 tokens would take 20 seconds.
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import convert_gguf_tokenizer
@@ -209,6 +208,6 @@ def _of_transformers(architecture: str, vocabulary: Vocabulary) -> Any:
         backend, _ = convert_gguf_tokenizer(architecture, vocabulary.for_transformers())
         return PreTrainedTokenizerFast(tokenizer_object=backend, **vocabulary.options())
     except KeyError as error:
-        raise IncompatibleError(f"GGUF: the tokenizer lacks {error}") from error
+        raise IncompatibleError(f"GGUF: the tokenizer lacks tokenizer.ggml.{error.args[0]}") from error
     except ValueError as error:
         raise IncompatibleError(f"GGUF: transformers cannot build the tokenizer: {error}") from error

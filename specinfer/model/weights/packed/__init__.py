@@ -22,7 +22,7 @@ from specinfer.model.weights.source import kept_gguf
 
 
 def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.Tensor]:
-    """Return a model directory's tensors, dequantised.
+    """Open a model directory's tensors; quantised ones are dequantised on reading.
 
     Raises:
         SettingError: if there are no *.safetensors.

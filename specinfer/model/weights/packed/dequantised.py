@@ -10,25 +10,25 @@ from specinfer.model.weights.interfaces import NamedTensors
 from specinfer.model.weights.packed.scheme import Scheme
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Place of each output's four bits in a word of eight outputs."""
+"""Position of outputs 0 to 7 in a word of eight numbers."""
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
-"""Scales of activations, which are not quantised here."""
+"""Endings of tensor names that are ignored: activations are not quantised here."""
 
 
 class DequantisedWeights(NamedTensors):
-    """Weights whose quantised matrices are read in float32."""
+    """Weights whose quantised matrices are dequantised to float32 on reading."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
         """Find the quantised matrices.
 
         Raises:
-            IncompatibleError: if a matrix lacks a part, or no matrix is quantised.
+            IncompatibleError: if a matrix lacks a tensor, such as its scales, or no matrix is quantised.
         """
         self._weights, self._scheme = weights, scheme
         groups = self._scaled() if scheme.kind == "fp8" else self._grouped()
         self._parts: dict[str, dict[str, str]] = dict(groups)
-        """Part -> name in the file, by name of the quantised matrix."""
+        """Quantised matrix -> its tensors: kind -> name in the checkpoint."""
         if not self._parts:
             raise IncompatibleError(f"quantization_config names {scheme.kind}, but no tensor is quantised")
         used = {name for parts in self._parts.values() for name in parts.values()}
@@ -62,7 +62,7 @@ class DequantisedWeights(NamedTensors):
         return parts
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor after dequantisation."""
+        """Return a tensor's shape after dequantisation."""
         if name not in self._parts:
             return shape_of(self._weights, name)
         first = shape_of(self._weights, next(iter(self._parts[name].values())))
@@ -91,13 +91,13 @@ class DequantisedWeights(NamedTensors):
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack words [A, B] to [A, B, 32 / bits], lowest bits first."""
+    """Unpack int32 [A, B] to [A, B, 32 / bits], lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return (words[..., None] >> shifts) & ((1 << bits) - 1)
 
 
 def _gptq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
-    """Return [out, in]; a word packs adjacent inputs (zeros: outputs)."""
+    """Return a matrix [out, in]; words contain adjacent inputs."""
     packed, scales = parts["qweight"], parts["scales"].float()
     weight = _unpacked(packed, scheme.bits).transpose(1, 2).reshape(-1, packed.shape[1])  # [in, out]
     zeros = _unpacked(parts["qzeros"], scheme.bits).flatten(1) + scheme.zero_offset  # [groups, out]
@@ -109,7 +109,7 @@ def _gptq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
 
 
 def _awq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
-    """Return [out, in]; a word packs adjacent outputs in AWQ's order."""
+    """Return a matrix [out, in]; words contain adjacent outputs in AWQ's order."""
     weight = _unpacked(parts["qweight"], 4)[..., _AWQ_ORDER].flatten(1)  # [in, out]
     zeros = _unpacked(parts["qzeros"], 4)[..., _AWQ_ORDER].flatten(1)  # [groups, out]
     scales, inputs = parts["scales"].float(), len(weight)
@@ -123,7 +123,7 @@ def _check_groups(scales: int, zeros: int, inputs: int, size: int) -> None:
     wanted = -(-inputs // size)
     if not scales == zeros == wanted:
         raise IncompatibleError(
-            f"group_size = {size}: {scales} groups of scales, {zeros} of zeros, {wanted} needed"
+            f"group_size = {size}: scales and qzeros must have {wanted} groups, have {scales} and {zeros}"
         )
 
 
@@ -132,13 +132,15 @@ def _fp8(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
     if scheme.block is None:
         rows = scale.reshape(-1, 1) if scale.dim() < 2 else scale
         if rows.shape not in ((1, 1), (len(weight), 1)):
-            raise IncompatibleError(f"scales of shape {list(scale.shape)} for a matrix {list(weight.shape)}")
+            raise IncompatibleError(
+                f"scales of shape {list(scale.shape)}: must be 1 or {len(weight)}, 1 per row"
+            )
         return weight * rows
     height, width = scheme.block
     wanted = (-(-weight.shape[0] // height), -(-weight.shape[1] // width))
     if tuple(scale.shape) != wanted:
         raise IncompatibleError(
-            f"scales of shape {list(scale.shape)} for blocks {list(wanted)} of {scheme.block}"
+            f"scales of shape {list(scale.shape)}: must be {list(wanted)} for blocks of {scheme.block}"
         )
     spread = scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
     return weight * spread[: weight.shape[0], : weight.shape[1]]

@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = frozenset(
         *("quantization_status", "version", "zero_point", "kv_cache_scheme", "config_groups", "format"),
     }
 )
-"""Keys that do not affect arithmetic, or are checked elsewhere."""
+"""Keys without effect on arithmetic, or checked by other code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class Scheme:
     """Quantisation of a checkpoint's matrices."""
 
     kind: str
-    """"gptq", "awq" or "fp8"."""
+    """One of "gptq", "awq" and "fp8"."""
     bits: int = 8
     group: int = -1
-    """Number of inputs that share a scale; -1: all."""
+    """Number of inputs that share a scale; -1: all inputs."""
     ordered: bool = False
     """True if `g_idx` assigns inputs to groups (order of activations)."""
     zero_offset: int = 0
-    """Number to add to the file's zero points."""
+    """Number to add to stored zero points."""
     block: tuple[int, int] | None = None
-    """(Rows, columns) of a scaled block; None: see the scales' shape."""
+    """(Rows, columns) per scale; None: one scale per row or matrix."""
 
 
 def read_scheme(directory: Path) -> Scheme | None:
-    """Return the quantisation of a model directory; None: not quantised.
+    """Return a model directory's quantisation; None if it is not quantised.
 
     Raises:
         IncompatibleError: naming an unsupported key and its value.
@@ -69,7 +69,6 @@ def read_scheme(directory: Path) -> Scheme | None:
 
 
 def scheme_of(fields: Mapping[str, Any]) -> Scheme:
-    """Return the quantisation that a `quantization_config` describes."""
     method = str(fields.get("quant_method"))
     readers = {
         "gptq": _gptq,
@@ -124,7 +123,7 @@ def _fp8(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
     if block is not None and not (
         len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
     ):
-        raise _refusal("weight_block_size", block, "must be two sizes")
+        raise _refusal("weight_block_size", block, "must be [rows, columns]")
     return Scheme("fp8", block=None if block is None else (block[0], block[1])), {"weight_block_size"}
 
 
@@ -143,7 +142,7 @@ def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
         set(fields.get("sparsity_config") or {}) - {"format"}
         or (fields.get("sparsity_config") or {}).get("format", "dense") != "dense"
     ):
-        raise _refusal("sparsity_config", fields["sparsity_config"], "must name no sparsity")
+        raise _refusal("sparsity_config", fields["sparsity_config"], "must be absent or dense")
     return Scheme("fp8"), {"sparsity_config"}
 
 

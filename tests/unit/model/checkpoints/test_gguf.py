@@ -113,7 +113,7 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
         "llama.attn_logit_softcapping = 50",
     ),
     "scale": (lambda f: f.values.update({"logit_scale": 8.0}), "llama.logit_scale = 8"),
-    "experts": (lambda f: f.values.update({"expert_count": 8}), "no field llama.expert_used_count"),
+    "experts": (lambda f: f.values.update({"expert_count": 8}), "lacks the key llama.expert_used_count"),
     "long factors": (
         lambda f: f.values.update({"rope.scaling.type": "longrope"}),
         "rope.scaling.type = 'longrope'",
@@ -125,7 +125,7 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
     "head": (lambda f: f.values.update({"rope.dimension_count": 8}), "rope.dimension_count = 8"),
     "vocabulary": (
         lambda f: f.values.update({"vocab_size": 90}),
-        "vocab_size = 90: token_embd.weight has 97 rows",
+        "vocab_size = 90: must be 97, as token_embd.weight",
     ),
     "both scalings": (
         lambda f: (
@@ -222,7 +222,7 @@ def test_parts_are_joined_or_refused(tmp_path: Path) -> None:
         GgufWeights(paths[1])
     other = paths[1].read_bytes()
     paths[1].write_bytes(paths[2].read_bytes())
-    with pytest.raises(IncompatibleError, match=r"00002-of-00003\.gguf states that it is part 3 of 3"):
+    with pytest.raises(IncompatibleError, match=r"00002-of-00003\.gguf contains part 3 of 3"):
         GgufWeights(paths[0])
     paths[1].write_bytes(other)
     paths[2].unlink()

@@ -130,5 +130,5 @@ def test_a_windowed_cache_is_the_torch_executors() -> None:
 
 def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "interpreted", lambda: False)
-    with pytest.raises(SettingError, match=r"device = 'cpu'.* needs a GPU"):
+    with pytest.raises(SettingError, match=r"device = 'cpu': the gpu executor needs cuda"):
         launch.check_device("cpu")

@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from specinfer.errors import SettingError, UnavailableError
+from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.executor import TorchExecutor
 from specinfer.model.native import build
 from specinfer.model.native.build import (
@@ -24,7 +25,9 @@ from specinfer.model.native.build import (
     load_library,
     variant_path,
 )
+from specinfer.model.native.model import check_supported
 from specinfer.model.sampling.distributions import probabilities
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.sampling import Sampling
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import processor_flags
@@ -147,7 +150,7 @@ def test_other_machines_get_an_empty_directory_and_a_warning(
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert build_variants(tmp_path / "kernels") == []
     assert list((tmp_path / "kernels").iterdir()) == []
-    assert "no native kernels are compiled for aarch64" in caplog.text
+    assert "native kernels need x86-64: none are compiled for aarch64" in caplog.text
 
 
 def test_the_command_says_in_one_line_what_went_wrong(tmp_path: Path) -> None:
@@ -199,6 +202,9 @@ def test_options_for_the_compiler_make_a_library_of_their_own(monkeypatch: pytes
 def test_unsupported_models_are_named() -> None:
     with pytest.raises(SettingError, match="head_dim = 8: must be a multiple of 16"):
         runner_of(tiny_transformers("llama"), executor="native")
+    odd = replace(from_transformers(tiny_transformers("llama").config), head_dim=16, intermediate_size=65)
+    with pytest.raises(IncompatibleError, match="hidden or MLP size 65: must be even"):
+        check_supported(odd, torch.float32, "cpu")
 
 
 def test_a_process_that_runs_without_kernels_does_not_load_them_to_draw_a_token() -> None:

@@ -206,7 +206,9 @@ def test_sixteen_nodes_count_as_one_state() -> None:
     runner.forward([Segment(first, [5], tokens_of(1, 17), [-1] * 17)])
     assert (states.needed, len(states)) == (3, 18)
     runner.forward([Segment(second, [5])])
-    with pytest.raises(ExhaustedError, match="memory of recurrent layers full: 4 states needed, 2 free"):
+    with pytest.raises(
+        ExhaustedError, match="memory for recurrent states full: a request needs 4 more, 2 are free"
+    ):
         runner.cache.reserve(second, 1, 32)
     runner.cache.commit(first, [3])
     assert (states.needed, len(states)) == (2, 2)
@@ -223,7 +225,7 @@ def test_states_at_ends_of_blocks_inside_a_tree_are_counted() -> None:
     runner.forward([Segment(first, tokens_of(1, 15), tokens_of(2, 16), parents)])
     made = len({state.base.address for state in states._states.values() if state.base})
     assert (made, states.needed) == (8, 2 + 1 + 8)
-    with pytest.raises(ExhaustedError, match="11 states needed, 3 free"):
+    with pytest.raises(ExhaustedError, match="a request needs 11 more, 3 are free"):
         runner.cache.reserve(second, 14, 16, parents)
     runner.cache.commit(first, [0, 8])
     assert states.needed == 2
@@ -243,7 +245,7 @@ def test_memory_is_used_again() -> None:
 
 
 def test_no_prefixes_are_kept_in_files(tmp_path: Any) -> None:
-    with pytest.raises(SettingError, match="states of recurrent layers are not kept in files"):
+    with pytest.raises(SettingError, match="must be empty for models with recurrent layers"):
         make("qwen3_5_text").keep_prefixes(tmp_path, "model", 1 << 20)
 
 
@@ -311,5 +313,5 @@ def test_parts_that_know_only_attention_refuse_such_models(family: str) -> None:
     model = random_model(family)
     with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*recurrent layers"):
         runner_of(model, executor="native", kv_window=64)
-    with pytest.raises(SettingError, match="recurrent layers need native or generic"):
+    with pytest.raises(SettingError, match="recurrent layers need the native or generic executor"):
         runner_of(model, executor="torch")

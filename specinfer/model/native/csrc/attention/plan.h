@@ -32,7 +32,7 @@ class AttentionPlan {
   int units = 0;
   bool by_segments = false;  // True if each segment of a group is a unit
 
-  // Only one thread may call it.
+  // Plans a pass. Only one thread may call it.
   void make(const Shape& s, const Pass& p) {
     const int group = s.heads / s.kv_heads;
     int64_t work = 0;

@@ -52,7 +52,7 @@ class Rules {
   // Only best-first trees of points may end early: draws must not depend on tokens of other trees.
   bool may_end(const GrowingTree& t) const { return !g_.levels && !t.job->draws && !t.job->width; }
 
-  // Returns the length of lists: for the trees' nodes, for rivals of the score, or for the support of draws.
+  // Returns the length of the candidate lists: enough for the trees' nodes, the softmax of scores and the support of draws.
   int listed(const std::vector<GrowingTree*>& active, int vocabulary) const {
     int most = g_.most;
     for (const GrowingTree* t : active) {

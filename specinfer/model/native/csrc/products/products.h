@@ -90,7 +90,7 @@ __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride
   }
 }
 
-// The same for all vectors of the tile, in turns of as many as registers allow. Each turn prefetches its part.
+// Multiplies MR rows by all NV vectors of a tile: one `sweep` per as many vectors as registers allow. Each prefetches its part.
 template <class Kind, int MR, int NV>
 inline void micro(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
   constexpr int V = std::clamp(SUMS / MR, 1, NV), sweeps = NV / V;
@@ -155,13 +155,14 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
   }
 }
 
-// The same for a matrix in blocks; `finish` as for `multiply`.
+// Calls `sweep_blocks` for `rows` rows, from 1 to MR, as a constant.
 template <class F, int MR>
 inline void sweep_rows(int rows, const ByteUnit* a, size_t stride, const char* w, int blocks, float* out, const char* fetch, int lines) {
   if (rows == MR) return sweep_blocks<F, MR>(a, stride, w, blocks, out, fetch, lines);
   if constexpr (MR > 1) sweep_rows<F, MR - 1>(rows, a, stride, w, blocks, out, fetch, lines);
 }
 
+// Multiplies `range` of the tiles of a matrix in GGUF blocks by all rows; `next` and `finish` as in `multiply_tiles`.
 template <class F, class Finish>
 void multiply_blocks(const Matrix& m, const ByteUnit* a, int rows, Range range, const char* next, Finish finish) {
   using B = Blocks<F>;
@@ -215,7 +216,7 @@ void multiply_rows(const Matrix& m, const Inputs& inputs, const float* x, Range 
   multiply_dense<Bf16>(m, m.input == PLAIN ? static_cast<const void*>(x) : inputs.halves() + first * m.k, rows, range, next, finish);
 }
 
-// The same for all rows.
+// Multiplies some tiles by all rows of the input; see `multiply_rows`.
 template <class Finish>
 void multiply(const Matrix& m, const Inputs& inputs, const float* x, int rows, Range range, const char* next, Finish finish) {
   multiply_rows(m, inputs, x, {0, rows}, range, next, finish);

@@ -7,7 +7,7 @@
 
 namespace specinfer {
 
-// One thread's part of such layers.
+// One thread's part of short convolutions.
 class ShortConvolution {
  public:
   ShortConvolution(Model& m, const Pass& p, int thread, int threads)

@@ -59,7 +59,8 @@ inline Floats above_exp2(Floats x) {
   return scale_by_power(fma(sub(x, n), spread(0.70710678f), spread(1.0608f)), n);
 }
 
-// The same for p = softmax(logits / temperature), which is not stored. Also -1 if a logit is NaN or +infinity.
+// Returns argmin of E / p for p = softmax(logits / temperature), without storing p; -1 if a logit is NaN or +infinity, or all
+// are -infinity.
 inline int choose_by_logits(const float* logits, int n, float temperature, uint64_t key) {
   const Floats lowest = spread(-3e38f);
   Floats top = spread(-INFINITY), strange = zeros();
