@@ -53,7 +53,7 @@ def main(
 
 
 def counts(result: Result) -> list[int]:
-    """Return the number of steps by accepted drafted tokens."""
+    """Return a list: entry i counts the steps that accepted i drafts."""
     return [result.accepted[i] for i in range(max(result.accepted) + 1)]
 
 

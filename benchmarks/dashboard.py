@@ -74,7 +74,7 @@ def start_prometheus(directory: Path, ports: dict[str, int], port: int) -> Child
 
 
 async def work(address: str, speed: float) -> None:
-    """Run every phase, with its own prompts."""
+    """Run every phase of `PHASES`."""
     prompts = read_prompts()
     async with AsyncClient(address) as client:
         for clients, seconds in PHASES:

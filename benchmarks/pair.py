@@ -32,13 +32,13 @@ STREAMS = (1, 4, 16)
 PLAIN = "plain"
 LLAMA_SERVER = "llama-server"
 _LONGEST = 800
-"""Maximum characters of a prompt, since decoding is measured."""
+"""Maximum characters of a prompt; of longer texts, the end is used."""
 _CONTEXT = 1024
-"""Context tokens per stream in llama-server."""
+"""Context tokens per stream (concurrent request) in llama-server."""
 Rates = dict[tuple[str, int, str], list[float]]
-"""Tokens per second of every turn, by kind, streams and mode."""
+"""Tokens per second of every turn, by (kind of text, streams, mode)."""
 Mode = Callable[[Sequence[str], int, int], float]
-"""Returns tokens per second for texts, streams and answer length."""
+"""(texts, concurrent requests, tokens per answer) -> tokens per second."""
 
 
 def main(

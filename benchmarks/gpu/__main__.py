@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 470.0
-"""Seconds of the whole run: eight minutes without start and end."""
+"""Time limit of all sections together, in seconds."""
 NEEDED = ("numpy", "torch", "triton", "transformers")
 _VERSIONS = (*NEEDED, "flashinfer-python")
 

@@ -83,9 +83,9 @@ class Scale:
     cells: tuple[Cell, ...]
     """Cells by importance; those without time or memory are skipped."""
     distinct_bytes: int
-    """Total bytes of a call's buffer sets, more than the chip's cache."""
+    """Total bytes of a call's buffer sets; must exceed the chip's cache."""
     compiled: int
-    """Number of cells measured with compiling libraries, from the first."""
+    """Number of first cells measured with `COMPILED` libraries, too."""
     shapes: tuple[ModelShape, ...]
     drafter: ModelShape
     """Shape of the small model that grows trees."""

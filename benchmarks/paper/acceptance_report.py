@@ -47,7 +47,7 @@ SHAPES = {
     "<k,1,1,...>": "<{k},1,1,...>",
     "best-first, 8k nodes": "best-first, {n} nodes",
 }
-"""Names of results of width k, by label."""
+"""Templates of result names (width k, n nodes), by row label."""
 
 
 def markdown(report: dict[str, Any]) -> str:

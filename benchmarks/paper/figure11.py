@@ -1,6 +1,6 @@
 """Measure figure 11 of the paper: trees and separate sequences, by batch.
 
-Writes `benchmarks/results/figure-11.md` and `.png`, or others with `--out` (a widened target).
+Writes `benchmarks/results/figure-11.md` and `.png`; `--out` sets another path.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +89,7 @@ _SIZE = (5.6, 3.6)
 
 
 def beside_paper(paper: Mapping[str, str], ours: Sequence[Sequence[float]]) -> list[str]:
-    """Return the paper's figures with the range of ours over batches."""
+    """Tabulate the paper's figures and the range of ours over batches."""
     ranges = [f"{min(values):.2f}x to {max(values):.2f}x" for values in ours]
     rows = [
         line(what, [said, our_range]) for (what, said), our_range in zip(paper.items(), ranges, strict=True)

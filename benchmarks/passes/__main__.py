@@ -41,7 +41,7 @@ from specinfer.model.weights.source import kept_gguf
 
 OURS, PEER = "SpecInfer", "llama.cpp"
 FEW = 8
-"""Minimum total rows of a size's passes in a turn."""
+"""Passes of n rows run max(1, FEW // n) times per turn."""
 
 
 def main(
@@ -139,9 +139,9 @@ def measure(
     sizes: list[int],
     turns: int,
 ) -> dict[str, Figures]:
-    """Return figures by system, from turns in alternating order.
+    """Return each system's figures; systems alternate in turns.
 
-    Prompt speed is measured by a chunk in every second turn; for long contexts, by reading the context.
+    Prompt speed comes from chunks of `CHUNK` tokens, or from reading a context longer than `CHUNK`.
     """
     task: dict[str, Any] = {"context": tokens, "threads": torch.get_num_threads(), "read": READ}
     systems: dict[str, Callable[[list[int]], SystemTimes]] = {
@@ -162,14 +162,14 @@ def measure(
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any], sizes: list[int]) -> SystemTimes:
-    """Return llama.cpp's times of passes of these sizes.
+    """Return llama.cpp's times of passes of `sizes` rows.
 
     Raises:
         UnavailableError: if llama.cpp failed.
     """
     answer = peer.measure(task | {"rows": sizes})
     if isinstance(answer, str):
-        raise UnavailableError(f"llama.cpp {answer}")
+        raise UnavailableError(f"llama.cpp cannot be measured: {answer}")
     return SystemTimes(**answer)
 
 

@@ -137,7 +137,7 @@ def through_services(weights: str, kind: str, task: dict[str, Any]) -> dict[str,
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a peer's modes, or why they are missing."""
+    """Return a peer's figures by mode, or `missing` with the reason."""
     result = peer.measure(task)
     if isinstance(result, str):
         return {peer.label: {"missing": result}}
@@ -158,7 +158,7 @@ def rotated(prompts: list[list[int]], start: int) -> list[list[int]]:
 
 
 def load(kv_window: int = 0, weights: str = "bf16") -> ModelRunner:
-    """Load the default model; `kv_window` 0: the whole cache."""
+    """Load the default model; `kv_window` tokens stay cached, 0: all."""
     options = RunnerOptions(kv_window=kv_window, weights=weights)
     return load_checked(resolve_model(MODEL), options)
 

@@ -18,9 +18,9 @@ CHUNK = 512
 SPARE = 64
 """Positions beyond context and chunk."""
 FORMATS = {"bf16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
-"""ggml's types of keys and values by ours.
+"""ggml's type of cached keys and values by our `kv_type`.
 
-Float16 stands for bf16: it is llama.cpp's default, and llama.cpp cannot shift a cache in bfloat16.
+bf16 is compared with float16, llama.cpp's default: llama.cpp cannot shift a cache in bfloat16.
 """
 
 
@@ -51,9 +51,9 @@ class LlamaPasses:
         self._tokens = llama_cpp.llama_vocab_n_tokens(vocabulary)
 
     def make_context(self, length: int, read: int, threads: int) -> None:
-        """Read random tokens and copy them up to a length.
+        """Read `read` random tokens, then copy them up to `length` tokens.
 
-        A context of the same length is reused.
+        An existing context of the same length is reused.
         """
         if length == self._length:
             return
@@ -75,7 +75,7 @@ class LlamaPasses:
         self._length = length
 
     def _copy(self, count: int, start: int) -> None:
-        """Append a copy of the first tokens.
+        """Copy the cached first `count` tokens to position `start`.
 
         The next pass shifts the copy's positions.
         """

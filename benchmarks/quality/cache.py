@@ -67,7 +67,7 @@ def last_logits(runner: ModelRunner, text: Sequence[int]) -> torch.Tensor:
 def compare(
     reference: ModelRunner, runner: ModelRunner, encoded: Sequence[Sequence[int]]
 ) -> Iterator[dict[int, Distance]]:
-    """Yield distances by text length after each text; 0: all texts."""
+    """Yield distances by text length (0: all texts), updated after each text."""
     pairs_by_length: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: []}
     for text in encoded:
         pair = distances(last_logits(runner, text), last_logits(reference, text))

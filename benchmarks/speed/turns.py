@@ -30,7 +30,7 @@ class Tally:
     accepted: int = 0
 
     def add(self, answer: Answer) -> None:
-        """Add a request, with the time of its prompt."""
+        """Add a request; its time includes reading the prompt."""
         self.seconds += answer.ttft_s + answer.tpot_s * (len(answer.token_ids) - 1)
         self.tokens += len(answer.token_ids)
         self.steps += answer.summary.stats.steps
@@ -67,8 +67,7 @@ def part_of(
 ) -> list[EvaluationPrompt]:
     """Return the prompts of a turn.
 
-    At batch 1 a turn has a share of all prompts; at larger batches more, for full batches. Sources alternate, so
-    every part has all sources.
+    A turn has 1 / `turns` of the prompts, but at least 3 * `batch`. Sources alternate, so every turn has all.
     """
     by_source: dict[str, list[EvaluationPrompt]] = defaultdict(list)
     for prompt in prompts:

@@ -38,7 +38,7 @@ def process_counters(name: str, pid: int | str) -> dict[str, float]:
 
 
 def metric_values(port: int) -> dict[str, float]:
-    """Return a service's counts by sample; labels follow the name."""
+    """Return a service's metrics by "NAME.LABEL", without buckets."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     return {
@@ -92,7 +92,7 @@ async def service_counters(
 
 
 def in_process_counters(llm: LLM, pass_cpu_s: float) -> dict[str, float]:
-    """Return an `LLM`'s counters in this process; `pass_cpu_s` is for passes."""
+    """Return an `LLM`'s counters; `pass_cpu_s` is the processor time of passes."""
     totals = {metric.name: metric.value for metric in llm.get_metrics()}
     return {
         "wall": time.perf_counter(),

@@ -120,7 +120,7 @@ def _lines(panel: Panel, prometheus: str, span: TimeRange) -> Iterator[Line]:
 
 
 def _name(legend: str, labels: Mapping[str, str]) -> str:
-    """Return a line's name without addresses, which are arbitrary here."""
+    """Return a line's name without addresses, which differ in every run."""
     shown = {key: value for key, value in labels.items() if key != "instance"}
     return re.sub(r"{{(\w+)}}", lambda found: shown.get(found[1], ""), legend).strip()
 
