@@ -1,4 +1,4 @@
-"""Record events as metrics, totals, logs and traces, without text.
+"""Record events as metrics, totals, logs and traces, without texts of requests.
 
 The observer implements `gateway.events.Events`; serving does not depend on it.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Listener to the events of one gateway."""
+    """Implementation of `Events` for one gateway."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Observer:
         Args:
             metrics: metrics to update.
             traces: traces of requests; None without tracing.
-            record: called with every step, and the speculators' names by number.
+            record: called with every step and `names`; `names[i]` is the name of speculator i.
         """
         self._record = record
         self.metrics, self._totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
         self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
         self._progress: list[Progress] = []
-        """Progress not counted yet; counting in batches is cheaper."""
+        """Progress to be counted by `count`; counting in batches is cheaper."""
 
     @property
     def totals(self) -> GatewayTotals:
@@ -85,7 +85,9 @@ class Observer:
 
     def report_fault(self, request_id: str, error: Exception) -> str:
         """Log an internal fault; return the message for the client."""
-        log.error("request %s ends by a fault", request_id, exc_info=error, extra=self._about(request_id))
+        log.error(
+            "request %s ends by an internal fault", request_id, exc_info=error, extra=self._about(request_id)
+        )
         self.step_failed()
         return FaultError("internal error", error).for_logs
 
@@ -106,7 +108,7 @@ class Observer:
         self._record(step, pool.names)
 
     def count(self) -> None:
-        """Count recorded events. Called twice a second and when a request ends."""
+        """Count recorded events. Called twice a second and when requests end."""
         steps, self._steps = self._steps, []
         progress, self._progress = self._progress, []
         pools = {id(pool): pool for _, pool in steps}
@@ -119,11 +121,11 @@ class Observer:
             self._guarded(self._count_services, pool)
 
     def _guarded(self, count: Callable[..., None], *arguments: object) -> None:
-        """Call `count`; only log its faults."""
+        """Call `count`; log an exception instead of raising it."""
         try:
             count(*arguments)
         except Exception:  # metrics must not stop serving
-            log.exception("an event could not be counted; metrics are incomplete")
+            log.exception("an event could not be counted; the metrics miss it")
             self.step_failed()
 
     def _count_progress(self, item: Progress) -> None:
@@ -145,7 +147,7 @@ class Observer:
 
     @contextmanager
     def trace_step(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
-        """Open the spans of a step; None if no request is traced."""
+        """Open a step's trace spans; yield None without a traced request."""
         trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
         try:
             yield trace
@@ -202,5 +204,5 @@ class Observer:
 
 
 def named(pool: SpeculatorPool) -> list[Named]:
-    """Return the metric labels of a pool's speculators, by number."""
+    """Return a pool's metric labels; entry i is for speculator i."""
     return list(map(Named, pool.places, pool.names))

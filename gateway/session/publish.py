@@ -47,7 +47,7 @@ class Publisher:
         try:
             self._events.progress_stored(item)
         except Exception:  # metrics must not lose tokens
-            log.exception("an event could not be counted; metrics are incomplete")
+            log.exception("an event could not be counted; the metrics miss it")
 
     def show(self, delivered: Iterable[tuple[Sequence[Progress], FinishedStep | None]]) -> None:
         """Send the published outcomes of steps to watches."""
