@@ -237,7 +237,7 @@ async def test_another_verifier_process_is_noticed_at_its_first_answer() -> None
         await channel.channel_ready()
         for _ in range(2):
             with pytest.raises(
-                ServiceChangedError, match="the verifier.s instance is now two instead of one"
+                ServiceChangedError, match=r"the verifier.s instance is now two instead of one"
             ):
                 await client.verify([entry], {})
         await client.describe()
