@@ -93,7 +93,7 @@ def writable(schema: dict[str, Any]) -> dict[str, Any]:
         if not level:
             break
     else:
-        raise PydanticCustomError("too_deep", "has more than {most} levels of nesting", {"most": _DEEPEST})
+        raise PydanticCustomError("too_deep", "nested too deeply: at most {most} levels", {"most": _DEEPEST})
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:
