@@ -58,7 +58,6 @@ def counts(result: Result) -> list[int]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     rest = " at most, bfloat16; n-grams and the shipped SSM, merged, trees at most 8 deep."
     lines = opening("Lengths of accepted paths", report, rest)
     lines += head(

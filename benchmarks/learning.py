@@ -132,7 +132,6 @@ def judged(marks: Marks, held_out: Sequence[tuple[list[int], int]]) -> None:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     plan = report["plan"]
     lines = [
         "# Learning from traffic",

@@ -166,7 +166,6 @@ BY_SOURCE_NODES = 16
 
 
 def methods_markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     rest = (
         " at most, bfloat16. Drafts are points; merged trees are calibrated and cut to the budget as by the "
         "gateway. ±: standard error over prompts."

@@ -22,7 +22,6 @@ def head(columns: Sequence[str], corner: str = "") -> list[str]:
 
 
 def line(label: str, cells: Sequence[str]) -> str:
-    """Return a line of a table."""
     return f"| {label} | " + " | ".join(cells) + " |"
 
 

@@ -1,4 +1,4 @@
-"""Build a gateway from its parts, run it and drain it."""
+"""Build a gateway from its parts, run the gateway, and drain it."""
 
 import asyncio
 import logging

@@ -92,7 +92,7 @@ class SecuritySettings(ServiceSettings):
 
 
 TRACE_RATIO = 0.01
-"""Share of traced requests among those without a caller's `traceparent`."""
+"""Share of traced requests, among requests without a caller's `traceparent`."""
 RETENTION_SECONDS = 600
 """Seconds for which finished requests stay in Redis."""
 EMBEDDED = "embedded:"

@@ -10,8 +10,6 @@ from specinfer import __version__
 
 
 class ErrorDetail(BaseModel):
-    """Cause of an error."""
-
     message: str
     type: str
     param: str | None

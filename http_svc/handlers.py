@@ -48,7 +48,7 @@ class Door:
     def __init__(
         self, callers: CallerKeys, models: Models, metrics: HttpMetrics, ending: asyncio.Event
     ) -> None:
-        """Create the handlers; when `ending` is set, they end running calls."""
+        """Create the handlers; running calls end when `ending` is set."""
         self._callers, self._models, self._metrics = callers, models, metrics
         self._ending = ending
 

@@ -1,4 +1,4 @@
-"""Convert a body to requests of the gateway, one for each choice."""
+"""Convert a body to gateway requests, one for each choice (answer)."""
 
 import json
 from collections.abc import Mapping, Sequence

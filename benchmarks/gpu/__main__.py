@@ -18,7 +18,6 @@ _VERSIONS = (*NEEDED, "flashinfer-python")
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.gpu", description="Kernels, passes and steps on a GPU."
     )

@@ -138,7 +138,7 @@ def random_tree(vocabulary: int, nodes: int, seed: int) -> tuple[list[int], list
 
 HISTOGRAM = "greedy, 32 nodes"
 _WARM_UP = 2
-"""Number of untimed steps; the first one reads the contexts."""
+"""Number of untimed steps; the first step reads the contexts."""
 _LONGEST_PATH = 10
 """Approximate maximum of tokens committed per step."""
 

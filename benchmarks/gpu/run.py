@@ -31,19 +31,19 @@ class Timer(Protocol):
     """Medians of repeated calls, in seconds."""
 
     def launched(self, calls: Sequence[Call]) -> float:
-        """Return the device time of a call, from calls launched together.
+        """Return the mean device time in seconds of calls launched together.
 
         The host's time does not count. Each call has its own data, which is thus not in the chip's cache.
         """
 
     def queued(self, call: Call) -> float:
-        """Return the time of a call among many independent ones.
+        """Return the seconds per call of many independent calls.
 
         This is the device's time per call, or the host's if longer.
         """
 
     def waited(self, call: Call) -> float:
-        """Return the time of a call until the device has finished."""
+        """Return the seconds of a call until the device has finished."""
 
 
 class HostTimer:

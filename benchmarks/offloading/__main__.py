@@ -86,7 +86,6 @@ class MeasuredMode:
     drafted: int = 0
 
     def add(self, rate: float, answers: Sequence[Answer]) -> None:
-        """Add a turn."""
         self.rates.append(rate)
         for answer in answers:
             stats = answer.summary.stats
@@ -219,7 +218,6 @@ def _pass_ms(log: str) -> dict[str, float]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     limit = report["gigabytes_per_second"]
     reader = f"a reader throttled to {limit} GB/s" if limit else "the disk as it is"
     rest = f" ({PLAIN_TOKENS} where plain); {report['model']} in bfloat16, greedy, layers from {reader}."

@@ -152,7 +152,6 @@ def by_source(result: Result) -> dict[str, float]:
 
 
 def draw(results: dict[str, Result], latency: dict[int, dict[int, float]]) -> None:
-    """Plot figures 9 and 10."""
     for kind in KINDS:
         plot_distribution(
             RESULTS / f"tokens-per-step-{kind}.png",

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BATCHES = "1,2,4,8,16"
 DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}
-"""The paper's tree, and one of ours: expansion vector and nodes."""
+"""(expansion vector, nodes) of the paper's tree and of a best-first tree."""
 MIN_PROMPTS = 5
 """Minimum prompts per batch size: one of each source."""
 WARM_UP = 2
@@ -98,7 +98,6 @@ def beside_paper(paper: Mapping[str, str], ours: Sequence[Sequence[float]]) -> l
 
 
 def sequences_report(report: dict[str, Any], picture: str) -> str:
-    """Return the report in Markdown."""
     lines = [
         f"# Figure 11: a tree against its sequences, {report['model']}",
         "",

@@ -96,7 +96,7 @@ def accepted_of_sequences(sequences: Sequence[Sequence[int]], logits: Sequence[t
 
 
 class Comparison:
-    """A target and a drafter; steps of a batch, verified both ways."""
+    """Steps of target and drafter, verified by trees and by sequences."""
 
     def __init__(
         self,

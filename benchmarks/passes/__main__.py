@@ -112,7 +112,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str]) -> dict[str, PeerProcess]:
-    """Return llama.cpp on the same file, for each cache format.
+    """Return a llama.cpp process for the model's GGUF file by cache format.
 
     Raises:
         SettingError: if the model does not come from a GGUF file.

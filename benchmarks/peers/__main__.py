@@ -146,13 +146,12 @@ def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]
 
 
 def settings(native: bool) -> str:
-    """Describe our weights' format and threads."""
     weights = "the GGUF file's blocks of 4 bits" if native else "bfloat16"
     return f"{weights}; {THREADS} threads"
 
 
 def rotated(prompts: list[list[int]], start: int) -> list[list[int]]:
-    """Rotate the prompts, so that every turn begins with another one."""
+    """Rotate the prompts, so that turns begin with different prompts."""
     start %= len(prompts)
     return prompts[start:] + prompts[:start]
 

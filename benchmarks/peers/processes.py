@@ -68,7 +68,6 @@ class PeerProcess:
         return dict(json.loads(answer)) if answer else self._failed()
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

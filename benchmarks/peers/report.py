@@ -23,7 +23,6 @@ COLUMNS = {  # of single requests
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     lines = [
         "# The runtime on a CPU, compared with its peers",
         "",
@@ -168,5 +167,4 @@ def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def settings_list(systems: Measured) -> list[str]:
-    """Return a line for each system with its weights' format and flags."""
     return [f"- {name}: {system['settings']}" for name, system in systems.items() if "settings" in system]

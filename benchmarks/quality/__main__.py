@@ -97,7 +97,7 @@ file itself looks too good.
 
 
 class Row(NamedTuple):
-    """One format."""
+    """Results of one format."""
 
     name: str
     formats: str

@@ -80,7 +80,6 @@ def compare(
 
 
 def table(distances: dict[int, Distance]) -> list[str]:
-    """Return the lines of a table."""
     lines = head(["KL, mean", "KL, 99th percentile", "same first token"], "tokens of a text")
     for length, (mean, high, same) in distances.items():
         lines.append(line(str(length or "all"), [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}"]))

@@ -1,4 +1,4 @@
-"""Distance of next-token distributions from those of a reference."""
+"""Compute the distance of next-token distributions from a reference's."""
 
 from typing import NamedTuple
 

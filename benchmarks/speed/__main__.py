@@ -105,7 +105,6 @@ def figures(measured: Measured, plain: Measured) -> dict[str, Any]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     rest = f"; {report['model']}, weights {report['weights']}, {report['turns']} turns; medians, in brackets quartiles"
     lines = opening("Speed through the services", report, rest)
     for kind, by_batch in report["kinds"].items():

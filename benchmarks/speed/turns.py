@@ -39,7 +39,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Measured:
-    """One mode at one batch size."""
+    """Results of one mode at one batch size."""
 
     rates: list[float] = field(default_factory=list)
     """Tokens per second of each turn while the batch was full."""

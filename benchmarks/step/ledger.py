@@ -1,4 +1,4 @@
-"""Compute a step's ledger from counters before and after each turn."""
+"""Compute a step's costs from counters before and after each turn."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -180,7 +180,7 @@ def processes(columns: Mapping[str, Turns]) -> list[str]:
 
 
 def rows(columns: Mapping[str, Turns]) -> dict[str, Figure]:
-    """Return the figures of the ledger's lines, by label."""
+    """Return the report's figures, by label."""
     of_pass = per_step("pass_cpu", 1000)(columns[IN_PROCESS])
     services = processes(columns)
     commands = sorted(
@@ -228,7 +228,6 @@ def _written(value: float) -> str:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Return the report in Markdown."""
     line = f"{report['new_tokens']} new tokens a request, greedy, default weights, no speculation"
     lines = ["# Ledger of a step", "", f"{origin(report['about'])}; {line}; all systems take turns.", ""]
     for name, commit in report["commits"].items():

@@ -56,7 +56,6 @@ class InProcess:
         return used(before, in_process_counters(self._llm, self._pass_cpu_s))
 
     def close(self) -> None:
-        """Free the model."""
         self._llm.close()
 
 

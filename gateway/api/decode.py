@@ -254,7 +254,7 @@ class RequestDecoder:
     async def _references(
         self, message: generation_pb2.GenerateRequest, speculation: Speculation, caller: Caller
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of each reference; () if no speculator uses them."""
+        """Return the token ids of each reference; () if no speculator uses references."""
         texts, encode = message.references, self._tokenizer.encode_part
         if not texts or speculation is Speculation.OFF or not self._reads_references():
             return ()

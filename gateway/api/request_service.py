@@ -134,7 +134,6 @@ class RequestService:
             self._token_streams.forget_if_idle(token_stream)
 
     async def close(self) -> None:
-        """Cancel background tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -33,7 +33,6 @@ class Follower:
         self._pace = LogPace()
 
     async def run(self) -> None:
-        """Poll Redis until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             followed = self._token_streams.followed()

@@ -1,4 +1,4 @@
-"""Manage a gateway's sessions, and describe the verifiers without one.
+"""Manage a gateway's sessions (one per driven verifier), and find other verifiers.
 
 Invariant: a verifier that does not answer delays no other, as each is described, started and ended by a task of
 its own.
@@ -57,12 +57,12 @@ class VerifierSessions:
 
     @property
     def read_references(self) -> bool:
-        """True if any speculator uses `references`, or without sessions."""
+        """True if any speculator uses `references`, or if no session exists."""
         sessions = self.by_instance.values()
         return not sessions or any(session.loop.pool.read_references for session in sessions)
 
     def of_request(self, request_id: str) -> VerifierSession | None:
-        """Return the session whose scheduler has a request, if any."""
+        """Return the session whose scheduler has a request, else None."""
         matching = (
             session for session in self.by_instance.values() if request_id in session.loop.scheduler.states
         )
@@ -212,12 +212,10 @@ class VerifierSessions:
         self._in_background(self._end(session))
 
     async def end(self, session: VerifierSession) -> None:
-        """End a session, and release its verifier and requests."""
         self.start_closing(session)
         await self._all_done()
 
     async def end_all(self) -> None:
-        """End all sessions concurrently."""
         for session in list(self.by_instance.values()):
             self.start_closing(session)
         await self._all_done()

@@ -50,12 +50,10 @@ class Observer:
 
     @property
     def totals(self) -> GatewayTotals:
-        """Totals up to now."""
         self.count()
         return self._totals
 
     def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
-        """Log and trace a recorded request."""
         request_id = request.request_id
         if self._traces is not None:
             self._traces.arrived(request, time.monotonic(), traceparent)
@@ -66,7 +64,6 @@ class Observer:
         )
 
     def request_waiting(self, request: GenerationRequest) -> None:
-        """Log a recorded request that no session of this gateway can run."""
         request_id = request.request_id
         log.info("request %s waits for a gateway with a free verifier", request_id, extra=about(request_id))
 
@@ -77,14 +74,12 @@ class Observer:
         log.info("request %s continues here from token %d", request_id, tokens, extra=about(request_id))
 
     def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
-        """Log unfinished requests that leave this gateway."""
         for request_id in request_ids:
             log.info("request %s leaves this gateway: %s", request_id, reason, extra=self._about(request_id))
             if self._traces is not None:
                 self._traces.left([request_id], time.monotonic(), reason)
 
     def report_fault(self, request_id: str, error: Exception) -> str:
-        """Log an internal fault; return the message for the client."""
         log.error(
             "request %s ends by an internal fault", request_id, exc_info=error, extra=self._about(request_id)
         )
@@ -160,31 +155,24 @@ class Observer:
         self.metrics.steps.failed_steps.inc()
 
     def requests_preempted(self, requests: int) -> None:
-        """Count preempted requests."""
         self.metrics.steps.preemptions.inc(requests)
 
     def verifier_failed(self) -> None:
-        """Count a call that the verifier did not answer."""
         self.metrics.steps.verifier_failures.inc()
 
     def requests_fenced(self, requests: int) -> None:
-        """Count requests that another gateway has taken over."""
         self.metrics.system.fenced_requests.inc(requests)
 
     def redis_stopped(self) -> None:
-        """Count an outage of Redis."""
         self.metrics.system.redis_outages.inc()
 
     def redis_lost_data(self) -> None:
-        """Count a loss of Redis's data."""
         self.metrics.system.redis_losses.inc()
 
     def cluster_failed(self) -> None:
-        """Count an unexpected exception in background work between gateways."""
         self.metrics.system.keeper_faults.inc()
 
     def meter(self, peer: Peer) -> WireMeter:
-        """Return the byte counter for a kind of peer."""
         return self.metrics.system.meter(peer)
 
     def _ended(self, state: RequestState, finish: FinishReason) -> None:

@@ -55,7 +55,7 @@ class RequestTraces:
         return len(self._open)
 
     def arrived(self, request: GenerationRequest, now: float, traceparent: str) -> None:
-        """Start a request's trace, if it is sampled."""
+        """Start a request's trace, if the request is sampled."""
         attributes: Attributes = {
             "specinfer.request_id": request.request_id,
             "specinfer.prompt_tokens": len(request.prompt),

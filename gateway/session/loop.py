@@ -167,7 +167,6 @@ class SessionLoop:
         return None
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
-        """End a request that causes an internal fault."""
         reason = self._events.report_fault(state.request.request_id, error)
         await self.persistence.put(self.scheduler.fail([state], reason, time.monotonic(), retryable=False))
 
@@ -285,7 +284,7 @@ class SessionLoop:
     def _unchosen(self, error: Exception) -> None:
         """Log a planner's exception; the step decodes plainly."""
         if self._pace.due(time.monotonic()):
-            log.error("the planner failed, steps decode plainly", exc_info=error)
+            log.error("the planner raised an exception, this step decodes without drafts", exc_info=error)
         self._events.step_failed()
 
     async def _wait_for_verifier(self, error: UnavailableError) -> None:

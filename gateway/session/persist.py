@@ -229,7 +229,7 @@ class Persistence:
             )
 
     def _heed(self, written: dict[str, Written]) -> None:
-        """Cancel requests that clients cancelled; release those of other gateways."""
+        """Cancel requests that clients cancelled; release requests of other gateways."""
         for request_id, what in written.items():
             if what is Written.CANCEL and request_id in self._scheduler.states:
                 self._scheduler.cancel(request_id)

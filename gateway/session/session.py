@@ -76,7 +76,6 @@ class VerifierSession:
 
     @property
     def model(self) -> str:
-        """Fingerprint of the verifier's model."""
         return self.description.model_fingerprint
 
     @property
@@ -112,7 +111,7 @@ class VerifierSession:
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Count one more request in this session while it is being recorded."""
+        """Count a request in this session while Redis records the request."""
         self._expected += 1
         try:
             yield

@@ -42,7 +42,7 @@ class TokenStream:
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
     ) -> None:
-        """Add durable tokens; `start` is the position of the first of them."""
+        """Add durable tokens; `start` is the first token's position."""
         known = max(0, len(self.tokens) - start)
         self.tokens.extend(tokens[known:])
         self.logprobs.extend(logprobs[known:])
@@ -99,7 +99,7 @@ class TokenStreams:
         return self._token_streams.get(request_id)
 
     def add(self, token_stream: TokenStream) -> TokenStream:
-        """Register a token stream, or return the request's registered one."""
+        """Register a token stream; return the request's registered stream."""
         known = self._token_streams.get(token_stream.request.request_id)
         if known is None or known.failure is not None:
             self._token_streams[token_stream.request.request_id] = known = token_stream
@@ -137,6 +137,5 @@ class TokenStreams:
         }
 
     def fail_all(self, error: Exception) -> None:
-        """Raise `error` in all readers of all streams."""
         for token_stream in self._token_streams.values():
             token_stream.fail(error)

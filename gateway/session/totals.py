@@ -21,7 +21,7 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class GatewayTotals:
-    """Totals of all sessions, including ended ones."""
+    """Totals of all sessions, including ended sessions."""
 
     steps: int = 0
     tokens: int = 0

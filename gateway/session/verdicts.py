@@ -21,7 +21,7 @@ def sound_verdicts(
     vocab_size: int,
     wanted: WantedOutputs = NOTHING_WANTED,
 ) -> dict[str, VerdictEntry]:
-    """Return the verdict by request id; an error if it is inconsistent.
+    """Return by request id the verdict, or an error if inconsistent.
 
     Args:
         entries: entries of the step.
@@ -86,7 +86,7 @@ def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, Verdi
 def _contradiction(
     entry: StepEntry, tree: TokenTree | None, answer: verifier_pb2.Verdict, vocab_size: int
 ) -> str:
-    """Return why an answer contradicts its entry; empty if it does not."""
+    """Return the reason why an answer contradicts its entry, or ""."""
     if answer.request_id != entry.request_id:
         return "the verifier answered for another request"
     if int(answer.status) not in _STATUSES:

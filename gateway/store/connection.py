@@ -106,7 +106,7 @@ class RedisConnection:
             return await self._command(redis, "EVAL", source(script), *given)
 
     async def _command(self, redis: Redis, *words: str | int | float) -> Any:
-        """Send a command by an idle connection, else a pooled one.
+        """Send a command by an idle connection, else by a pooled connection.
 
         Taking a connection from the pool takes as long as the command itself.
         """
@@ -167,7 +167,7 @@ class RedisConnection:
 
 
 async def _close_later(redis: Redis) -> None:
-    """Close idle connections now, and the rest after `_TIMEOUT_S`."""
+    """Close idle connections now, and busy connections after `_TIMEOUT_S`."""
     try:
         await redis.connection_pool.disconnect(inuse_connections=False)
         await asyncio.sleep(_TIMEOUT_S)
@@ -190,7 +190,7 @@ def _digest(script: str) -> str:
 
 @cache
 def source(script: str) -> str:
-    """Return a script's text, after the functions that it shares with others."""
+    """Return a script's text, after the functions shared with other scripts."""
     text = _read(script)
     return _read("unowned") + text if "_unowned(" in text else text
 

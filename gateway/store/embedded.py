@@ -67,7 +67,6 @@ class EmbeddedStore(RequestStore):
     async def create(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
     ) -> bool:
-        """Record a request, as `RequestStore.create` does."""
         if not self._may(request.request_id, idempotency_key, caller):
             return False
         if not owned and sum(map(self._is_waiting, self._entries.values())) >= self._max_unowned:
@@ -86,7 +85,6 @@ class EmbeddedStore(RequestStore):
     async def append(
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
-        """Make new tokens and finish reasons durable, as `RequestStore.append` does."""
         written = dict[str, Written]()
         items = unite(progress)
         while items:
@@ -123,7 +121,7 @@ class EmbeddedStore(RequestStore):
                 entry.unowned_since = entry.unowned_since if in_vain else self._clock()
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """End an unowned request; mark an owned one as cancelled."""
+        """End an unowned request; mark an owned request as cancelled."""
         entry = self._entries.get(request_id)
         foreign = entry is not None and caller is not None and entry.request.caller != caller.name
         if entry is None or foreign or entry.ending is not None:

@@ -48,7 +48,7 @@ class Journal:
         self._write_anew()
 
     def shorten(self) -> None:
-        """Rewrite the file if it has doubled since it was last rewritten."""
+        """Rewrite the file if its size has doubled since the last rewriting."""
         if self._file.size >= max(_SMALL, 2 * self._size):
             self._write_anew()
 
@@ -97,7 +97,7 @@ class Journal:
         except OSError as error:
             log.warning("store = %s: the file cannot be shortened and keeps growing: %s", self._path, error)
         self._size = self._file.size
-        """Bytes of the file after the latest attempt to rewrite it."""
+        """Bytes of the file after the latest attempt at rewriting."""
 
 
 @contextmanager

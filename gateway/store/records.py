@@ -96,7 +96,6 @@ def encode_tokens(tokens: Sequence[int]) -> str:
 
 
 def decode_tokens(text: str) -> list[int]:
-    """Decode the output of `encode_tokens`."""
     return [int(word) for word in text.split()]
 
 

@@ -1,4 +1,4 @@
-"""Parse an answer as it streams: reasoning, text and function calls."""
+"""Parse a streamed answer: reasoning, text and function calls."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from http_svc.calls.reader import CallReader, Delta
 
 
 class _ThoughtReader:
-    """Divide a text into reasoning ("thoughts") and the rest."""
+    """Divides an answer into reasoning ("thoughts") and the text after it."""
 
     def __init__(self, marks: tuple[str, str], begins_in_thoughts: bool) -> None:
         self._begin, self._close = marks
@@ -61,7 +61,7 @@ def _undecided(text: str, mark: str) -> int:
     for length in range(min(len(mark) - 1, len(text)), -1, -1):
         if text.endswith(mark[:length]):
             return len(text[: len(text) - length].rstrip())
-    raise AssertionError("every text ends with the empty text")
+    raise AssertionError("unreachable: every text ends with the empty mark")
 
 
 class AnswerReader:

@@ -23,7 +23,7 @@ _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(No
 
 
 def next_parameter(text: str) -> re.Match[str] | None:
-    """Match the parameter at the text's start; None if it is incomplete."""
+    """Match the parameter at the text's start; None if incomplete."""
     return _PARAMETER.match(text) if _CLOSE in text else None
 
 

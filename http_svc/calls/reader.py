@@ -80,11 +80,10 @@ class CallReader:
         self._called: bool | None = None if form.beginnings else True
         """False if the answer has no calls; None if unknown yet."""
         self._text = ""
-        """Buffered text."""
         self._calls = list[_Call]()
         """Calls whose name was returned in a delta."""
         self._call: _Call | None = None
-        """The incomplete call, if any."""
+        """The incomplete call; None if there is none."""
         self._object = _ObjectEnd()
         self._after_call = False
         self.ended = False
@@ -123,7 +122,7 @@ class CallReader:
         return [{"content": text}] if text else []
 
     def _cut_off(self) -> list[Delta]:
-        """Return the incomplete call's rest, unless it may repeat an earlier call."""
+        """Return the incomplete call's last delta, unless the call may repeat another."""
         assert self._call is not None
         if self._may_repeat(self._call):
             self._call = None

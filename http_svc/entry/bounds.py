@@ -3,7 +3,7 @@
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE
 
 HEADER_BYTES = 64 * KIBIBYTE
-"""Maximum bytes of request line and headers; longer ones get status 400."""
+"""Maximum bytes of request line and headers; status 400 above."""
 HEADER_SECONDS = 20.0
 """Seconds for request line and headers; then the connection is closed."""
 MAX_BODY_BYTES = 4 * MEBIBYTE

@@ -21,7 +21,7 @@ class Connections:
         """Connections, by the time of their latest data."""
 
     def add(self, connection: "BoundedConnection") -> None:
-        """Add a connection; at the maximum, close an idle one, else this."""
+        """Add a connection; at the maximum, close an idle connection or this."""
         if len(self._open) >= self._max_count:
             free = next((idle for idle in self._open if idle.conn.our_state is h11.IDLE), connection)
             self._open.pop(free, None)
@@ -63,7 +63,7 @@ class BoundedConnection(H11Protocol):
         self._watch(self._is_waiting())
 
     def on_response_complete(self) -> None:
-        """Start the timeout of the body's rest, if it is incomplete."""
+        """Start the timeout of an incomplete body."""
         super().on_response_complete()
         self._watch(self._is_waiting())
 

@@ -97,8 +97,6 @@ class FlatChoice(Strict):
 
 
 class TextFormat(Strict):
-    """Field `text.format`."""
-
     type: Literal["text", "json_object", "json_schema"]
     content: Schema | None = Field(default=None, alias="schema")
     name: Ignored = None
@@ -114,15 +112,11 @@ class TextFormat(Strict):
 
 
 class TextOptions(Strict):
-    """Field `text`."""
-
     format: TextFormat | None = None
     verbosity: Ignored = None
 
 
 class StreamEvents(Strict):
-    """Field `stream_options`."""
-
     include_obfuscation: NotTrue = None
 
 

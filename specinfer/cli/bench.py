@@ -47,7 +47,7 @@ class BenchRun:
     """Number of parts of the prompts; every mode runs each part."""
     tokens_per_second: float
     tokens_per_second_error: float | None
-    """Standard error over the turns; None if there was only one."""
+    """Standard error over the turns; None for one turn."""
     speedup: float | None
     """Tokens per second relative to incremental decoding; None if not measured."""
     speedup_error: float | None
@@ -138,7 +138,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 async def _take_turn(
     client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
-    """Run a turn: these prompts in one mode, `batch` at a time."""
+    """Run `prompts` in one mode, `batch` prompts at a time."""
     slots = asyncio.Semaphore(batch)
 
     async def one(prompt: str) -> Answer:

@@ -217,7 +217,6 @@ async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> An
 
 
 def print_text(text: str) -> None:
-    """Print a piece of an answer, without buffering."""
     typer.echo(text, nl=False)
 
 

@@ -151,7 +151,7 @@ def revoke_key(
         str | None, typer.Option("--id", help="Only this key of the name; `list` shows ids.")
     ] = None,
 ) -> None:
-    """Remove the keys of a name. New calls with them are refused."""
+    """Remove the keys of a name. New calls with these keys fail."""
     write_keys(file, revoke(read_keys(file), name, key_id))
 
 

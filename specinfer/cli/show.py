@@ -131,7 +131,6 @@ def win_lines(runs: Sequence[BenchRun]) -> list[str]:
 
 
 def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
-    """Return a table of a system's state."""
     table = Table(title=f"gateway at {address}")
     table.add_column("what")
     table.add_column("state")

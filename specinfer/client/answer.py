@@ -186,7 +186,6 @@ class Answer:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Statistics of speculation for the request."""
         return self.summary.stats
 
     def to_json(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ _MIN_FLOAT = 2.0**-126
 
 
 def positive(name: str, value: Any) -> None:
-    """Reject 0: in the message it means "not set"."""
+    """Refuse 0, which would mean "not set" in the message."""
     number(name, value)
     if abs(value) < _MIN_FLOAT:
         raise InvalidInputError(name, value, "must be above 0")
@@ -118,7 +118,7 @@ class RequestOption:
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """Options that constrain the text. They exclude each other."""
+    """Options that constrain the text; at most one may be given."""
 
     json_schema: Annotated[str | Mapping[str, Any] | None, RequestOption("JSON schema of the text", anything)]
     regex: Annotated[

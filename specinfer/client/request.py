@@ -20,7 +20,7 @@ KINDS = ("json_schema", "regex", "grammar", "choice")
 
 
 def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
-    """Return the message of a constraint; None if no option sets one.
+    """Return the message of a constraint; None without a constraint.
 
     Raises:
         InvalidInputError: if two options set a constraint, or the schema is not JSON.
@@ -59,7 +59,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 
 def new_request_id() -> str:
-    """Return a random id; without API keys, it alone protects requests."""
+    """Return a random id; without API keys, only the id protects requests."""
     return secrets.token_hex(12)
 
 

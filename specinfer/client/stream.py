@@ -83,7 +83,6 @@ class AsyncStream:
         return self.answer
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._items.aclose()
 
     async def __aenter__(self) -> Self:

@@ -14,7 +14,7 @@ from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 _PATIENCE_S = 600.0
 _MAX_WORDS = 2000
 _MAX_BYTES = 1 << 28
-"""Maximum bytes of an answer; longer ones are errors."""
+"""Maximum bytes of an answer; a longer answer is an error."""
 
 
 class ServerRefusedError(SpecInferError):
@@ -29,7 +29,7 @@ class Reply:
     headers: Mapping[str, str]
     """Headers by lower-case names."""
     content: Any
-    """Parsed JSON of the body; the text if it is not JSON."""
+    """Parsed JSON of the body, or the body's text if invalid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,6 @@ class ApiKey(BaseModel):
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of the key."""
         return bytes.fromhex(self.sha256)
 
     @property
@@ -54,7 +53,6 @@ class ApiKey(BaseModel):
         return self.sha256[:ID_CHARACTERS]
 
     def has_expired(self, now: datetime) -> bool:
-        """Return whether the key has expired at `now`."""
         return self.expires is not None and now >= self.expires
 
 
@@ -73,7 +71,6 @@ def make_key(name: str, **limits: Any) -> tuple[str, ApiKey]:
 
 
 def digest_of(key: str) -> bytes:
-    """Return the SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 

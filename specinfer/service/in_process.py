@@ -95,7 +95,6 @@ class InProcessChannel:
         return call
 
     async def close(self) -> None:
-        """Cancel the calls."""
         for call in list(self._calls):
             call.cancel()
 
@@ -151,7 +150,6 @@ class _StreamCall:
         self.task.add_done_callback(self._end)
 
     async def requests(self) -> AsyncIterator[Any]:
-        """Yield the client's messages."""
         while (request := await self._requests.get()) is not _ENDED:
             yield request
 

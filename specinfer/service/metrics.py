@@ -118,7 +118,6 @@ class StepCounter(Collector):
         self._values[labels] += count
 
     def describe(self) -> Iterator[CounterMetricFamily]:
-        """Yield name and type, for the registry."""
         yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -170,7 +169,6 @@ class StepHistogram(Collector):
         cell.total += value * times
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """Yield name and type, for the registry."""
         yield self._family()
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

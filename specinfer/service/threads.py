@@ -23,7 +23,6 @@ class EngineThread:
 
     @property
     def waiting(self) -> bool:
-        """True if a call waits for the thread."""
         return bool(self._waiting)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -138,7 +138,11 @@ def redis_tls(
     named = {name: str(path) for name, path in files.items() if path is not None}
     if not url.startswith("rediss://"):
         if named:
-            raise SettingError("redis_url", url.partition("//")[0] + "//...", "TLS files need rediss://")
+            raise SettingError(
+                "redis_url",
+                url.partition("//")[0] + "//...",
+                "must begin with rediss://, as TLS files are set",
+            )
         return {}
     if named:
         ClientTls(ca, certificate, key, prefix="redis_tls").check()

@@ -140,7 +140,6 @@ class Watches:
                     watch.put(Seen(item, step, names))
 
     def close(self) -> None:
-        """End all watches after their remaining events."""
         for watches in self._open.values():
             for watch in watches:
                 watch.close()

@@ -19,7 +19,7 @@ _SPECULATOR = ("service", "speculator")
 
 
 class SpeculationMetrics:
-    """Counts trees and drafts."""
+    """Metrics of trees, drafts and their acceptance."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str, *labels: str) -> StepCounter:

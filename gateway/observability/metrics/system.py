@@ -96,7 +96,7 @@ class SystemMetrics:
         return self._meters[peer]
 
     def show(self, view: SystemView) -> None:
-        """Set all gauges; remove those of services absent in `view`."""
+        """Set all gauges; remove gauges of services absent in `view`."""
         self._running.set(view.running)
         self._waiting.set(view.waiting)
         self._redis.set(view.redis_ready)

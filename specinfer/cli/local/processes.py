@@ -155,7 +155,6 @@ class Child:
         return lines[-1] if lines else ""
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 

@@ -20,7 +20,7 @@ from specinfer.prompts import read_text
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
 LOCAL_OPTIONS = ("model", "dtype", "weights", "kv_type", "offload", "device", "speculator", "draft")
-"""Parameters for a local system; with a running gateway they are refused."""
+"""Parameters for a local system, refused with a running gateway."""
 TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
 GATEWAY, LOCAL = "Gateway", "Local system"
 """Groups of options in `--help`."""
