@@ -39,7 +39,7 @@ PANELS = (
 
 
 def main(target: Path = PICTURE, speed: float = 1.0) -> None:
-    """Run and draw; `speed` divides the length of every phase."""
+    """Run all phases and draw; `speed` divides each phase's seconds."""
     gateway, verifier, prometheus = free_ports(3)
     model, draft = PAIR
     options = LocalOptions(

@@ -1,8 +1,8 @@
 """`python -m benchmarks pair`: a target with draft, compared with llama-server.
 
 All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; one
-llama-server decodes plainly, another with the same draft. They alternate, so that drift of the machine affects all of
-them. The planner is cold in the first turn. Tokens per second include the reading of prompts.
+llama-server decodes plainly, another with the same draft. The servers alternate, so that drift of the machine affects
+all. The planner is cold in the first turn. Tokens per second include the reading of prompts.
 """
 
 import sys

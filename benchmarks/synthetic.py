@@ -42,7 +42,7 @@ class AcceptanceHistogram:
 
     def __post_init__(self) -> None:
         if not sum(self.counts) or min(self.counts) < 0:
-            raise InvalidInputError("counts", list(self.counts), "must be counts, not all of them zero")
+            raise InvalidInputError("counts", list(self.counts), "must be counts of 0 or more, not all 0")
 
     @property
     def tokens_per_step(self) -> float:

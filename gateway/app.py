@@ -61,7 +61,7 @@ class Gateway:
     watches: Watches
     servicer: GenerationServicer
     running: asyncio.Task[None]
-    """Task of lease manager and follower; ends early only by a fault."""
+    """Task of lease manager and follower; only an exception ends it early."""
     observer: Observer
 
     entrance: KeyInterceptor

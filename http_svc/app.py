@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signal: uvicorn would raise captured ones again after serving."""
+        """Capture no signal: uvicorn would raise captured signals again after serving."""
         yield
 
 

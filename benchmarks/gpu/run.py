@@ -247,7 +247,7 @@ class Run:
         except ImportError as error:
             self._skip(section, f"cannot be imported here: {error}")
         except Exception as error:  # the other sections are still measured
-            log.exception("section %s failed", section.name)
+            log.exception("section %s failed; the next section follows", section.name)
             self._skip(section, f"{type(error).__name__}: {error}")
 
     def _skip(self, section: Section, reason: str) -> None:

@@ -203,5 +203,5 @@ def _check_compaction(context: SectionContext, dtype: torch.dtype) -> float:
         memory[:, :, target] = old[:, :, source]
     move(keys, values, source, target)
     if not all(torch.equal(*pair) for pair in zip(expected, (keys, values), strict=True)):
-        raise WrongKernelError("compaction: the cache is not what torch makes of it")
+        raise WrongKernelError("compaction: the cache must equal torch's result, but differs")
     return 0.0

@@ -109,7 +109,7 @@ class Comparison:
         self._clock = clock or time.perf_counter
 
     def measure(self, prompts: Sequence[EvaluationPrompt], batch: int, steps: int) -> MeasuredSteps:
-        """Measure every full batch of prompts; a smaller batch only if alone."""
+        """Measure all full batches, or one smaller batch of few prompts."""
         measured = MeasuredSteps()
         for start in range(0, max(1, len(prompts) - batch + 1), batch):
             self.run(prompts[start : start + batch], steps, measured)

@@ -1,6 +1,7 @@
-"""`python -m benchmarks passes MODEL`: passes by rows and context, with llama.cpp.
+"""`python -m benchmarks passes MODEL`: time passes, also of llama.cpp.
 
-Writes a section of the report for each model and context; other sections stay.
+Passes differ in rows and context length. Writes a section of the report for each model and context; the other
+sections of an existing report stay.
 """
 
 import tempfile

@@ -51,7 +51,7 @@ KINDS = {"chain": lambda row: row - 1, "tree": lambda row: (row - 1) // 2}
 
 
 def random_model(layers: int, dtype: torch.dtype) -> Any:
-    """Return a random model of the shape."""
+    """Return a model of Qwen 3.5's shape with random weights."""
     from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
     torch.manual_seed(0)

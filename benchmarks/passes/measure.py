@@ -25,7 +25,7 @@ from specinfer.model.weights.source import kept_gguf
 from specinfer.scheduling.limits import SchedulerLimits
 
 SPARE = 256
-"""Cache tokens beyond context and chunk."""
+"""Cache tokens needed in addition to context and chunk."""
 
 
 class SystemTimes(NamedTuple):
@@ -48,7 +48,7 @@ class OurPasses:
     """A model whose cache has contexts of one length."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Use a model; its cache fits contexts, a chunk, `SPARE` tokens."""
+        """Use `runner`; its cache has room for contexts, chunk and `SPARE`."""
         self.threads = torch.get_num_threads()
         self.runner = runner
         self._sequences: list[KVSequence] = []

@@ -100,7 +100,7 @@ class RandomMixture:
         self.runner = ModelRunner.build(self.config, self._weights, options)
 
     def section(self, tokens: int, figures: Figures, about: dict[str, Any]) -> tuple[str, str]:
-        """Return title and text of the section of one context."""
+        """Return title and text of the report's section on one context."""
         experts, rows = self.config.experts, [*figures.passes]
         assert experts is not None
         name = f"{experts.count} experts of {experts.intermediate_size}, {experts.used} a row"

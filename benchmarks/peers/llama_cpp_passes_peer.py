@@ -16,7 +16,7 @@ from measure import Task, answer_tasks
 
 CHUNK = 512
 SPARE = 64
-"""Positions beyond context and chunk."""
+"""Positions needed in addition to context and chunk."""
 FORMATS = {"bf16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 """ggml's type of cached keys and values by our `kv_type`.
 
@@ -110,7 +110,7 @@ class LlamaPasses:
         taken = time.perf_counter() - started
         llama_cpp.llama_batch_free(batch)
         if failed:
-            raise RuntimeError(f"llama_decode of {size} rows after {start}: {failed}")
+            raise RuntimeError(f"llama_decode of {size} rows after {start} tokens failed with code {failed}")
         return taken
 
 

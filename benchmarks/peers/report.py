@@ -122,7 +122,7 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
 def pass_cells(times: list[dict[str, dict[str, float]]]) -> list[str]:
     """Return the cells of one context, from several measurements.
 
-    A cell has the milliseconds of a size, and their ratio to those of one token.
+    A cell has the milliseconds of passes of one size, and their ratio to passes of one token.
     """
     cells = []
     for size in map(str, runtime.NODES):

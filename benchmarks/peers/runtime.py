@@ -66,7 +66,7 @@ def interleaved(works: dict[int, Callable[[], None]]) -> dict[str, dict[str, flo
 
 
 def read(runner: ModelRunner, sequence: KVSequence, tokens: Sequence[int]) -> None:
-    """Read context in chunks."""
+    """Read tokens into the cache, in chunks."""
     for start in range(0, len(tokens), CHUNK):
         runner.forward([Segment(sequence, tokens[start : start + CHUNK])])
 

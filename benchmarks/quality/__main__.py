@@ -105,7 +105,7 @@ class Row(NamedTuple):
     distance: Distance
 
     def line(self) -> str:
-        """Return the line of the table."""
+        """Return this format's line of the table."""
         mean, high, same = self.distance
         return line(self.name, [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}", self.formats])
 

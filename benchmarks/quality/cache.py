@@ -1,6 +1,6 @@
 """`python -m benchmarks.quality.cache MODEL`: distributions with an 8-bit cache.
 
-They follow long texts. The reference is the same model with a cache in bfloat16.
+The distributions follow long texts. The reference is the same model with a cache in bfloat16.
 """
 
 import sysconfig

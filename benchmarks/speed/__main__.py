@@ -42,7 +42,7 @@ Modes = Mapping[str, tuple[str, generation_pb2.Speculation]]
 
 
 def systems(model: str, weights: str, max_batch: int) -> dict[str, LocalOptions]:
-    """Return the systems, by mode."""
+    """Return a system's options by mode (way of drafting)."""
     parts: dict[str, dict[str, Any]] = {
         PLAIN: {"speculators": {}},
         "trees by a service": {"speculators": default_services(model)},

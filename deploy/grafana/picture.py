@@ -79,7 +79,7 @@ def panels_named(titles: Sequence[str]) -> list[Panel]:
     """Return panels of any dashboard by their titles.
 
     Raises:
-        KeyError: if no panel has a title.
+        KeyError: if no panel has one of the titles.
     """
     known = {panel.title: panel for board in DASHBOARDS for row in board.rows for panel in row.panels}
     return [known[title] for title in titles]

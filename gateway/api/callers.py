@@ -26,9 +26,9 @@ class Caller:
     tokens_per_minute: int = 0
     """Maximum tokens generated per minute; 0: no limit."""
     max_priority: int = MAX_PRIORITY
-    """Highest priority of its requests."""
+    """Maximum priority of the caller's requests."""
     no_training: bool = False
-    """True if speculators must not learn from its requests."""
+    """True if speculators must not learn from the caller's requests."""
 
 
 ANYBODY = Caller()

@@ -25,7 +25,7 @@ def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
     """Return the chat template's tools, parsed from JSON.
 
     Raises:
-        InvalidInputError: if there are over `MAX_TOOLS`, or one is not a JSON object.
+        InvalidInputError: if there are more than `MAX_TOOLS` tools, or a tool is not a JSON object.
     """
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS} tools")
@@ -64,9 +64,7 @@ def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
     if number == ChatEnd.CONTINUED and (
         last.role != "assistant" or last.tool_calls or not last.content.strip()
     ):
-        raise InvalidInputError(
-            "chat.end", last.role, "to continue it, the last message must be text of role assistant"
-        )
+        raise InvalidInputError("chat.end", number, "the last message must be text of role assistant")
     return ChatEnd(number)
 
 

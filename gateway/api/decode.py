@@ -291,8 +291,7 @@ def _check_number(field: str, items: Sequence[object], max_number: int) -> None:
 def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
     """Return a hash of caller and message, without the request id.
 
-    A repeated message has the same hash; another request with the same id has not. Values that the gateway draws,
-    such as the seed, are not part of the hash.
+    A repeated message has the same hash. Values that the gateway draws, such as the seed, are not part of the hash.
     """
     content = generation_pb2.GenerateRequest()
     content.CopyFrom(message)

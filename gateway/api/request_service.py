@@ -56,7 +56,6 @@ class RequestService:
         context.
 
         Cancelling this call does not interrupt the recording; the request then has no client and ends after
-
         the linger time.
 
         Raises:

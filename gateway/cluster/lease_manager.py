@@ -190,7 +190,7 @@ class LeaseManager:
                 await self._rebalancer.share(self.renewal.alive)
             except SpecInferError as error:
                 if self._pace.due(time.monotonic()):
-                    log.warning("%s", error)
+                    log.warning("claiming verifiers and requests failed; trying again: %s", error)
             except Exception:  # a fault here must not end the loop, which tries again
                 if self._pace.due(time.monotonic()):
                     log.exception("claiming verifiers and requests failed; trying again")

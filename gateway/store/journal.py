@@ -59,7 +59,7 @@ class Journal:
             UnavailableError: if the lines cannot be written now.
         """
         if lines:
-            with _unavailable():
+            with _unavailable(self._path):
                 self._file.append(to_record(lines))
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class Journal:
         Raises:
             UnavailableError: if it would fail again.
         """
-        with _unavailable():
+        with _unavailable(self._path):
             self._file.check()
 
     def close(self) -> None:
@@ -101,8 +101,8 @@ class Journal:
 
 
 @contextmanager
-def _unavailable() -> Iterator[None]:
+def _unavailable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"the store's file cannot be written: {error.strerror}") from error
+        raise UnavailableError(f"the store's file cannot be written: {path}: {error.strerror}") from error

@@ -78,7 +78,7 @@ class Body(NeutralFields):
     stream_options: StreamOptions | None = None
 
     top_k: Whole | None = Field(default=None, ge=-1, lt=2**32)
-    """0 or -1: no limit."""
+    """Sample from this number of likeliest tokens; 0 or -1: from all."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's field: JSON schema, regex, choice or grammar of the text."""
     speculation: Literal["tree", "sequence", "off"] | None = None

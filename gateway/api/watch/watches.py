@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     step: FinishedStep | None
     """The finished step; None if the request ended between steps."""
     names: Sequence[str]
-    """Names of the speculators, by number."""
+    """`names[i]` is the name of speculator i."""
 
 
 class Watch:
@@ -93,7 +93,7 @@ class Watch:
             await self._changed.wait()
 
     def take(self) -> tuple[Seen, int]:
-        """Return the next event, and the number of dropped events before."""
+        """Return the next event, and how many events before it were dropped."""
         dropped, self._dropped = self._dropped, 0
         return self._unread.popleft(), dropped
 
