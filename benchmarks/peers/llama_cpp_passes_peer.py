@@ -1,8 +1,8 @@
 """Measure passes of llama.cpp on tasks read from standard input.
 
-The result is seconds of passes after a context, with logits for all rows. A task has `gguf`, `context`, `rows`,
-`threads`, `variant` (the format of keys and values) and `read`, the tokens of a context that are read; the rest is
-copied. A pass of `CHUNK` rows is a prompt's: only its last row has logits.
+The result is the seconds of passes after a context. A task has `gguf`, `context` (tokens), `rows` of each pass,
+`threads`, `variant` (the format of keys and values) and `read`, the context tokens to read; the rest is copied.
+All rows of a pass have logits; of `CHUNK` rows (a prompt's), only the last.
 """
 
 import ctypes

@@ -111,7 +111,7 @@ class Row(NamedTuple):
 
 
 def section(title: str, rows: Sequence[Row], texts: int, tokens: int, about: dict[str, Any]) -> str:
-    """Return the section of a model."""
+    """Return the report's section on a model."""
     columns = ["KL, mean", "KL, 99th percentile", "same first token", "stored as"]
     lines = [
         f"## {title}",

@@ -67,7 +67,7 @@ def part_of(
 ) -> list[EvaluationPrompt]:
     """Return the prompts of a turn.
 
-    A turn has 1 / `turns` of the prompts, but at least 3 * `batch`. Sources alternate, so every turn has all.
+    A turn has 1 / `turns` of the prompts, but at least 3 * `batch`. Sources alternate, so every turn has every source.
     """
     by_source: dict[str, list[EvaluationPrompt]] = defaultdict(list)
     for prompt in prompts:

@@ -105,4 +105,4 @@ def _unavailable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"the store's file cannot be written: {path}: {error.strerror}") from error
+        raise UnavailableError(f"the store's file {path} cannot be written: {error.strerror}") from error

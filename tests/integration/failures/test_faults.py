@@ -77,7 +77,7 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
         assert system.loop is session, "it goes on"
         assert session.machine.choice == PLAIN
-    records = [record for record in caplog.records if "decode plainly" in record.getMessage()]
+    records = [record for record in caplog.records if "decodes without drafts" in record.getMessage()]
     assert len(records) == 1, "not a line for every step"
 
 
