@@ -63,14 +63,14 @@ async def serve(settings: ServeSettings) -> None:
 
 
 async def drain(one: Gateway, server: HttpServer, seconds: float) -> None:
-    """Let requests end, then calls, both within these seconds."""
+    """Wait for requests, then for HTTP calls, to end within `seconds`."""
     until = time.monotonic() + seconds
     await one.drain()
     await server.stop(max(0.0, until - time.monotonic()))
 
 
 async def check_before_loading(settings: ServeSettings, gateway: GatewaySettings) -> Tokenizer:
-    """Check the other settings before the slow load; return the tokenizer.
+    """Check addresses and files before the model loads; return its tokenizer.
 
     Raises:
         SettingError: for an address in use, an unusable file, or an invalid speculator.
@@ -88,7 +88,7 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
     """Return the settings of the gateway in this process.
 
     Raises:
-        SettingError: if one is wrong.
+        SettingError: if a setting is invalid.
     """
     names = (
         "model",
@@ -163,13 +163,12 @@ async def gateway(
 
 
 class Union(Collector):
-    """The metrics of several registries. Of equal names, the first counts."""
+    """Metrics of several registries; the first registry wins for equal names."""
 
     def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
         self._registries = registries
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, each once."""
         seen = set[str]()
         for registry in self._registries:
             for metric in registry.collect():
@@ -186,7 +185,7 @@ def united(registries: Sequence[CollectorRegistry]) -> CollectorRegistry:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run `python -m all_in_one`, which `specinfer serve` does."""
+    """Run `python -m all_in_one`, the program of `specinfer serve`."""
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # before torch: its idle threads would take the others' cores

@@ -55,7 +55,7 @@ class ServeSettings(ApiSettings, RequestSettings):
     )
 
     def check(self) -> None:
-        """Check also `threads`, `dtype`, `weights` and `kv_type`."""
+        """Check the inherited settings, `threads`, `dtype`, `weights` and `kv_type`."""
         thread_count(self.threads)
         if self.dtype not in _DTYPES:
             raise SettingError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")

@@ -53,12 +53,11 @@ def main(
 
 
 def counts(result: Result) -> list[int]:
-    """Return the number of steps by accepted drafted tokens."""
+    """Return a list: entry i counts the steps that accepted i drafts."""
     return [result.accepted[i] for i in range(max(result.accepted) + 1)]
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     rest = " at most, bfloat16; n-grams and the shipped SSM, merged, trees at most 8 deep."
     lines = opening("Lengths of accepted paths", report, rest)
     lines += head(

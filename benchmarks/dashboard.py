@@ -39,7 +39,7 @@ PANELS = (
 
 
 def main(target: Path = PICTURE, speed: float = 1.0) -> None:
-    """Run and draw; `speed` divides the length of every phase."""
+    """Run all phases and draw; `speed` divides each phase's seconds."""
     gateway, verifier, prometheus = free_ports(3)
     model, draft = PAIR
     options = LocalOptions(
@@ -74,7 +74,7 @@ def start_prometheus(directory: Path, ports: dict[str, int], port: int) -> Child
 
 
 async def work(address: str, speed: float) -> None:
-    """Run every phase, with its own prompts."""
+    """Run every phase of `PHASES`."""
     prompts = read_prompts()
     async with AsyncClient(address) as client:
         for clients, seconds in PHASES:

@@ -26,7 +26,7 @@ from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors.registry import DOORS
 
 _HUNG_S = 120.0
-"""Timeout of an episode in seconds; 0.1 is usual."""
+"""Timeout of an episode in seconds; an episode usually takes 0.1 s."""
 _LINES = 20
 """Number of progress lines per door."""
 
@@ -61,15 +61,17 @@ def main(
 
 
 def _known(path: Path, seed: int) -> dict[str, dict[str, Any]]:
-    """Return the doors of an existing report."""
+    """Return the results by door of an existing report; {} without a file."""
     report: dict[str, Any] = loads(path.read_text()) if path.exists() else {"seed": seed, "doors": []}
     if report["seed"] != seed:
-        raise typer.BadParameter(f"{seed}: the report has {report['seed']}", param_hint="--seed")
+        raise typer.BadParameter(
+            f"{seed}: the report to continue has seed {report['seed']}", param_hint="--seed"
+        )
     return {door["door"]: door for door in report["doors"]}
 
 
 def together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Join two parts of a campaign; the later memory follows."""
+    """Join the results of two parts of a campaign at one door."""
     summed = {name: before[name] + now[name] for name in ("messages", "episodes", "refused", "findings")}
     largest = {name: max(before[name], now[name]) for name in ("slowest_episode_s", "rss_growth_mib")}
     seconds = round(before["seconds"] + now["seconds"], 1)
@@ -78,7 +80,7 @@ def together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def fuzz(door: str, seed: int, messages: int, first: int) -> dict[str, Any]:
-    """Run a campaign; a hanging message ends the process with a traceback."""
+    """Fuzz one door; a hanging episode ends the process with a traceback."""
     torch.set_num_threads(1)  # two threads took twice the processor time, by spinning
     campaign = Campaign(door, seed)
     campaign.run(messages, _progress(campaign, messages), first)

@@ -2,8 +2,8 @@
 
     python -m benchmarks learning
 
-Compares learning weights with the shipped ones. Writes `benchmarks/results/learning.md`. A system with one
-speculator service serves requests about functions of Python's standard library while `specinfer train follow`
+Compares weights trained during the run with the shipped weights. Writes `benchmarks/results/learning.md`. A system
+with one speculator service serves requests about functions of Python's standard library while `specinfer train follow`
 trains at the lowest priority. After every hundred requests the served weights are stored; in the
 end all stored weights decode the same held-out answers, which no training saw. `--poison N` adds a caller that
 sends N requests of random tokens per other request.
@@ -62,14 +62,14 @@ def trainer(address: str, directory: Path, round_seconds: float) -> Iterator[Chi
 
 
 class Marks:
-    """Weights that were served during a run, by number of requests."""
+    """Records which weights were served after how many requests."""
 
     def __init__(self, directory: Path, began: float) -> None:
         self._directory, self._began = directory, began
         self.rows: list[dict[str, Any]] = []
 
     async def note(self, client: AsyncClient, served: int) -> None:
-        """Store the served weights."""
+        """Copy the weights served after `served` requests, and add a row."""
         (row,) = (await client.status()).speculators
         version = row.learning.version
         source, kept = self._directory / "learn" / f"version-{version}", self._directory / f"kept-{version}"
@@ -84,7 +84,7 @@ class Marks:
         console.print(self.rows[-1])
 
     def model(self, row: dict[str, Any]) -> str:
-        """Name or directory of the weights of a row."""
+        """Return the directory of a row's weights, or the shipped model's name."""
         version = row["version"]
         return str(self._directory / f"kept-{version}") if version else trained_for(DEFAULT_MODEL)["ssm"]
 
@@ -92,7 +92,7 @@ class Marks:
 async def run(
     system: LocalSystem, speculator: str, directory: Path, keys: dict[str, str], plan: dict[str, Any]
 ) -> tuple[Marks, list[tuple[list[int], int]]]:
-    """Serve requests during training; return weights by time, and held-out answers."""
+    """Serve requests during training; return the weights and held-out answers."""
     asked, tree = prompts(plan["requests"] + plan["held_out"]), generation_pb2.SPECULATION_TREE
     load = Load(plan["batch"], tree, plan["new_tokens"], ignore_eos=False)
     held_out = asked[plan["requests"] :]
@@ -121,7 +121,7 @@ async def run(
 
 
 def judged(marks: Marks, held_out: Sequence[tuple[list[int], int]]) -> None:
-    """Add tokens per step of each row's weights on held-out answers."""
+    """Add to each row its weights' tokens per step on held-out answers."""
     tokens = sum(len(text) - prompt_len for text, prompt_len in held_out)
     rates: dict[str, float] = {}
     for row in marks.rows:
@@ -132,7 +132,6 @@ def judged(marks: Marks, held_out: Sequence[tuple[list[int], int]]) -> None:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     plan = report["plan"]
     lines = [
         "# Learning from traffic",

@@ -12,14 +12,14 @@ from specinfer.v1 import common_pb2, generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Parameters of requests, and how many run at once."""
+    """Parameters of requests; `batch` requests run at once."""
 
     batch: int
     speculation: generation_pb2.Speculation
     new_tokens: int
     temperature: float = 0.0
     ignore_eos: bool = True
-    """True if answers ignore the model's end, for equal lengths."""
+    """True if answers continue after end-of-sequence, for equal lengths."""
     no_training: bool = False
     """True if speculators must not learn from the requests."""
 
@@ -32,7 +32,7 @@ async def generate_all(
 ) -> list[Answer]:
     """Return answers to prompts of token ids, in order.
 
-    `drained` is set when a request ends and no further prompt can start.
+    `drained` is set when fewer than `load.batch` requests are left.
     """
     slots = asyncio.Semaphore(load.batch)
     ended = 0
@@ -59,7 +59,7 @@ async def generate_all(
 
 
 def _seed(prompt: Sequence[int]) -> int:
-    """Return a prompt's seed, equal in every mode, for independent noise."""
+    """Return a seed that depends only on the prompt."""
     return zlib.crc32(repr(list(prompt)).encode())
 
 
@@ -68,8 +68,7 @@ async def sustained(
 ) -> tuple[list[Answer], float]:
     """Return answers, and tokens per second while `batch` requests were running.
 
-    With speculation, requests of equal length end at different times. The time after the last prompt has started
-    and a request ended does not count, as the batch is smaller then. Needs at least `batch` prompts.
+    The time when fewer than `batch` requests are left does not count. Needs at least `batch` prompts.
     """
     drained = asyncio.Event()
     before, started = (await client.status()).new_tokens, time.perf_counter()

@@ -36,9 +36,9 @@ Methods = dict[str, Drafter]
 
 
 def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
-    """Load drafters that propose points, by `NAME[=MODEL]`, without early ends.
+    """Load drafters by `NAME[=MODEL]`; low probability never ends their trees.
 
-    If a name repeats, later drafters also have their checkpoint's name.
+    The key is NAME; if NAME repeats, it is "NAME CHECKPOINT".
 
     Raises:
         SettingError: if a drafter or its model is missing.
@@ -166,7 +166,6 @@ BY_SOURCE_NODES = 16
 
 
 def methods_markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     rest = (
         " at most, bfloat16. Drafts are points; merged trees are calibrated and cut to the budget as by the "
         "gateway. ±: standard error over prompts."
@@ -195,7 +194,7 @@ def _by_nodes(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_milliseconds(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate milliseconds of a step, and tokens per millisecond."""
+    """Tabulate milliseconds of draft and pass, and tokens per millisecond."""
     budgets = list(dict.fromkeys(run["nodes"] for run in runs))
     label = f"Milliseconds of draft + pass, and tokens per millisecond, batch 1, {kind}:"
     lines = [label, "", *head([str(n) for n in budgets])]
@@ -219,7 +218,7 @@ def _by_source(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate acceptance by depth, given acceptance of the depth before."""
+    """Tabulate the share of steps at depth d - 1 that reach d."""
     some = _of_middle(runs)
     deepest = max(len(run["by_depth"]) for run in some)
     label = f"Accepted at depth d where d - 1 was, % at {some[0]['nodes']} nodes, {kind}:"
@@ -229,7 +228,7 @@ def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _reliability(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate reliability of each method's scores. Older reports lack it."""
+    """Tabulate the calibration error and AUC of each method's scores."""
     some = [run for run in _of_middle(runs) if len(run.get("reliability", ())) == 1]
     if not some:
         return []

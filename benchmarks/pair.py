@@ -1,8 +1,8 @@
 """`python -m benchmarks pair`: a target with draft, compared with llama-server.
 
 All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; one
-llama-server decodes plainly, another with the same draft. They alternate, so that drift of the machine affects all of
-them. The planner is cold in the first turn. Tokens per second include the reading of prompts.
+llama-server decodes plainly, another with the same draft. The servers alternate, so that drift of the machine affects
+all. The planner is cold in the first turn. Tokens per second include the reading of prompts.
 """
 
 import sys
@@ -32,13 +32,13 @@ STREAMS = (1, 4, 16)
 PLAIN = "plain"
 LLAMA_SERVER = "llama-server"
 _LONGEST = 800
-"""Maximum characters of a prompt, since decoding is measured."""
+"""Maximum characters of a prompt; of longer texts, the end is used."""
 _CONTEXT = 1024
-"""Context tokens per stream in llama-server."""
+"""Context tokens per stream (concurrent request) in llama-server."""
 Rates = dict[tuple[str, int, str], list[float]]
-"""Tokens per second of every turn, by kind, streams and mode."""
+"""Tokens per second of every turn, by (kind of text, streams, mode)."""
 Mode = Callable[[Sequence[str], int, int], float]
-"""Returns tokens per second for texts, streams and answer length."""
+"""(texts, concurrent requests, tokens per answer) -> tokens per second."""
 
 
 def main(

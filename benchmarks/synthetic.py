@@ -26,7 +26,7 @@ MEASURED: Mapping[str, tuple[int, ...]] = {
     "stochastic, 32 nodes": (151, 85, 52, 25, 13, 9, 1),
     "stochastic, 64 nodes": (119, 87, 55, 34, 12, 5, 4),
 }
-"""Number of steps by accepted drafted tokens (`benchmarks/results/acceptance-lengths.md`)."""
+"""Entry i: steps that accepted i drafts (`benchmarks/results/acceptance-lengths.md`)."""
 WARNING = (
     "SYNTHETIC ACCEPTANCE: lengths of accepted paths are drawn from a measured histogram, whatever the model "
     "says. Times are real, texts are not."
@@ -42,7 +42,7 @@ class AcceptanceHistogram:
 
     def __post_init__(self) -> None:
         if not sum(self.counts) or min(self.counts) < 0:
-            raise InvalidInputError("counts", list(self.counts), "must be counts, not all of them zero")
+            raise InvalidInputError("counts", list(self.counts), "must be counts of 0 or more, not all 0")
 
     @property
     def tokens_per_step(self) -> float:

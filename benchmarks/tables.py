@@ -11,7 +11,7 @@ def origin(about: dict[str, Any]) -> str:
 
 
 def opening(title: str, report: dict[str, Any], rest: str) -> list[str]:
-    """Return title and first paragraph of a report; `rest` ends its sentence."""
+    """Return title and first paragraph of a report; `rest` ends the paragraph."""
     prompts = f"{report['prompts']} evaluation prompts, {report['new_tokens']} new tokens each"
     return [f"# {title}", "", f"{origin(report['about'])}; {prompts}{rest}", ""]
 
@@ -22,7 +22,6 @@ def head(columns: Sequence[str], corner: str = "") -> list[str]:
 
 
 def line(label: str, cells: Sequence[str]) -> str:
-    """Return a line of a table."""
     return f"| {label} | " + " | ".join(cells) + " |"
 
 

@@ -96,11 +96,11 @@ def widen_model(source: Path, directory: Path, factor: int, original: str, repor
 
     Args:
         factor: a power of two.
-        original: what the model in `source` is called.
-        report: receives the number of finished tensors and of all.
+        original: name of the model in `source`.
+        report: called with the numbers of finished and of all tensors.
 
     Raises:
-        IncompatibleError: if the family is none that our own decoder knows.
+        IncompatibleError: if our decoder does not support the family, or the model is widened already.
         OSError: if the result cannot be written.
     """
     load_config(source)  # MLPs of other families have other names
@@ -111,7 +111,7 @@ def widen_model(source: Path, directory: Path, factor: int, original: str, repor
         )
     weights = open_checkpoint(source)
     if fused := next((name for name in weights if _FUSED in name), None):
-        raise IncompatibleError(f"{fused}: gate and up are one matrix: not supported")
+        raise IncompatibleError(f"{fused} joins gate and up in one matrix: only separate ones can be widened")
     _write_shards(weights, directory, factor, report)
     (directory / "config.json").write_text(
         json.dumps(widen_config(config, factor, original), indent=2) + "\n"
@@ -147,7 +147,7 @@ def _shards(weights: Mapping[str, torch.Tensor], factor: int, report: Report) ->
 
 
 def copy_beside(source: Path, directory: Path) -> None:
-    """Copy a model's other files to a derived model's directory."""
+    """Copy tokenizer and other files of a model, not config and weights."""
     for pattern in _BESIDE:
         for path in source.glob(pattern):
             target = directory / path.relative_to(source)

@@ -1,4 +1,4 @@
-"""Build a gateway from its parts, run it and drain it."""
+"""Build a gateway from its parts, run the gateway, and drain it."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ class Gateway:
     watches: Watches
     servicer: GenerationServicer
     running: asyncio.Task[None]
-    """Renews leases and follows requests; ends only by a fault."""
+    """Task of lease manager and follower; only an exception ends it early."""
     observer: Observer
 
     entrance: KeyInterceptor
@@ -75,7 +75,7 @@ class Gateway:
     async def drain(self) -> None:
         """Refuse new requests; hand over the others, or wait for their end.
 
-        Return when all token streams have ended, at the latest after `drain_seconds`.
+        Returns when all token streams have ended, or after `drain_seconds`.
         """
         deadline = time.monotonic() + self.settings.drain_seconds
         self.lease_manager.draining = True
@@ -83,7 +83,7 @@ class Gateway:
             if await self.lease_manager.hand_over():
                 log.info("another gateway continues the requests of this one")
         except UnavailableError as error:
-            log.warning("no requests are handed over, waiting for their end: %s", error)
+            log.warning("this gateway keeps its requests and waits for their end: %s", error)
         while self.token_streams.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # no common event
             await asyncio.sleep(_DRAIN_POLL_S)
         self.token_streams.fail_all(
@@ -109,7 +109,7 @@ async def build_gateway(
     tracer: Tracer | None = None,
     served_name: str = "",
 ) -> AsyncIterator[Gateway]:
-    """Connect to Redis, verifiers and speculators, and run until the context ends.
+    """Connect to Redis, verifiers and speculators; yield the running gateway.
 
     Args:
         served_name: name of the model in vLLM's metrics; empty: derived from the settings.
@@ -164,7 +164,7 @@ async def build_gateway(
 
 
 def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecoder:
-    """Create the request decoder; prepare constraints and the tokenizer for the target."""
+    """Create the request decoder; prepare constraints for the target's vocabulary."""
     target, constraints = sessions.target, shared.constraints
     constraints.prepare(target.vocab_size, target.eos_token_ids)
     _ = shared.tokenizer.byte_decoder  # slow on first use: do it before any step
@@ -181,7 +181,7 @@ def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecod
 def open_store(
     settings: GatewaySettings, gateway_id: str
 ) -> tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]:
-    """Open the stores of requests and leases; return them with `close`.
+    """Open the stores of requests and leases; return both, and `close`.
 
     The stores are in Redis, or in this process for a single gateway.
 
@@ -231,5 +231,5 @@ def end_process_if_failed(task: "asyncio.Task[None]") -> None:
     Otherwise the gateway would accept requests and answer none.
     """
     if not task.cancelled() and task.exception() is not None:
-        log.critical("background work of the gateway failed, the process ends", exc_info=task.exception())
+        log.critical("the lease manager or follower failed, the gateway exits", exc_info=task.exception())
         sys.exit(70)

@@ -25,7 +25,7 @@ class TraceOfStep(Protocol):
 
 
 class Events(Protocol):
-    """Listener to events. It must not change any output."""
+    """Listener to events. It must never change an answer."""
 
     def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
         """Handle a request that was recorded."""
@@ -34,10 +34,10 @@ class Events(Protocol):
         """Handle a recorded request that no session of this gateway can run."""
 
     def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
-        """Handle a request that continues here after `tokens` generated tokens."""
+        """Handle an adopted request that continues after `tokens` generated tokens."""
 
     def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
-        """Handle unfinished requests that leave this gateway."""
+        """Handle unfinished requests that other gateways will continue."""
 
     def report_fault(self, request_id: str, error: Exception) -> str:
         """Log an internal fault; return the message for the client."""
@@ -52,7 +52,7 @@ class Events(Protocol):
         """Count a finished step."""
 
     def trace_step(self, entries: Sequence[StepEntry]) -> AbstractContextManager[TraceOfStep | None]:
-        """Open a step's spans; yield None if it is not traced."""
+        """Open a step's trace spans; yield None without a traced request."""
 
     def step_failed(self) -> None:
         """Count a step that failed by an internal fault."""
@@ -64,7 +64,7 @@ class Events(Protocol):
         """Count a call that the verifier did not answer."""
 
     def requests_fenced(self, requests: int) -> None:
-        """Count requests that another gateway has taken over."""
+        """Count requests lost because another gateway has the lease."""
 
     def redis_stopped(self) -> None:
         """Count an outage of Redis."""

@@ -46,7 +46,7 @@ class RequestSettings(ProcessSettings):
 
     @property
     def key_file(self) -> Path | None:
-        """The file of API keys; None if keys are not required."""
+        """File of API keys; None if calls need no key."""
         return as_path(self.api_keys)
 
 
@@ -92,9 +92,9 @@ class SecuritySettings(ServiceSettings):
 
 
 TRACE_RATIO = 0.01
-"""Share of requests to trace, except those with a caller's `traceparent`."""
+"""Share of traced requests, among requests without a caller's `traceparent`."""
 RETENTION_SECONDS = 600
-"""Seconds that finished requests stay in Redis."""
+"""Seconds for which finished requests stay in Redis."""
 EMBEDDED = "embedded:"
 """Scheme of a `redis_url` that selects the embedded store."""
 
@@ -106,7 +106,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
     hung_seconds: ClassVar[float] = 5.0
-    """Seconds without an answer until a speculator or verifier counts as dead."""
+    """Timeout in seconds of a silent speculator or verifier."""
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     metrics_port: int = Field(9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0: none.")
@@ -183,7 +183,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     )
 
     def check(self) -> None:
-        """Also check the addresses of verifiers and speculators, and the planner."""
+        """Check addresses of verifiers and speculators, and the planner, too."""
         super().check()
         split_targets("verifiers", self.verifiers)
         service_addresses(self.speculators)
@@ -193,19 +193,19 @@ class GatewaySettings(SecuritySettings, RequestSettings):
 
     @property
     def weights_file(self) -> Path | None:
-        """File of the learned planner's weights, if given."""
+        """File of the learned planner's weights; None with another planner."""
         return None if self.planner in PLANNERS else Path(self.planner)
 
     @property
     def embedded_store(self) -> Path | Literal[""] | None:
-        """File of the embedded store; empty: in memory; None: Redis."""
+        """File of the embedded store; "": store in memory; None: Redis."""
         if not self.redis_url.startswith(EMBEDDED):
             return None
         return as_path(self.redis_url.removeprefix(EMBEDDED)) or ""
 
     @property
     def recording(self) -> Path | None:
-        """File to which steps are recorded, if given."""
+        """File to which steps are recorded; None: no recording."""
         return as_path(self.record_steps)
 
     @property

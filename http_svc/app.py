@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 _LAST_WORDS_S = 5
-"""Seconds in which calls send their last events after the drain time."""
+"""Seconds after the drain time for running calls' last events."""
 _BACKLOG = 2048
 """Maximum connections in the kernel's accept queue."""
 
@@ -52,15 +52,15 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signal: uvicorn would raise captured ones again after serving."""
+        """Capture no signal: uvicorn would raise captured signals again after serving."""
         yield
 
 
 class HttpServer:
-    """Serve one application: `start` and `stop`, or `run_until_signalled`."""
+    """uvicorn server of one application; use `start` and `stop`, or `run_until_signalled`."""
 
     def __init__(self, settings: ApiSettings, app: ASGIApp, ending: asyncio.Event) -> None:
-        """Create a server. Setting `ending` makes the application end running calls."""
+        """Create a server; it sets `ending` when running calls must end."""
         self._settings, self._ending = settings, ending
         tls = settings.tls
         self._server = _Server(
@@ -101,9 +101,9 @@ class HttpServer:
         return port
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Refuse new calls; end running ones after `seconds`.
+        """Refuse new calls; after `seconds`, end running calls.
 
-        None: after the setting `drain_seconds`.
+        `seconds` defaults to the setting `drain_seconds`.
         """
         self._server.should_exit = True
         if self._serving is not None:
@@ -145,7 +145,7 @@ def build_app(
         settings: settings of the HTTP service.
         gateways: addresses and TLS of the gateways that answer calls.
         registry: registry of the service's metrics.
-        ending: set when calls that still run must end.
+        ending: set when running calls must end.
         shown: registry served at `/metrics`; None: `registry`.
 
     Raises:

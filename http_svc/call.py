@@ -19,19 +19,19 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A piece of one choice, or its end."""
+    """A new piece of choice `index`, or the choice's end."""
 
     index: int
     piece: Piece | None = None
     """New text and tokens; None: the choice has ended."""
     deltas: Sequence[Delta] | None = None
-    """Output of the choice's reader for this event; None without a reader."""
+    """Output of the choice's `AnswerReader`; None without a reader."""
     error: Exception | None = None
-    """Fault that ended the choice."""
+    """Error that ended the choice; None at a normal end."""
 
 
 class Call:
-    """Read one gateway stream per choice, each in a task. `close` afterwards."""
+    """Reads one gateway stream per choice, each in a task, until `close`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Call:
             raise self._refusal
 
     async def next(self) -> Event | None:
-        """Return the next event of any choice; None when all have ended.
+        """Return any choice's next event; None after the end of all choices.
 
         Raises:
             SpecInferError: if a choice was refused or lost.
@@ -128,7 +128,7 @@ class Call:
             self._events.put_nowait(Event(index, error=error))
 
     async def _end_early(self, stream: AsyncStream) -> None:
-        """End a choice whose reader is finished; usage counts all generated tokens."""
+        """End a choice whose reader ignores further text; cancel its request."""
         answer = stream.answer
         answer.summary = replace(
             answer.summary, finish_reason=FinishReason.CONSTRAINT, new_tokens=len(answer.token_ids)
@@ -155,7 +155,7 @@ async def while_wanted(
 
     Args:
         work: the work, which starts now.
-        receive: ASGI's `receive` of a request whose body was read.
+        receive: ASGI's `receive`, after the body was read.
         ending: set when the service ends.
 
     Raises:

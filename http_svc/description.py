@@ -10,8 +10,6 @@ from specinfer import __version__
 
 
 class ErrorDetail(BaseModel):
-    """Cause of an error."""
-
     message: str
     type: str
     param: str | None
@@ -45,9 +43,9 @@ GENERATED: Responses = {
     **_ERRORS,
     200: {"description": "The answer: one object, or events with `stream`.", "content": _JSON | _EVENTS},
 }
-"""Answers of paths that generate text."""
+"""OpenAPI responses of paths that generate text."""
 WHOLE: Responses = {**_ERRORS, 200: {"description": "The answer.", "content": _JSON}}
-"""Answers of other paths."""
+"""OpenAPI responses of the other paths."""
 STREAMED: Responses = {**_ERRORS, 200: {"description": "Events.", "content": _EVENTS}}
 KEYLESS: Responses = {503: _ERRORS[503], 200: {"description": "The answer.", "content": _JSON}}
 TEXT: Responses = {

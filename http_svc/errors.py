@@ -1,4 +1,4 @@
-"""Make OpenAI's error objects from gateways' statuses and invalid bodies.
+"""Convert gateways' statuses and invalid bodies to OpenAI's error objects.
 
 {"error": {"message": "...", "type": "...", "param": "...", "code": "..."}}
 """
@@ -31,16 +31,16 @@ _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     _Code.CANCELLED: (503, "unavailable"),
     _Code.DEADLINE_EXCEEDED: (504, "timeout"),
 }
-"""HTTP status and error code by gRPC status; others are 500."""
+"""HTTP status and error code by gRPC status; other statuses give 500."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "unsupported": "unsupported_parameter",
 }
-"""Error codes by pydantic's type of error; others are `invalid_value`."""
+"""Error codes by pydantic's error type; other types give `invalid_value`."""
 _UNION_PART = re.compile(r"str|int|(?:list|dict|function-(?:after|before))\[.*")
-"""Pydantic's names of a union's branches in `loc`, which are not fields."""
+"""Parts of pydantic's `loc` that name a union's branch, not a field."""
 
 
 class CancelledElsewhereError(SpecInferError):
@@ -80,14 +80,14 @@ class ApiError(HTTPException):
 
 
 def internal_error(error: Exception) -> ApiError:
-    """Return the error of an internal fault: only the fault's type."""
+    """Return the error of an internal fault, with the exception's type only."""
     return ApiError(500, FaultError("internal error", error).for_logs, "internal_error")
 
 
 def invalid_body(errors: Sequence[Any]) -> ApiError:
     """Return the error of an invalid body, from pydantic's errors.
 
-    A union has an error per branch: the one with the deepest field is reported.
+    A union has an error for each branch; the error with the deepest field is reported.
     """
     first = max(errors, key=lambda error: len(error["loc"]))
     kind, param = first["type"], _param_of(first)
@@ -98,7 +98,7 @@ def invalid_body(errors: Sequence[Any]) -> ApiError:
     same = [error["msg"] for error in errors if _param_of(error) == param]
     reason = "unknown field" if kind == "extra_forbidden" else "; or ".join(dict.fromkeys(same))
     if kind == "missing":
-        message = f"{param}: needed"
+        message = f"{param}: required field is missing"
     elif "ctx" in first and "field" in first["ctx"]:
         message = reason
     else:
@@ -107,7 +107,7 @@ def invalid_body(errors: Sequence[Any]) -> ApiError:
 
 
 def _param_of(error: Any) -> str:
-    """Return an error's field, as `messages[0].role`; empty for the body."""
+    """Return an error's field, such as `messages[0].role`; empty for the body."""
     named = error.get("ctx", {}).get("field")
     if named:
         return str(named)
@@ -127,8 +127,8 @@ def api_error(
 
     Args:
         error: the error that the gateway client raised.
-        names: names of the caller's fields by the gateway's names.
-        explain: rewrites a gateway's message, in which fields were renamed already.
+        names: map from the gateway's field names to the caller's.
+        explain: rewrites a gateway's message after its fields are renamed.
     """
     if isinstance(error, (RequestFailedError, StreamLostError)):
         return _of_failure(error.failure, names, explain)

@@ -39,16 +39,16 @@ from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.v1 import generation_pb2
 
 _CLIENT_GONE = 499
-"""nginx's status for a client that closed its connection, for metrics only."""
+"""Status for metrics if the client closed its connection, as in nginx."""
 
 
 class Door:
-    """Handlers of the paths of the API."""
+    """Handlers of the HTTP API's paths."""
 
     def __init__(
         self, callers: CallerKeys, models: Models, metrics: HttpMetrics, ending: asyncio.Event
     ) -> None:
-        """Create the handlers; `ending` is set to end running calls."""
+        """Create the handlers; running calls end when `ending` is set."""
         self._callers, self._models, self._metrics = callers, models, metrics
         self._ending = ending
 
@@ -103,9 +103,9 @@ class Door:
         return JSONResponse(ended(begun, writer, answer, is_whole(answer)))
 
     async def _until_begun(self, call: Call, stream: bool, request: Request) -> Response | None:
-        """Wait until a stream begins or an answer is complete.
+        """Wait until the gateways accept a stream, or an answer is complete.
 
-        Returns a response if the client closed its connection, else None.
+        Returns a response to end with if the client closed its connection, else None.
 
         Raises:
             SpecInferError: if a gateway refused or lost a request.
@@ -177,7 +177,7 @@ class Door:
     ) -> Response:
         """Return the answer to a body.
 
-        `make` returns the gateway's requests for a request id; `explain` converts our errors to the API's.
+        `make` converts a request id to the gateway's requests; `explain` converts an error to the API's error.
         """
         try:
             request.state.identity = identity_of(request)
@@ -225,9 +225,9 @@ class Door:
         request: Request,
         requests: Sequence[generation_pb2.GenerateRequest],
     ) -> tuple[list[AsyncStream], int | None]:
-        """Open a call's streams; return them and the start position.
+        """Return a call's streams, and the number of tokens already received.
 
-        The position is the number of tokens that the client has received; None if events get no ids.
+        The number is None if the stream is not resumable, so that events get no ids.
         """
         last = request.headers.get("last-event-id")
         if last is None:

@@ -13,11 +13,11 @@ IDEMPOTENCY_HEADER = "Idempotency-Key"
 NO_TRAINING_HEADER = "X-No-Training"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LONGEST = 200
-"""Maximum characters of an id: 256 less a choice's suffix."""
+"""Maximum characters of a key; the gateway's ids have 256, with suffixes."""
 
 
 def identity_of(request: Request) -> str:
-    """Return the id of the gateway's request.
+    """Return the gateway's request id for an HTTP call.
 
     A call with `Idempotency-Key` has this key as its id, so that a repeated call runs once. Otherwise the id begins
     with `X-Request-Id` and has a random end: proxies may send one `X-Request-Id` for several calls.
@@ -38,10 +38,10 @@ def identity_of(request: Request) -> str:
 def with_headers(
     request: Request, asked: Sequence[generation_pb2.GenerateRequest]
 ) -> Sequence[generation_pb2.GenerateRequest]:
-    """Return a call's requests, with `no_training` set by the headers.
+    """Set `no_training` in a call's requests, if the headers do so.
 
     Raises:
-        InvalidInputError: if the header is neither true nor false.
+        InvalidInputError: if an `X-No-Training` header is neither true nor false.
     """
     for value in request.headers.getlist(NO_TRAINING_HEADER):
         if value.lower() not in _FLAGS:

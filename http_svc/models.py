@@ -27,7 +27,7 @@ class GatewayHealth:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def problem(self) -> str:
-        """Return every gateway's problem; empty if some gateway is healthy."""
+        """Return the problems of all gateways; empty if any gateway is healthy."""
         checks = [asyncio.create_task(self._check(address)) for address in self._addresses]
         problems = []
         try:
@@ -69,7 +69,7 @@ _FRESH_S = 5.0
 
 
 class Models:
-    """Cache of the model's names and form of answers."""
+    """Cache of the served model's names and answer format."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Models:
         self._given, self._names = bool(given), tuple(given)
         self._wall_clock, self._created, self._served = wall_clock, 0, ""
         self.form = ChatForm()
-        """Form of answers, from a gateway's latest reply."""
+        """Format of calls and reasoning, from a gateway's latest reply."""
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> str:
@@ -105,8 +105,7 @@ class Models:
     async def _ask(self, client: AsyncClient) -> None:
         """Query gateways for the model.
 
-        Concurrent calls wait for one query. If it fails, perhaps because of the first call's key, they query
-        gateways themselves.
+        Concurrent calls share one query. If it fails, the other calls query with their own keys.
         """
         if self._asking is not None:
             await asyncio.wait({self._asking})
@@ -145,7 +144,7 @@ class Models:
             raise ApiError(404, reason, "model_not_found", "model")
 
     def remember(self, status: generation_pb2.StatusReply) -> None:
-        """Store the model's name and form of answers from a gateway's reply."""
+        """Store the model's name and answer format from a gateway's reply."""
         if status.model != self._served:
             self._served, self._created = status.model, int(self._wall_clock())
         self._asked_at, form = self._clock(), status.chat_form

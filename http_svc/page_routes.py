@@ -181,5 +181,5 @@ async def _events(
     except SpecInferError as error:
         yield encode(api_error(error, {}).content)
     except Exception as error:  # the HTTP status was sent already, so the error becomes an event
-        log.exception("a stream of steps failed; the client gets an error event")
+        log.exception("a stream of /v1/watch failed; the client gets an error event")
         yield encode(internal_error(error).content)

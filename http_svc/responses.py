@@ -19,11 +19,11 @@ from specinfer.client import (
 )
 
 _LOWEST = -9999.0
-"""Replaces minus infinity for JSON, as in OpenAI's API and vLLM."""
+"""Log-probability sent instead of minus infinity, as in vLLM."""
 
 
 class TextOffsets:
-    """Count the characters before each token of a choice's text."""
+    """Counts the characters before each token of a choice's text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -70,7 +70,7 @@ _FINISH = {
     FinishReason.STOP_STRING: "stop",
     FinishReason.CONSTRAINT: "stop",
 }
-"""The API's finish reasons of complete answers, by ours."""
+"""The API's finish reason by ours; other reasons keep their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Kind:
     logprobs: Callable[[Sequence[TokenLogprobs], TextOffsets], dict[str, Any]]
     """Return a choice's field `logprobs`."""
     opening: dict[str, Any] | None
-    """Content of each choice's first event, which has no text."""
+    """Content of each choice's first event (without text); None: no such event."""
 
 
 CHAT = Kind(
@@ -118,7 +118,7 @@ _PLAIN = AnswerForm()
 
 @dataclass(frozen=True, slots=True)
 class ResponseShape:
-    """Build the answer or the events of one call."""
+    """Builds the answer or the events of one call."""
 
     kind: Kind
     request_id: str
@@ -139,13 +139,13 @@ class ResponseShape:
         return None if self.form.plain else AnswerReader(f"{self.request_id}_{index}", self.form)
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Return a choice's first event, if the format has one."""
+        """Return a choice's first event; None if the format has none."""
         return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
 
     def part(
         self, index: int, piece: Piece, offsets: TextOffsets, deltas: Sequence[Delta] | None = None
     ) -> dict[str, Any] | None:
-        """Return a piece's event, from its reader's `deltas`; None if empty."""
+        """Return the event of new text or of `deltas`; None if empty."""
         if deltas is None:
             content, has_text = self.kind.delta(piece.text), bool(piece.text)
         else:
@@ -155,7 +155,7 @@ class ResponseShape:
         return self._part(index, content, None, self._logprobs(piece.token_logprobs, offsets))
 
     def last(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
-        """Return the event of the reader's last output, if any."""
+        """Return the event of a reader's last deltas; None without deltas."""
         return self._part(index, {"delta": combined(deltas)}, None) if deltas else None
 
     def end(self, index: int, finish: FinishReason, reader: AnswerReader | None = None) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class ResponseShape:
     def whole(
         self, answers: Sequence[Answer], prompts: int, readers: Sequence[AnswerReader | None]
     ) -> dict[str, Any]:
-        """Return the whole answer; `readers` have parsed the choices."""
+        """Return the whole answer; `readers` contain the parsed choices."""
         read = zip(answers, readers, strict=True)
         choices = [self._choice(index, answer, reader) for index, (answer, reader) in enumerate(read)]
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
@@ -239,6 +239,6 @@ def is_whole(answer: Answer) -> bool:
 
 
 def _finish(reason: FinishReason, called: bool = False) -> str:
-    """Return the API's finish reason; `called`: a complete call came last."""
+    """Return the API's finish reason; `called` if calls end the answer."""
     word = _FINISH.get(reason, reason.value)
     return "tool_calls" if called and word == "stop" else word

@@ -13,12 +13,12 @@ from specinfer.service.settings import ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
 PATIENCE_SECONDS = 10.0
-"""Seconds for which a lost gateway is retried before a call fails."""
+"""Seconds of retries after a gateway is lost; then the call fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAccess:
-    """Addresses, TLS and patience of the calls to gateways."""
+    """Addresses, TLS and retry time for calls to gateways."""
 
     addresses: tuple[str, ...]
     tls: ClientTls
@@ -49,7 +49,7 @@ class ApiSettings(ProcessSettings):
     max_calls: int = Field(4096, ge=1, description="Maximum calls at once; more are refused with 503.")
 
     def check(self) -> None:
-        """Check the model's names, too."""
+        """Check `served_model_name`, too."""
         names = self.model_names
         if len(set(names)) < len(names) or (self.served_model_name and not all(names)):
             raise SettingError("served_model_name", self.served_model_name, "has an empty or repeated name")
@@ -57,7 +57,7 @@ class ApiSettings(ProcessSettings):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Configured names of the model; empty: the gateways' name is used."""
+        """Names in `served_model_name`; empty: use the gateways' name."""
         return (
             tuple(name.strip() for name in self.served_model_name.split(","))
             if self.served_model_name
@@ -66,7 +66,7 @@ class ApiSettings(ProcessSettings):
 
     @property
     def origins(self) -> list[str]:
-        """Origins whose web pages may call (CORS)."""
+        """Origins of web pages that may call this API (CORS)."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
     @property

@@ -29,13 +29,13 @@ Clients that read text by lines may split at them.
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"
 _QUIET_S = 5.0
-"""Silence before a comment is sent: proxies close idle connections."""
+"""Seconds without events before a comment is sent, against proxies' timeouts."""
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Headers against buffering by proxies."""
 
 
 def event_id(request_id: str, position: int) -> str:
-    """Return an event's id: request id and number of sent tokens."""
+    """Return an event's id: request id and tokens sent so far."""
     return f"{request_id}:{position}"
 
 
@@ -43,12 +43,14 @@ def read_event_id(text: str) -> tuple[str, int]:
     """Return request id and number of tokens from an event's id.
 
     Raises:
-        InvalidInputError: if the text is not an id of `event_id`.
+        InvalidInputError: if the text is not an id from `event_id`.
     """
     request_id, _, position = text.rpartition(":")
     sound = request_id.isascii() and request_id.isprintable() and position.isdecimal()
     if not request_id or not sound or int(position) >= 2**32:
-        raise InvalidInputError("Last-Event-ID", text, "must be the id of a received event")
+        raise InvalidInputError(
+            "Last-Event-ID", text, "must be the id of a received event, REQUEST_ID:TOKENS"
+        )
     return request_id, int(position)
 
 
@@ -73,7 +75,7 @@ async def event_lines(
         shape: format of the answer.
         prompts: number of prompts.
         start: number of tokens that the client has received; None: events get no ids.
-        explain: converts our errors to the API's.
+        explain: converts an error to the API's error.
     """
     sent = [start or 0] * len(call.answers)
 

@@ -1,4 +1,4 @@
-"""Convert a body to requests of the gateway, one for each choice."""
+"""Convert a body to gateway requests, one for each choice (answer)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ MAX_BYTES = 2**24
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
 _FILL_CONTEXT = 0
-"""Value of `max_new_tokens`: up to the end of the context."""
+"""Value of `max_new_tokens` that allows answers up to the context's end."""
 
 
 def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[generation_pb2.GenerateRequest]:
@@ -34,7 +34,7 @@ def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[gener
 
     Args:
         body: the checked body.
-        form: the model's form of calls and reasoning.
+        form: the model's format of calls and reasoning.
         request_id: id of the request; with several choices, the prefix of their ids.
 
     Raises:
@@ -60,7 +60,7 @@ def tokenize_request(body: TokenizeBody) -> generation_pb2.TokenizeRequest:
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
-    """Return the requests of one prompt or several.
+    """Return the requests of a completion body, `n` for each prompt.
 
     Raises:
         InvalidInputError: if there is no prompt, or the choices are too many or too large together.
@@ -72,7 +72,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[generatio
 
 
 def wants_logprobs(body: Body) -> bool:
-    """Return whether log-probabilities are requested; 0 requests them in completions."""
+    """Return whether log-probabilities are requested (completions: also by 0)."""
     if isinstance(body, CompletionBody):
         return body.logprobs is not None
     return isinstance(body, ChatBody) and bool(body.logprobs)
@@ -85,7 +85,7 @@ def _top_logprobs(body: Body) -> int:
 
 
 def _tell(body: Conversation, messages: Sequence[Message], chat: generation_pb2.ChatMessages) -> None:
-    """Set the request's functions, earlier calls, template variables and ending."""
+    """Set functions, earlier calls, template variables and ending in `chat`."""
     if body.continue_final_message:
         chat.end = generation_pb2.CHAT_END_CONTINUED
     elif body.add_generation_prompt is False:
@@ -186,7 +186,7 @@ def _form(body: Body) -> RequestOptions:
 
 
 def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> RequestOptions:
-    """Return options with a grammar that allows calls or the requested constraint."""
+    """Replace the options' constraint by a grammar that allows calls, too."""
     schema, other = options.get("json_schema"), ""
     if schema is not None:
         other = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
@@ -211,7 +211,7 @@ def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> Requ
 
 
 def answer_form(body: Body, form: ChatForm) -> AnswerForm:
-    """Return the parts that answers may have.
+    """Return the parts (reasoning, calls) that answers may have.
 
     An answer with a constraint and without functions has no reasoning. A resumable stream is not parsed.
     """
@@ -233,7 +233,7 @@ def answer_form(body: Body, form: ChatForm) -> AnswerForm:
 
 
 def _beginnings(body: ChatBody, form: ChatForm) -> tuple[str, ...]:
-    """Return the beginnings of calls, if other answers have a constraint."""
+    """Return the texts with which calls begin, if other answers are constrained."""
     asked = _form(body)
     if not body.callable or body.must_call or not asked:
         return ()

@@ -10,7 +10,7 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 """llguidance's options: JSON with fixed white space."""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
-"""Syntax that Rust's regular expressions lack: look-around and back-references."""
+"""Syntax missing in Rust's regular expressions: look-around and back-references."""
 
 
 def followed(function: Function) -> dict[str, Any]:
@@ -30,7 +30,7 @@ _OF_LINE = re.compile(
 
 
 def name_function(message: str, functions: Sequence[Function]) -> str:
-    """Replace a grammar's line number in an error by the function's name."""
+    """Replace a grammar's line number in an error by that function's name."""
     match = _OF_LINE.fullmatch(message)
     if match is None or int(match[1]) > len(functions):
         return message

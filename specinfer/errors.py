@@ -1,4 +1,4 @@
-"""Define errors caused by input and surroundings; `wire.status` maps them to gRPC.
+"""Define errors caused by input and by other services.
 
     SpecInferError
     +- InvalidInputError          a field has an invalid value           INVALID_ARGUMENT
@@ -16,12 +16,12 @@
     +- UnauthenticatedError       no key, or an unknown one              UNAUTHENTICATED
     +- DeniedError                the key does not allow it              PERMISSION_DENIED
 
-`assert` is for bugs in SpecInfer; these errors are for bad input and failing services.
+`wire.status` maps the classes to gRPC codes. `assert` is for bugs in SpecInfer.
 """
 
 
 class SpecInferError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors defined by SpecInfer."""
 
     @property
     def for_logs(self) -> str:
@@ -40,7 +40,7 @@ class InvalidInputError(SpecInferError):
 
     @property
     def for_logs(self) -> str:
-        """Message without the value, unless it is a harmless number."""
+        """Message without the value, except numbers that are no token ids."""
         return f"{self.field}{self._shown}: {self.why}"
 
 
@@ -62,15 +62,15 @@ class SettingError(InvalidInputError):
 
 
 class ConstraintError(SpecInferError):
-    """A request's constraint is too complex, or broken by its tokens."""
+    """A request's constraint is too complex, or its tokens violate the constraint."""
 
 
 class NotFoundError(SpecInferError):
-    """The named thing does not exist."""
+    """The named request, model or key does not exist."""
 
 
 class AlreadyExistsError(SpecInferError):
-    """The named thing already exists."""
+    """The named request or key already exists."""
 
 
 class IncompatibleError(SpecInferError):
@@ -78,7 +78,7 @@ class IncompatibleError(SpecInferError):
 
 
 class ExhaustedError(SpecInferError):
-    """A queue, cache or limit is full; `retry_after_s` hints when to retry."""
+    """A queue, cache or quota is full; retry after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ class ExhaustedError(SpecInferError):
 
 
 class UnavailableError(SpecInferError):
-    """A needed service is unavailable; `retry_after_s` hints when to retry."""
+    """A needed service is unavailable; retry after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -94,11 +94,11 @@ class UnavailableError(SpecInferError):
 
 
 class ServiceChangedError(UnavailableError):
-    """Another process than before answers at a service's address."""
+    """A new process answers at a service's address."""
 
 
 class FencedError(SpecInferError):
-    """Another gateway has taken a lease, with a higher number."""
+    """Another gateway has a newer lease of the verifier."""
 
 
 class FaultError(SpecInferError):
@@ -110,7 +110,7 @@ class FaultError(SpecInferError):
 
     @property
     def for_logs(self) -> str:
-        """Failed operation, type of the exception, and the raising file and line."""
+        """Failed operation, type of exception, and file and line of its origin."""
         return self._place
 
 
@@ -119,7 +119,7 @@ class UnauthenticatedError(SpecInferError):
 
 
 class DeniedError(SpecInferError):
-    """The caller's key does not allow this."""
+    """The caller's API key does not permit the request."""
 
 
 def _place_of(error: BaseException) -> str:

@@ -30,9 +30,9 @@ _ELSEWHERE = {
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """Return the known option similar to an unknown name, if any.
+    """Return the known option similar to a name; None without one.
 
-    Names may have dashes in front, and dashes or underscores inside.
+    Leading dashes are ignored; dashes equal underscores.
     """
     plain, options = _plain(name), {_plain(other): other for other in known}
     for option, names in _ELSEWHERE.items():

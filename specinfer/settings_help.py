@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_help(program: str, settings: type["ProcessSettings"]) -> None:
-    """Print a service's usage, purpose and options; subclasses' groups first."""
+    """Print a service's usage, purpose and options."""
     prefix = settings.model_config.get("env_prefix", "")
     about = f"{settings.__doc__}\n\nEvery option is also an environment variable: --log-level is {prefix}LOG_LEVEL."
     head = Text.assemble((" Usage: ", "yellow"), (f"{program} [OPTIONS]", "bold"))
@@ -26,7 +26,7 @@ def print_help(program: str, settings: type["ProcessSettings"]) -> None:
 
 
 def _groups(settings: type["ProcessSettings"]) -> dict[str, dict[str, FieldInfo]]:
-    """Return the fields by the group of the class that declares them."""
+    """Return the fields by `group` of their class, subclasses first."""
     groups: dict[str, dict[str, FieldInfo]] = {}
     for owner in settings.__mro__:
         for name in vars(owner).get("__annotations__", {}):
@@ -50,7 +50,7 @@ def _panel(title: str, fields: dict[str, FieldInfo]) -> RenderableType:
 
 
 def _kind(annotation: Any) -> str:
-    """Return a setting's type as text: int, text, a|b."""
+    """Return a setting's type for `--help`: int, text or a|b."""
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
     parts = [part for part in get_args(annotation) if part is not NoneType]

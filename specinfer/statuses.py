@@ -1,4 +1,4 @@
-"""Define statuses, finish reasons and log-probabilities of messages."""
+"""Define values in messages: statuses, finish reasons, log-probabilities."""
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
@@ -11,7 +11,7 @@ class EntryStatus(IntEnum):
     OK = 1
     """The entry was processed."""
     RESYNC = 2
-    """The cache does not have exactly base_len tokens: send all again."""
+    """The cache does not have exactly `base_len` tokens; send the whole context."""
     ERROR = 3
     """The entry is invalid or failed; a retry would fail, too."""
     EXHAUSTED = 4
@@ -20,14 +20,14 @@ class EntryStatus(IntEnum):
     Reasons are a full cache, a constraint still being compiled, or a fault in the same pass.
     """
     INVALID = 5
-    """The caller requested something impossible, such as a too complex constraint."""
+    """The request cannot be processed, for example a too complex constraint."""
 
 
 class FinishReason(StrEnum):
     """Reason for the end of generation, named as `specinfer.v1.FinishReason`."""
 
     UNSPECIFIED = "unspecified"
-    """Not ended, or a reason unknown to this version."""
+    """Not finished, or a reason unknown to this version."""
     LENGTH = "length"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
 
 
 class LogprobRow(NamedTuple):
-    """Log-probabilities of a generated token and alternatives, from the verifier."""
+    """Log-probabilities of a generated token and of alternatives, in nats."""
 
     chosen: float
     top: Sequence[tuple[int, float]] = ()

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 470.0
-"""Seconds of the whole run: eight minutes without start and end."""
+"""Time limit of all sections together, in seconds."""
 NEEDED = ("numpy", "torch", "triton", "transformers")
 _VERSIONS = (*NEEDED, "flashinfer-python")
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.gpu", description="Kernels, passes and steps on a GPU."
     )

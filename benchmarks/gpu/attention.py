@@ -2,7 +2,7 @@
 
 Libraries get the same queries, keys and masks. Some need contiguous keys; gathering them from the pages is not timed:
 
-    sdpa         torch's scaled_dot_product_attention with a mask; heads that share a key as further rows
+    sdpa         torch's scaled_dot_product_attention with a mask; query heads of one KV head become rows
     flex         torch's flex_attention, compiled for the shape, with a block mask of the same visibility
     flashinfer   paged prefill with a custom mask, on the pages themselves; where it is installed
 """
@@ -23,17 +23,14 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.options import DTYPES
 
 Launcher = Callable[[Buffers], Call]
-"""Prepares a launch over buffers, which returns [T, H, D]."""
+"""Prepare a launch over buffers; the launch returns attention [T, H, D]."""
 Prepare = Callable[[Workload], Launcher]
 _ALIGNED = 16
 _WORKSPACE = 128 * 2**20
 
 
 def written(workload: Workload, b: Buffers) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cache with the pass's own keys and values.
-
-    Both are [KV heads, slots, D].
-    """
+    """Return keys and values of cache and pass [KV heads, slots, D]."""
     keys, values = (memory.clone() for memory in b.cache)
     places = workload.batch.write_slots
     keys[:, places], values[:, places] = b.key.transpose(0, 1), b.value.transpose(0, 1)
@@ -41,9 +38,9 @@ def written(workload: Workload, b: Buffers) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def gathered(workload: Workload, b: Buffers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return contiguous query, key and value.
+    """Return contiguous queries, keys and values.
 
-    They are [B, H, N, D] and, twice, [B, KV heads, context + N, D].
+    Queries are [B, H, N, D]; keys and values are [B, KV heads, context + N, D].
     """
     cell = workload.cell
     every = [slots(rows, range(rows.length)) for rows in workload.batch.rows]
@@ -154,10 +151,7 @@ def missing() -> dict[str, str]:
 log = logging.getLogger(__name__)
 _MAX_SETS = 32
 _SHARE_OF_MEMORY = 0.25
-"""Maximum share of the memory for one set of buffers.
-
-The rest is for libraries' copies, and for float32.
-"""
+"""Maximum share of device memory for a cell's buffers; libraries copy them."""
 
 
 def measure_bandwidth(context: SectionContext, rows: Rows) -> None:
@@ -180,7 +174,7 @@ def bandwidth(context: SectionContext) -> float:
 
 
 def measure_attention(context: SectionContext, rows: Rows) -> None:
-    """Measure cells in order of importance; name the skipped ones."""
+    """Append a row per cell: its times, or the reason for skipping."""
     for number, cell in enumerate(context.scale.cells):
         if context.budget.left <= 0:
             rows.append(_cell(cell) | {"skipped": "time is up"})
@@ -193,7 +187,7 @@ def measure_attention(context: SectionContext, rows: Rows) -> None:
 
 
 def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[str, Any]:
-    """Return a cell's times: our kernel, every library, the bound."""
+    """Return a cell's times: our kernel's, the libraries', the bandwidth's minimum."""
     dtype = DTYPES[context.scale.dtype]
     workload, size = Workload.of(cell, dtype, context.device), least_bytes(cell, dtype.itemsize)
     count = max(1, min(_MAX_SETS, -(-context.scale.distinct_bytes // size)))
@@ -209,15 +203,19 @@ def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[st
         elif name in COMPILED and not compiled:
             libraries[name] = {"skipped": "compiled for the first cells only"}
         else:
-            libraries[name] = _library(partial(prepare, workload), sets, expected, context)
+            libraries[name] = _library(name, partial(prepare, workload), sets, expected, context)
     times = [library["seconds"] for library in libraries.values() if "seconds" in library]
     return row | {"libraries": libraries, "over_best_library": min(times) / ours if times else None}
 
 
 def _library(
-    prepare: Callable[[], Launcher], sets: Sequence[Buffers], expected: torch.Tensor, context: SectionContext
+    name: str,
+    prepare: Callable[[], Launcher],
+    sets: Sequence[Buffers],
+    expected: torch.Tensor,
+    context: SectionContext,
 ) -> dict[str, Any]:
-    """Return a library's time, or why it was not timed."""
+    """Return a library's time, or the reason for skipping."""
     try:
         launcher = prepare()
         calls = [launcher(b) for b in sets]
@@ -227,7 +225,7 @@ def _library(
             return {"skipped": f"its results differ from ours: {error:.1e}"}
         return {"seconds": context.timer.launched(calls), "error": error}
     except Exception as error:  # libraries may raise anything
-        log.exception("a library failed; the others are measured")
+        log.exception("%s failed and is skipped; other libraries are measured", name)
         return {"skipped": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 

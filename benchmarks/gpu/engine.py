@@ -138,7 +138,7 @@ def random_tree(vocabulary: int, nodes: int, seed: int) -> tuple[list[int], list
 
 HISTOGRAM = "greedy, 32 nodes"
 _WARM_UP = 2
-"""Number of untimed steps; the first one reads the contexts."""
+"""Number of untimed steps; the first step reads the contexts."""
 _LONGEST_PATH = 10
 """Approximate maximum of tokens committed per step."""
 
@@ -220,20 +220,20 @@ def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
 
 
 def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int, of: str) -> float | None:
-    """Return the measured time `of` a pass, if available."""
+    """Return seconds `of` of a measured pass; None if not measured."""
     key = {"shape": shape, "batch": batch, "nodes": nodes}
     passes: Sequence[dict[str, Any]] = context.results.get("passes", [])
     return next((row[of] for row in passes if key.items() <= row.items() and of in row), None)
 
 
 def share_beside(device_s: float | None, step_s: float) -> float | None:
-    """Return the share of a step outside the device's pass."""
+    """Return the share of a step's time outside the device's pass."""
     return None if device_s is None else 1 - device_s / step_s
 
 
 DEPTH = 8
 _CALLS = 256
-"""Room in the context for timed calls, which add a token each."""
+"""Context tokens reserved for timed calls; each call adds a token."""
 Grow = Callable[[Sequence[GrowthTask]], list[TokenTree]]
 
 

@@ -82,7 +82,7 @@ def _first(results: Mapping[str, Rows], section: str, key: Mapping[str, Any]) ->
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Return the report: aims first, then a table per section, then omissions."""
+    """Return the report: aims, skipped sections, a table per measured section."""
     results: Mapping[str, Rows] = report["results"]
     lines = ["# A GPU: kernels, passes and steps", "", _opening(report), ""]
     if report["scale"] != "full":

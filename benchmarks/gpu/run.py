@@ -21,7 +21,7 @@ from benchmarks.publish import write
 Call = Callable[[], object]
 _WARM_UP, _REPEATS = 3, 20
 _FEW = 0.05
-"""Seconds after which a slow call is not repeated."""
+"""Seconds of repetitions after which only `_MIN_REPEATS` calls are needed."""
 _MIN_REPEATS = 3
 _IN_A_ROW = 10
 """Number of calls that are queued together."""
@@ -31,19 +31,19 @@ class Timer(Protocol):
     """Medians of repeated calls, in seconds."""
 
     def launched(self, calls: Sequence[Call]) -> float:
-        """Return the device time of a call, from calls launched together.
+        """Return the mean device time in seconds of calls launched together.
 
         The host's time does not count. Each call has its own data, which is thus not in the chip's cache.
         """
 
     def queued(self, call: Call) -> float:
-        """Return the time of a call among many independent ones.
+        """Return the seconds per call of many independent calls.
 
         This is the device's time per call, or the host's if longer.
         """
 
     def waited(self, call: Call) -> float:
-        """Return the time of a call until the device has finished."""
+        """Return the seconds of a call until the device has finished."""
 
 
 class HostTimer:
@@ -53,15 +53,12 @@ class HostTimer:
         self._clock = clock
 
     def launched(self, calls: Sequence[Call]) -> float:
-        """Implement `Timer.launched`."""
         return self.waited(lambda: [call() for call in calls]) / len(calls)
 
     def queued(self, call: Call) -> float:
-        """Implement `Timer.queued`."""
         return self.waited(call)
 
     def waited(self, call: Call) -> float:
-        """Implement `Timer.waited`."""
         call()
         times: list[float] = []
         while len(times) < _MIN_REPEATS or (len(times) < _REPEATS and sum(times) < _FEW):
@@ -75,7 +72,6 @@ class GpuTimer:
     """Timer by CUDA events; kernels are replayed from a captured graph."""
 
     def launched(self, calls: Sequence[Call]) -> float:
-        """Implement `Timer.launched`."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -91,8 +87,6 @@ class GpuTimer:
         return seconds / len(calls)
 
     def queued(self, call: Call) -> float:
-        """Implement `Timer.queued`."""
-
         def many() -> None:
             for _ in range(_IN_A_ROW):
                 call()
@@ -100,7 +94,6 @@ class GpuTimer:
         return self._wall(many, _MIN_REPEATS) / _IN_A_ROW
 
     def waited(self, call: Call) -> float:
-        """Implement `Timer.waited`."""
         return self._wall(call, _REPEATS)
 
     def _events(self, call: Call) -> float:
@@ -153,7 +146,7 @@ class SectionContext:
 
 
 class Measure(Protocol):
-    """Measure a section; append each row at once, for timeouts."""
+    """Measure a section; append each row at once, to survive timeouts."""
 
     def __call__(self, context: SectionContext, rows: Rows) -> None: ...
 
@@ -164,7 +157,7 @@ class Section:
 
     name: str
     measure: str
-    """module:function, imported late, as a missing library skips the section."""
+    """`module:function`; a library missing at the import skips only this section."""
     seconds: float
     """Maximum seconds of the section."""
 
@@ -192,7 +185,7 @@ COMPLETE, FIRST = "complete", "check"
 
 
 class StoppedError(BaseException):
-    """The run must end; no `except Exception` catches this."""
+    """The time limit or a signal ends the run, past every `except Exception`."""
 
 
 class Run:
@@ -215,7 +208,10 @@ class Run:
         self.report["ended"] = "stopped before its first section"
 
     def all_of(self, sections: Sequence[Section]) -> int:
-        """Return 0, 1 for a wrong kernel, or 3 if stopped."""
+        """Run sections; return the exit code.
+
+        0: complete; 1: a kernel is wrong; 3: stopped.
+        """
         code = 0
         try:
             for section in sections:
@@ -251,7 +247,7 @@ class Run:
         except ImportError as error:
             self._skip(section, f"cannot be imported here: {error}")
         except Exception as error:  # the other sections are still measured
-            log.exception("section %s failed", section.name)
+            log.exception("section %s failed; the next section follows", section.name)
             self._skip(section, f"{type(error).__name__}: {error}")
 
     def _skip(self, section: Section, reason: str) -> None:
@@ -268,7 +264,7 @@ def stopped_after(seconds: float) -> Iterator[None]:
     """Raise `StoppedError` in the context after `seconds` or a signal."""
 
     def stop(number: int, frame: object) -> None:
-        raise StoppedError("time is up" if number == signal.SIGALRM else "asked to end")
+        raise StoppedError("the time limit is over" if number == signal.SIGALRM else "received SIGTERM")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -38,7 +38,7 @@ _DEVIATION = 0.02
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Heads of one attention layer."""
+    """Numbers and width of the heads of an attention layer."""
 
     query: int
     kv: int
@@ -74,21 +74,19 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes of all sections."""
-
     name: str
     dtype: str
     copy_bytes: int
     checks: tuple[Cell, ...]
     cells: tuple[Cell, ...]
-    """Cells by importance; those without time or memory are skipped."""
+    """Cells in order of importance; time or memory may exclude cells."""
     distinct_bytes: int
-    """Total bytes of a call's buffer sets, more than the chip's cache."""
+    """Total bytes of a call's buffer sets; must exceed the chip's cache."""
     compiled: int
-    """Number of cells measured with compiling libraries, from the first."""
+    """Number of first cells measured with `COMPILED` libraries, too."""
     shapes: tuple[ModelShape, ...]
     drafter: ModelShape
-    """Shape of the small model that grows trees."""
+    """Shape of the small model that drafts trees."""
     positions: int
     context: int
     """Context tokens of every request."""

@@ -32,7 +32,7 @@ def random_paths(rng: np.random.Generator, nodes: int) -> list[list[int]]:
 
 
 def pass_of(cell: Cell, seed: int) -> Batch:
-    """Return a pass of `cell.batch` requests: mixed blocks, different trees, equal contexts."""
+    """Return a pass of `cell.batch` requests with random trees and cache blocks."""
     rng = np.random.default_rng(seed)
     length = cell.context + cell.nodes
     order = rng.permutation(cell.batch * blocks_for(length)).reshape(cell.batch, -1)
@@ -71,7 +71,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A pass on a device, for launches on any fitting buffers."""
+    """Pass on a device; `launch` runs it on any matching `buffers`."""
 
     cell: Cell
     batch: Batch
@@ -81,7 +81,7 @@ class Workload:
 
     @classmethod
     def of(cls, cell: Cell, dtype: torch.dtype, device: str, seed: int = 0) -> "Workload":
-        """Return a cell's pass, described and split like in the executor."""
+        """Return a cell's pass, with the executor's bucket, row numbers and splits."""
         batch = pass_of(cell, seed)
         bucket = exact_bucket(batch, cell.heads.query // cell.heads.kv)
         numbers = torch.from_numpy(describe(batch, bucket)).to(device)
@@ -113,8 +113,8 @@ class Workload:
 def least_bytes(cell: Cell, element_bytes: int) -> int:
     """Return the minimum bytes of a launch.
 
-    They are: the context's keys and values, read once; the nodes' keys and values, read and written; queries,
-    read; results, written.
+    A launch reads the context's keys and values once, reads and writes the nodes' keys and values, reads the
+    queries, and writes the results.
     """
     entry = 2 * cell.heads.kv * cell.heads.width
     rows = cell.batch * cell.nodes
@@ -127,14 +127,11 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
 class WrongKernelError(RuntimeError):
-    """A kernel's results are not those of the reference."""
+    """A kernel's results differ from the reference."""
 
 
 def exact(workload: Workload, b: Buffers) -> torch.Tensor:
-    """Return each request's attention [T, H, D] in float64.
-
-    The mask is explicit.
-    """
+    """Return every request's attention [T, H, D], in float64 with explicit masks."""
     batch, output = workload.batch, torch.empty(b.query.shape, dtype=torch.float64, device=b.query.device)
     group = b.query.shape[1] // b.key.shape[1]
     keys, values = (memory.double() for memory in b.cache)
@@ -165,7 +162,7 @@ def visible(workload: Workload, request: int) -> torch.Tensor:
 
 
 def error_of(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return ||found - expected|| / ||expected||; infinite if an element is missing."""
+    """Return ||found - expected|| / ||expected||; infinite if `output` has a NaN."""
     if bool(output.isnan().any()):
         return float("inf")
     return float((output.double() - expected).norm() / expected.norm())
@@ -190,7 +187,9 @@ def check_kernels(context: SectionContext, rows: list[dict[str, Any]]) -> None:
         same = all(torch.equal(*pair) for pair in zip(before, buffers.cache, strict=True))
         rows.append({"kernel": "tree attention", "cell": repr(cell), "error": error, "cache_exact": same})
         if error > TOLERANCE[dtype] or not same:
-            raise WrongKernelError(f"tree attention, {cell}: error {error:.2e}, cache exact: {same}")
+            raise WrongKernelError(
+                f"tree attention, {cell}: error {error:.2e}, at most {TOLERANCE[dtype]}; cache exact: {same}"
+            )
     rows.append(
         {"kernel": "compaction", "cell": "", "error": _check_compaction(context, dtype), "cache_exact": True}
     )
@@ -204,5 +203,5 @@ def _check_compaction(context: SectionContext, dtype: torch.dtype) -> float:
         memory[:, :, target] = old[:, :, source]
     move(keys, values, source, target)
     if not all(torch.equal(*pair) for pair in zip(expected, (keys, values), strict=True)):
-        raise WrongKernelError("compaction: the cache is not what torch makes of it")
+        raise WrongKernelError("compaction: the cache must equal torch's result, but differs")
     return 0.0

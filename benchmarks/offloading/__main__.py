@@ -37,7 +37,7 @@ _MODULE = "benchmarks.offloading.throttled_verifier"
 
 
 class OffloadedSystem(LocalSystem):
-    """A `LocalSystem` with a disk bandwidth; 0: unlimited."""
+    """A `LocalSystem` whose verifier reads at most `bytes_per_second`; 0: no limit."""
 
     def __init__(self, options: LocalOptions, bytes_per_second: float) -> None:
         super().__init__(options)
@@ -58,7 +58,7 @@ def offloaded_system(
     bytes_per_second: float,
     directory: str,
 ) -> OffloadedSystem:
-    """Return the usual system with offloaded layers and trees of 128 nodes."""
+    """Return a system with offloaded layers and trees of 128 nodes."""
     verifier = {"offload": "disk", "offload-directory": directory, "max-nodes": "129"}
     verifier["weights"] = "bf16"
     pool = {name: {**flags, **speculator} for name, flags in default_services(model, offload=True).items()}
@@ -72,7 +72,7 @@ PLAIN, SEQUENCE, CHOSEN = "plain", "sequence", "tree, the planner's choice"
 PAPER = {"OPT-13B": (3.3, 3.3, 3.1, 2.7, 2.6), "OPT-30B": (3.5, 3.3, 3.0, 3.0, 2.7)}
 PAPER_BATCHES = (1, 2, 4, 8, 16)
 PLAIN_TOKENS = 12
-"""Number of tokens in plain decoding, which is slow."""
+"""Tokens per answer of plain decoding; fewer, as it is slow."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,6 @@ class MeasuredMode:
     drafted: int = 0
 
     def add(self, rate: float, answers: Sequence[Answer]) -> None:
-        """Add a turn."""
         self.rates.append(rate)
         for answer in answers:
             stats = answer.summary.stats
@@ -95,7 +94,7 @@ class MeasuredMode:
             self.drafted += stats.drafted
 
     def beside(self, plain: "MeasuredMode") -> dict[str, Any]:
-        """Return the mode's figures, with standard errors over the turns."""
+        """Return the mode's rates and gains over `plain`, with standard errors."""
         gains = [rate / base for rate, base in zip(self.rates, plain.rates, strict=True)]
         return {
             "tokens_per_second": harmonic_mean(self.rates),
@@ -155,7 +154,7 @@ def main(
 
 
 def _limits(batch: int, size: int) -> dict[str, str]:
-    """Return the gateway's flags for a tree size; 0: the planner chooses."""
+    """Return the gateway's flags for trees of `size` nodes; 0: planned trees."""
     limits = {"max-batch": str(batch)}
     return limits | ({"tree-nodes": str(size), "step-nodes": str(size), "adaptive": "false"} if size else {})
 
@@ -163,7 +162,7 @@ def _limits(batch: int, size: int) -> dict[str, str]:
 async def _measure(
     system: OffloadedSystem, prompts: Sequence[EvaluationPrompt], batch: int, new_tokens: int, size: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Measure modes in turns: plain decoding, trees, and sequences if asked."""
+    """Measure modes in turns: plain decoding, trees; sequences only with `size` 0."""
     tree = f"tree of {size}" if size else CHOSEN
     modes = {PLAIN: generation_pb2.SPECULATION_OFF, tree: generation_pb2.SPECULATION_TREE}
     if not size:
@@ -194,7 +193,7 @@ async def _warm_up(client: AsyncClient, prompts: Sequence[EvaluationPrompt], bat
 def _parts(prompts: Sequence[EvaluationPrompt], batch: int) -> list[list[tuple[int, ...]]]:
     """Return the prompts of every turn.
 
-    At batch 1 a turn has one prompt. At other batches there are three turns of two prompts per place.
+    At batch 1 a turn has one prompt. Larger batches have three turns of 2 * `batch` prompts.
     """
     tokens = [prompt.tokens for prompt in prompts]
     if batch == 1:
@@ -203,7 +202,7 @@ def _parts(prompts: Sequence[EvaluationPrompt], batch: int) -> list[list[tuple[i
 
 
 async def _run(client: AsyncClient, prompts: list[tuple[int, ...]], load: Load) -> tuple[float, list[Answer]]:
-    """Return tokens per second after the first message, or while full."""
+    """Return decoding tokens per second, of full batches if `batch` > 1."""
     if load.batch == 1:
         (answer,) = await generate_all(client, prompts, load)
         return 1 / answer.tpot_s, [answer]
@@ -212,14 +211,13 @@ async def _run(client: AsyncClient, prompts: list[tuple[int, ...]], load: Load) 
 
 
 def _pass_ms(log: str) -> dict[str, float]:
-    """Return milliseconds of passes by tokens, from the verifier's log."""
+    """Return milliseconds of a pass by its tokens, from the verifier's log."""
     match = re.search(r"passes take (.*)", log)
     assert match, log
     return {size: float(ms) for ms, size in re.findall(r"([\d.]+) ms for (\d+)", match[1])}
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     limit = report["gigabytes_per_second"]
     reader = f"a reader throttled to {limit} GB/s" if limit else "the disk as it is"
     rest = f" ({PLAIN_TOKENS} where plain); {report['model']} in bfloat16, greedy, layers from {reader}."

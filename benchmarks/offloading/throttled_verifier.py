@@ -16,7 +16,7 @@ BANDWIDTH = "OFFLOAD_BYTES_PER_SECOND"
 
 
 def throttle(bytes_per_second: float) -> None:
-    """Limit the bandwidth of all disk stores of this process."""
+    """Limit the bandwidth of every `DiskStore` of this process."""
     read = DiskStore.fetch
 
     def fetch(store: DiskStore, layer: int, staging: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """`make bench-acceptance`, first part: quality of drafts, compared with the paper.
 
 Writes `benchmarks/results/acceptance.md` and plots: success by top-k (the paper's Table 1), tokens
-per step by tree width (Table 2, both readings of its vector, and best-first trees of equal size), naive
-against multi-step sampling (Table 3), their distribution (Figure 9), latency by width and batch (Figure
-10), the merged pool against single speculators.
+per step by tree width (Table 2: the width at the first or the third level, and best-first trees of equal size),
+naive against multi-step sampling (Table 3), tokens per step by prompt (Figure 9), latency by width and batch
+(Figure 10), and the merged pool against single speculators.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ BATCHES = (1, 4, 16)
 
 
 class Bench:
-    """The target, and drafters by name."""
+    """Runs of the target with named drafters."""
 
     def __init__(self, ssm: str, prompts: list[EvaluationPrompt], new_tokens: int) -> None:
         self._ssm, self._prompts, self._new_tokens = ssm, prompts, new_tokens
@@ -47,8 +47,8 @@ class Bench:
     def drafter(self, name: str) -> Drafter:
         """Return a drafter by name.
 
-        Names are `ngram`, `ssm` and `ssm, point` (best-first), and expansion vectors of the SSM. For sampled requests,
-        children are drawn, as in the paper, except with `ssm, point`. Best-first trees are as deep as the others.
+        `ngram`; `ssm`: best-first trees with sampled children; `ssm, point`: best-first trees with the likeliest
+        children; a vector such as `5,1,1`: SSM trees with these numbers of sampled children per level.
         """
         if name not in self._drafters:
             expansion = name if name[0].isdigit() else ""
@@ -75,7 +75,7 @@ class Bench:
         return success(self._runner, self.drafter("5"), self._prompts, temperature, self._new_tokens)
 
     def widths(self) -> Iterator[tuple[str, Result]]:
-        """Yield the runs of Tables 2 and 3, by name."""
+        """Yield (name, result) of each run for Tables 2 and 3."""
         for kind, temperature in KINDS.items():
             for k in WIDTHS:
                 third = ",".join(["1", "1", str(k), *["1"] * 5])
@@ -87,7 +87,7 @@ class Bench:
         yield "stochastic <5,1,1,...>, naive", self.run(["5,1,1,1,1,1,1,1"], naive)
 
     def pools(self) -> Iterator[tuple[str, Result]]:
-        """Measure each speculator and the merged pool at equal nodes."""
+        """Yield (name, result) of each speculator and of the merged pools."""
         for kind, temperature in KINDS.items():
             pools = [["ngram"], ["ssm"], ["ngram", "ssm"]]
             if temperature:
@@ -152,7 +152,6 @@ def by_source(result: Result) -> dict[str, float]:
 
 
 def draw(results: dict[str, Result], latency: dict[int, dict[int, float]]) -> None:
-    """Plot figures 9 and 10."""
     for kind in KINDS:
         plot_distribution(
             RESULTS / f"tokens-per-step-{kind}.png",
@@ -172,7 +171,7 @@ def success(
     temperature: float,
     new_tokens: int,
 ) -> dict[str, list[float]]:
-    """Return percentages of tokens among the top 1..5, by source."""
+    """Return by source the percentage of next tokens among the top 1..5."""
     return {
         source: [round(100 * sum(place <= k for place in places) / len(places), 1) for k in range(GUESSES)]
         for source, places in guesses(runner, drafter, prompts, temperature, new_tokens).items()
@@ -186,9 +185,9 @@ def guesses(
     temperature: float,
     new_tokens: int,
 ) -> dict[str, list[int]]:
-    """Return ranks of next tokens among guesses by source, or `GUESSES`.
+    """Return by source the drafter's rank of each next token, from 0.
 
-    All prompts run at once, until the target ends them.
+    The rank is `GUESSES` if the drafter does not propose the token. All prompts run in one batch.
     """
     engine = VerifierEngine(runner, "naive", EngineLimits())
     contexts = [list(p.tokens) for p in prompts]

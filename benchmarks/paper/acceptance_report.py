@@ -47,11 +47,10 @@ SHAPES = {
     "<k,1,1,...>": "<{k},1,1,...>",
     "best-first, 8k nodes": "best-first, {n} nodes",
 }
-"""Names of results of width k, by label."""
+"""Templates of result names (width k, n nodes), by row label."""
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     rest = ", bfloat16, temperature 0 and 1. The paper's figures are of LLaMA-7B with LLaMA-68M."
     lines = opening("How good the drafts are", report, rest)
     parts = [
@@ -65,7 +64,6 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def success_table(report: dict[str, Any]) -> list[str]:
-    """Return Table 1."""
     lines = ["## Success of one token by top-k, % (Table 1)", "", *head(["1", "2", "3", "4", "5"])]
     lines += [row(f"paper, greedy, {name}", values) for name, values in PAPER_SUCCESS.items()]
     for kind, by_source in report["success"].items():
@@ -106,7 +104,6 @@ def _sources(report: dict[str, Any]) -> list[str]:
 
 
 def sampling_table(report: dict[str, Any]) -> list[str]:
-    """Return Table 3."""
     steps = report["tokens_per_step"]
     naive, multi = steps["stochastic <5,1,1,...>, naive"], steps["stochastic <5,1,1,...>"]
     pairs = {f"paper, {name}": pair for name, pair in PAPER_SAMPLING.items()}

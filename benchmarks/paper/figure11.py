@@ -1,6 +1,6 @@
 """Measure figure 11 of the paper: trees and separate sequences, by batch.
 
-Writes `benchmarks/results/figure-11.md` and `.png`, or others with `--out` (a widened target).
+Writes `benchmarks/results/figure-11.md` and `.png`; `--out` sets another path.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BATCHES = "1,2,4,8,16"
 DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}
-"""The paper's tree, and one of ours: expansion vector and nodes."""
+"""(expansion vector, nodes) of the paper's tree and of a best-first tree."""
 MIN_PROMPTS = 5
 """Minimum prompts per batch size: one of each source."""
 WARM_UP = 2
@@ -89,7 +89,7 @@ _SIZE = (5.6, 3.6)
 
 
 def beside_paper(paper: Mapping[str, str], ours: Sequence[Sequence[float]]) -> list[str]:
-    """Return the paper's figures with the range of ours over batches."""
+    """Tabulate the paper's figures and the range of ours over batches."""
     ranges = [f"{min(values):.2f}x to {max(values):.2f}x" for values in ours]
     rows = [
         line(what, [said, our_range]) for (what, said), our_range in zip(paper.items(), ranges, strict=True)
@@ -98,7 +98,6 @@ def beside_paper(paper: Mapping[str, str], ours: Sequence[Sequence[float]]) -> l
 
 
 def sequences_report(report: dict[str, Any], picture: str) -> str:
-    """Return the report in Markdown."""
     lines = [
         f"# Figure 11: a tree against its sequences, {report['model']}",
         "",

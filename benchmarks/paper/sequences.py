@@ -37,7 +37,7 @@ class MeasuredSteps:
     sequence_rows: int = 0
 
     def report(self, batch: int) -> dict[str, Any]:
-        """Return milliseconds per token: of the passes, and with drafts."""
+        """Return milliseconds per token, and ratios of sequences to trees."""
         per_token = 1000 * batch / self.tokens
         tree, apart, drafts = (sum(s) * per_token for s in (self.tree_s, self.sequences_s, self.draft_s))
         ratios = [one / other for one, other in zip(self.sequences_s, self.tree_s, strict=True)]
@@ -71,7 +71,7 @@ def paths(tree: TokenTree) -> list[list[int]]:
 
 
 def accepted_of_tree(tree: TokenTree, logits: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Verify a tree greedily by [N, V]; return accepted nodes and tokens."""
+    """Return nodes and tokens that greedy verification with logits [N, V] accepts."""
     choices = logits.argmax(-1).tolist()
     node, nodes, tokens = 0, list[int](), list[int]()
     while True:
@@ -84,7 +84,7 @@ def accepted_of_tree(tree: TokenTree, logits: torch.Tensor) -> tuple[list[int], 
 
 
 def accepted_of_sequences(sequences: Sequence[Sequence[int]], logits: Sequence[torch.Tensor]) -> list[int]:
-    """Verify sequences greedily, each by [N, V]; return the longest accepted tokens."""
+    """Return the longest tokens that greedy verification accepts in any sequence."""
     best: list[int] = []
     for sequence, rows in zip(sequences, logits, strict=True):
         choices = rows.argmax(-1).tolist()
@@ -96,7 +96,7 @@ def accepted_of_sequences(sequences: Sequence[Sequence[int]], logits: Sequence[t
 
 
 class Comparison:
-    """A target and a drafter; steps of a batch, verified both ways."""
+    """Steps of target and drafter, verified by trees and by sequences."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Comparison:
         self._clock = clock or time.perf_counter
 
     def measure(self, prompts: Sequence[EvaluationPrompt], batch: int, steps: int) -> MeasuredSteps:
-        """Measure steps of every full batch, or of one smaller batch."""
+        """Measure all full batches, or one smaller batch of few prompts."""
         measured = MeasuredSteps()
         for start in range(0, max(1, len(prompts) - batch + 1), batch):
             self.run(prompts[start : start + batch], steps, measured)

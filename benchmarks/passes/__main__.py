@@ -1,6 +1,7 @@
-"""`python -m benchmarks passes MODEL`: passes by rows and context, with llama.cpp.
+"""`python -m benchmarks passes MODEL`: time passes, also of llama.cpp.
 
-Writes a section of the report for each model and context; other sections stay.
+Passes differ in rows and context length. Writes a section of the report for each model and context; the other
+sections of an existing report stay.
 """
 
 import tempfile
@@ -41,7 +42,7 @@ from specinfer.model.weights.source import kept_gguf
 
 OURS, PEER = "SpecInfer", "llama.cpp"
 FEW = 8
-"""Minimum total rows of a size's passes in a turn."""
+"""Passes of n rows run max(1, FEW // n) times per turn."""
 
 
 def main(
@@ -112,7 +113,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str]) -> dict[str, PeerProcess]:
-    """Return llama.cpp on the same file, for each cache format.
+    """Return a llama.cpp process for the model's GGUF file by cache format.
 
     Raises:
         SettingError: if the model does not come from a GGUF file.
@@ -139,9 +140,9 @@ def measure(
     sizes: list[int],
     turns: int,
 ) -> dict[str, Figures]:
-    """Return figures by system, from turns in alternating order.
+    """Return each system's figures; systems alternate in turns.
 
-    Prompt speed is measured by a chunk in every second turn; for long contexts, by reading the context.
+    Prompt speed comes from chunks of `CHUNK` tokens, or from reading a context longer than `CHUNK`.
     """
     task: dict[str, Any] = {"context": tokens, "threads": torch.get_num_threads(), "read": READ}
     systems: dict[str, Callable[[list[int]], SystemTimes]] = {
@@ -162,14 +163,14 @@ def measure(
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any], sizes: list[int]) -> SystemTimes:
-    """Return llama.cpp's times of passes of these sizes.
+    """Return llama.cpp's times of passes of `sizes` rows.
 
     Raises:
         UnavailableError: if llama.cpp failed.
     """
     answer = peer.measure(task | {"rows": sizes})
     if isinstance(answer, str):
-        raise UnavailableError(f"llama.cpp {answer}")
+        raise UnavailableError(f"llama.cpp cannot be measured: {answer}")
     return SystemTimes(**answer)
 
 

@@ -51,7 +51,7 @@ KINDS = {"chain": lambda row: row - 1, "tree": lambda row: (row - 1) // 2}
 
 
 def random_model(layers: int, dtype: torch.dtype) -> Any:
-    """Return a random model of the shape."""
+    """Return a model of Qwen 3.5's shape with random weights."""
     from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ class ContextPasses:
         return [*map(int, self._rng.integers(0, self._runner.config.vocab_size, count))]
 
     def milliseconds(self, kind: str, rows: int) -> float:
-        """Return milliseconds of a pass whose rows are dropped."""
+        """Return milliseconds of a tree of `rows` nodes; none is accepted."""
         tokens, parents = self._tokens(rows), [KINDS[kind](row) for row in range(rows)]
         started = time.perf_counter()
         self._runner.forward([Segment(self._sequence, (), tokens, parents)])
@@ -90,7 +90,7 @@ class ContextPasses:
 def measure(
     systems: dict[str, ContextPasses], sizes: Sequence[int], turns: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Return milliseconds by row of the table and system."""
+    """Return milliseconds of every turn by kind of pass and system."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for turn in range(turns + 1):  # the first turn warms up
         for name in sorted(systems, reverse=turn % 2 == 0):
@@ -104,7 +104,7 @@ def measure(
 
 
 def seconds_by_rows(seconds: dict[str, dict[str, list[float]]], sizes: Sequence[int]) -> dict[int, float]:
-    """Return the kernels' median seconds of a tree by rows.
+    """Return our kernels' median seconds of passes over trees, by rows.
 
     The entry of one row is plain decoding.
     """

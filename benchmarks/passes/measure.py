@@ -25,7 +25,7 @@ from specinfer.model.weights.source import kept_gguf
 from specinfer.scheduling.limits import SchedulerLimits
 
 SPARE = 256
-"""Cache tokens beyond context and chunk."""
+"""Cache tokens needed in addition to context and chunk."""
 
 
 class SystemTimes(NamedTuple):
@@ -38,20 +38,17 @@ class SystemTimes(NamedTuple):
 
 
 READ = 2048
-"""Maximum tokens of a context that are read.
-
-Longer contexts repeat cached tokens, which does not change the time of attention.
-"""
+"""Maximum context tokens to read; longer contexts copy cached keys and values."""
 
 _SHORT = 64
-"""Tokens that a pass's other requests read; the rest is copied."""
+"""Tokens that each request after the first reads; the rest is copied."""
 
 
 class OurPasses:
     """A model whose cache has contexts of one length."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Use a model; its cache needs contexts, a chunk, `SPARE` tokens."""
+        """Use `runner`; its cache has room for contexts, chunk and `SPARE`."""
         self.threads = torch.get_num_threads()
         self.runner = runner
         self._sequences: list[KVSequence] = []
@@ -59,7 +56,7 @@ class OurPasses:
         self._rng = np.random.default_rng(0)
 
     def measure(self, context: int, requests: int, sizes: Sequence[int]) -> SystemTimes:
-        """Measure passes by rows per request, with logits; a chunk's last only."""
+        """Time a pass of each size (`CHUNK` rows: last logits only)."""
         if [sequence.length for sequence in self._sequences] != [context] * requests:
             self._make_contexts(context, requests)
         return SystemTimes([self._pass(size) for size in sizes], self._context_seconds)

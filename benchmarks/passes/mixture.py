@@ -36,10 +36,7 @@ _SHAPE = {
     "norm_topk_prob": True,
     "max_position_embeddings": 8192,
 }
-"""Fields of Qwen3-30B-A3B, but few layers and a small vocabulary.
-
-The others are the defaults of `transformers`.
-"""
+"""Fields that differ from `transformers`' Qwen3 MoE defaults: few layers, small vocabulary."""
 
 
 class RandomBlocks(NamedTensors):
@@ -103,7 +100,7 @@ class RandomMixture:
         self.runner = ModelRunner.build(self.config, self._weights, options)
 
     def section(self, tokens: int, figures: Figures, about: dict[str, Any]) -> tuple[str, str]:
-        """Return title and text of the section of one context."""
+        """Return title and text of the report's section on one context."""
         experts, rows = self.config.experts, [*figures.passes]
         assert experts is not None
         name = f"{experts.count} experts of {experts.intermediate_size}, {experts.used} a row"
@@ -120,10 +117,7 @@ class RandomMixture:
         return title, "\n".join([*lines, ""])
 
     def _bytes(self, experts: float) -> float:
-        """Return the bytes of all matrices that a pass reads.
-
-        It reads this number of experts in each layer.
-        """
+        """Return the matrix bytes of a pass over `experts` experts per layer."""
         total = self.config.experts
         assert total is not None
         of_experts = sum(self._weights.bytes_of(name) for name in self._weights if ".experts." in name)
@@ -132,10 +126,7 @@ class RandomMixture:
 
 
 def expected_experts(config: ModelConfig, rows: int) -> float:
-    """Return the expected number of a layer's experts that rows choose.
-
-    Rows choose independently.
-    """
+    """Return the expected experts per layer that `rows` independent rows choose."""
     experts = config.experts
     assert experts is not None
     return experts.count * (1 - (1 - experts.used / experts.count) ** rows)

@@ -1,7 +1,7 @@
 """Measure the speed of reading prompts during decoding, and of decoding.
 
 Run `python -m benchmarks.passes.reading`. It uses one `AsyncLLM` with its draft.
-Prompts are random tokens, so nothing of them is cached.
+Prompts are random tokens, so that no prefix is cached.
 """
 
 import asyncio

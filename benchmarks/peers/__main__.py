@@ -137,7 +137,7 @@ def through_services(weights: str, kind: str, task: dict[str, Any]) -> dict[str,
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a peer's modes, or why they are missing."""
+    """Return a peer's figures by mode, or `missing` with the reason."""
     result = peer.measure(task)
     if isinstance(result, str):
         return {peer.label: {"missing": result}}
@@ -146,19 +146,18 @@ def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]
 
 
 def settings(native: bool) -> str:
-    """Describe our weights' format and threads."""
     weights = "the GGUF file's blocks of 4 bits" if native else "bfloat16"
     return f"{weights}; {THREADS} threads"
 
 
 def rotated(prompts: list[list[int]], start: int) -> list[list[int]]:
-    """Rotate the prompts, so that every turn begins with another one."""
+    """Rotate the prompts, so that turns begin with different prompts."""
     start %= len(prompts)
     return prompts[start:] + prompts[:start]
 
 
 def load(kv_window: int = 0, weights: str = "bf16") -> ModelRunner:
-    """Load the default model; `kv_window` 0: the whole cache."""
+    """Load the default model; `kv_window` tokens stay cached, 0: all."""
     options = RunnerOptions(kv_window=kv_window, weights=weights)
     return load_checked(resolve_model(MODEL), options)
 

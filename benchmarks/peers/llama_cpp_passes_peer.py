@@ -1,8 +1,8 @@
 """Measure passes of llama.cpp on tasks read from standard input.
 
-The result is seconds of passes after a context, with logits for all rows. A task has `gguf`, `context`, `rows`,
-`threads`, `variant` (the format of keys and values) and `read`, the tokens of a context that are read; the rest is
-copied. A pass of `CHUNK` rows is a prompt's: only its last row has logits.
+The result is the seconds of passes after a context. A task has `gguf`, `context` (tokens), `rows` of each pass,
+`threads`, `variant` (the format of keys and values) and `read`, the context tokens to read; the rest is copied.
+All rows of a pass have logits; of `CHUNK` rows (a prompt's), only the last.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from measure import Task, answer_tasks
 
 CHUNK = 512
 SPARE = 64
-"""Positions beyond context and chunk."""
+"""Positions needed in addition to context and chunk."""
 FORMATS = {"bf16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
-"""ggml's types of keys and values by ours.
+"""ggml's type of cached keys and values by our `kv_type`.
 
-Float16 stands for bf16: it is llama.cpp's default, and llama.cpp cannot shift a cache in bfloat16.
+bf16 is compared with float16, llama.cpp's default: llama.cpp cannot shift a cache in bfloat16.
 """
 
 
@@ -51,9 +51,9 @@ class LlamaPasses:
         self._tokens = llama_cpp.llama_vocab_n_tokens(vocabulary)
 
     def make_context(self, length: int, read: int, threads: int) -> None:
-        """Read random tokens and copy them up to a length.
+        """Read `read` random tokens, then copy them up to `length` tokens.
 
-        A context of the same length is reused.
+        An existing context of the same length is reused.
         """
         if length == self._length:
             return
@@ -75,7 +75,7 @@ class LlamaPasses:
         self._length = length
 
     def _copy(self, count: int, start: int) -> None:
-        """Append a copy of the first tokens.
+        """Copy the cached first `count` tokens to position `start`.
 
         The next pass shifts the copy's positions.
         """
@@ -110,7 +110,7 @@ class LlamaPasses:
         taken = time.perf_counter() - started
         llama_cpp.llama_batch_free(batch)
         if failed:
-            raise RuntimeError(f"llama_decode of {size} rows after {start}: {failed}")
+            raise RuntimeError(f"llama_decode of {size} rows after {start} tokens failed with code {failed}")
         return taken
 
 

@@ -1,9 +1,8 @@
 """Measure OpenVINO GenAI on the task read from standard input.
 
-It decodes plainly and with prompt lookup, by batch size. Its reader of GGUF files converts the file: weights in 4 bits
-stay as they are (int4). For int8 the same weights come as a GGUF file in float16 and are compressed by NNCF, one
-scale for each row. Batches run by its continuous batching. No draft model with this vocabulary has a wheel, so that
-prompt lookup is the only speculation.
+It decodes plainly and with prompt lookup, by batch size, with continuous batching. OpenVINO's reader converts the GGUF
+file: weights in 4 bits stay as they are (int4). For int8, a GGUF file of the same weights in float16 is compressed by
+NNCF, with one scale per row. No wheel has a draft model with this vocabulary.
 """
 
 import tempfile

@@ -48,7 +48,7 @@ class PeerProcess:
         self._missing = ""
 
     def measure(self, task: dict[str, Any]) -> dict[str, Any] | str:
-        """Return the figures of a task, or why they are missing."""
+        """Return the figures of a task, or the reason for their absence."""
         self._missing = self._missing or self._start()
         if self._missing or self._process is None:
             return self._missing
@@ -68,7 +68,6 @@ class PeerProcess:
         return dict(json.loads(answer)) if answer else self._failed()
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

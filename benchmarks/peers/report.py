@@ -23,7 +23,6 @@ COLUMNS = {  # of single requests
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     lines = [
         "# The runtime on a CPU, compared with its peers",
         "",
@@ -123,7 +122,7 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
 def pass_cells(times: list[dict[str, dict[str, float]]]) -> list[str]:
     """Return the cells of one context, from several measurements.
 
-    A cell has the milliseconds of a size, and their ratio to those of one token.
+    A cell has the milliseconds of passes of one size, and their ratio to passes of one token.
     """
     cells = []
     for size in map(str, runtime.NODES):
@@ -168,5 +167,4 @@ def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def settings_list(systems: Measured) -> list[str]:
-    """Return a line for each system with its weights' format and flags."""
     return [f"- {name}: {system['settings']}" for name, system in systems.items() if "settings" in system]

@@ -66,7 +66,7 @@ def interleaved(works: dict[int, Callable[[], None]]) -> dict[str, dict[str, flo
 
 
 def read(runner: ModelRunner, sequence: KVSequence, tokens: Sequence[int]) -> None:
-    """Read context in chunks."""
+    """Read tokens into the cache, in chunks."""
     for start in range(0, len(tokens), CHUNK):
         runner.forward([Segment(sequence, tokens[start : start + CHUNK])])
 
@@ -143,7 +143,7 @@ def decode_one(
 ) -> tuple[list[int], int, int]:
     """Decode one request greedily.
 
-    Returns the output, the number of cache entries at the end, and how often the window moved.
+    Returns the output, the cached tokens at the end (in whole blocks), and how often the window moved.
     """
     sequence, delta = runner.open(), prompt
     output: list[int] = []
@@ -160,7 +160,7 @@ def decode_one(
 
 
 def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
-    """Measure long answers: their speed, growth of the cache, and outputs."""
+    """Measure speed, cache growth and outputs of long answers."""
     c = runner.config
     entry = c.layers * 2 * c.kv_heads * c.head_dim * 2  # bytes of one token's keys and values in bfloat16
     started = time.perf_counter()

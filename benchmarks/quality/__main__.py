@@ -97,7 +97,7 @@ file itself looks too good.
 
 
 class Row(NamedTuple):
-    """One format."""
+    """Results of one format."""
 
     name: str
     formats: str
@@ -105,13 +105,13 @@ class Row(NamedTuple):
     distance: Distance
 
     def line(self) -> str:
-        """Return the line of the table."""
+        """Return this format's line of the table."""
         mean, high, same = self.distance
         return line(self.name, [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}", self.formats])
 
 
 def section(title: str, rows: Sequence[Row], texts: int, tokens: int, about: dict[str, Any]) -> str:
-    """Return the section of a model."""
+    """Return the report's section on a model."""
     columns = ["KL, mean", "KL, 99th percentile", "same first token", "stored as"]
     lines = [
         f"## {title}",

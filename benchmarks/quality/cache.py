@@ -1,6 +1,6 @@
 """`python -m benchmarks.quality.cache MODEL`: distributions with an 8-bit cache.
 
-They follow long texts. The reference is the same model with a cache in bfloat16.
+The distributions follow long texts. The reference is the same model with a cache in bfloat16.
 """
 
 import sysconfig
@@ -67,7 +67,7 @@ def last_logits(runner: ModelRunner, text: Sequence[int]) -> torch.Tensor:
 def compare(
     reference: ModelRunner, runner: ModelRunner, encoded: Sequence[Sequence[int]]
 ) -> Iterator[dict[int, Distance]]:
-    """Yield distances by text length after each text; 0: all texts."""
+    """Yield distances by text length (0: all texts), updated after each text."""
     pairs_by_length: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: []}
     for text in encoded:
         pair = distances(last_logits(runner, text), last_logits(reference, text))
@@ -80,7 +80,6 @@ def compare(
 
 
 def table(distances: dict[int, Distance]) -> list[str]:
-    """Return the lines of a table."""
     lines = head(["KL, mean", "KL, 99th percentile", "same first token"], "tokens of a text")
     for length, (mean, high, same) in distances.items():
         lines.append(line(str(length or "all"), [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}"]))

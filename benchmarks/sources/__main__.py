@@ -87,7 +87,7 @@ def measure(
     plan: DecodingPlan,
     answers: Sequence[Sequence[int]],
 ) -> Result:
-    """Decode with a drafter; replay answers if it needs no target."""
+    """Decode with a drafter; a drafter that needs no target replays `answers`."""
     description = drafter.description
     if answers and not (description.target_top_k or description.feature_layers):
         return replay(drafter, prompts, answers, plan)
@@ -114,7 +114,7 @@ def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> li
 
 
 def report(model: str, about: str, results: dict[str, Result], timed: bool = False) -> str:
-    """Return both tables; `timed`: also times of drafts and passes."""
+    """Return the report in Markdown; `timed` adds times of drafts and passes."""
     lines = [f"# Acceptance on {model} by kind of prompt", "", about, ""]
     kinds = list(dict.fromkeys(source for r in results.values() for source, _, _ in r.per_prompt))
     lines += ["Tokens a step, and steps whose first guess was right:", "", *head([*kinds, "all"], "drafter")]

@@ -42,7 +42,7 @@ Modes = Mapping[str, tuple[str, generation_pb2.Speculation]]
 
 
 def systems(model: str, weights: str, max_batch: int) -> dict[str, LocalOptions]:
-    """Return the systems, by mode."""
+    """Return a system's options by mode (way of drafting)."""
     parts: dict[str, dict[str, Any]] = {
         PLAIN: {"speculators": {}},
         "trees by a service": {"speculators": default_services(model)},
@@ -105,7 +105,6 @@ def figures(measured: Measured, plain: Measured) -> dict[str, Any]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report in Markdown."""
     rest = f"; {report['model']}, weights {report['weights']}, {report['turns']} turns; medians, in brackets quartiles"
     lines = opening("Speed through the services", report, rest)
     for kind, by_batch in report["kinds"].items():

@@ -30,7 +30,7 @@ class Tally:
     accepted: int = 0
 
     def add(self, answer: Answer) -> None:
-        """Add a request, with the time of its prompt."""
+        """Add a request; its time includes reading the prompt."""
         self.seconds += answer.ttft_s + answer.tpot_s * (len(answer.token_ids) - 1)
         self.tokens += len(answer.token_ids)
         self.steps += answer.summary.stats.steps
@@ -39,7 +39,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Measured:
-    """One mode at one batch size."""
+    """Results of one mode at one batch size."""
 
     rates: list[float] = field(default_factory=list)
     """Tokens per second of each turn while the batch was full."""
@@ -67,8 +67,7 @@ def part_of(
 ) -> list[EvaluationPrompt]:
     """Return the prompts of a turn.
 
-    At batch 1 a turn has a share of all prompts; at larger batches more, for full batches. Sources alternate, so
-    every part has all sources.
+    A turn has 1 / `turns` of the prompts, but at least 3 * `batch`. Sources alternate, so every turn has every source.
     """
     by_source: dict[str, list[EvaluationPrompt]] = defaultdict(list)
     for prompt in prompts:

@@ -1,1 +1,1 @@
-"""Measure a step's parts ("ledger"), in process and with services."""
+"""Measure the parts of a decoding step, in process and with services."""

@@ -76,7 +76,7 @@ def main(
     ] = None,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "step-ledger",
 ) -> None:
-    """Measure the ledger of a step."""
+    """Measure wall time, processor time and messages of a plain step."""
     sizes = read_numbers("batches", batches)
     tokens = [prompt.tokens for prompt in load_prompts(prompts, -(-max(sizes) // 4))]
     roots = ({"services before": before} if before is not None else {}) | {"services": ROOT}

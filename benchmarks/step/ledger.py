@@ -1,4 +1,4 @@
-"""Compute a step's ledger from counters before and after each turn."""
+"""Compute a step's costs from counters before and after each turn."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def process_counters(name: str, pid: int | str) -> dict[str, float]:
 
 
 def metric_values(port: int) -> dict[str, float]:
-    """Return a service's counts by sample; labels follow the name."""
+    """Return a service's metrics by "NAME.LABEL", without buckets."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     return {
@@ -92,7 +92,7 @@ async def service_counters(
 
 
 def in_process_counters(llm: LLM, pass_cpu_s: float) -> dict[str, float]:
-    """Return an `LLM`'s counters in this process; `pass_cpu_s` is for passes."""
+    """Return an `LLM`'s counters; `pass_cpu_s` is the processor time of passes."""
     totals = {metric.name: metric.value for metric in llm.get_metrics()}
     return {
         "wall": time.perf_counter(),
@@ -180,7 +180,7 @@ def processes(columns: Mapping[str, Turns]) -> list[str]:
 
 
 def rows(columns: Mapping[str, Turns]) -> dict[str, Figure]:
-    """Return the figures of the ledger's lines, by label."""
+    """Return the report's figures, by label."""
     of_pass = per_step("pass_cpu", 1000)(columns[IN_PROCESS])
     services = processes(columns)
     commands = sorted(
@@ -228,7 +228,6 @@ def _written(value: float) -> str:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Return the report in Markdown."""
     line = f"{report['new_tokens']} new tokens a request, greedy, default weights, no speculation"
     lines = ["# Ledger of a step", "", f"{origin(report['about'])}; {line}; all systems take turns.", ""]
     for name, commit in report["commits"].items():

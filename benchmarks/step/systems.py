@@ -56,7 +56,6 @@ class InProcess:
         return used(before, in_process_counters(self._llm, self._pass_cpu_s))
 
     def close(self) -> None:
-        """Free the model."""
         self._llm.close()
 
 
@@ -68,12 +67,12 @@ class _Checkout(LocalSystem):
         self._root = root
 
     def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
-        """Return a module's command; `-P` ignores the working directory."""
+        """Return a module's command; `-P` keeps this checkout off `sys.path`."""
         return [sys.executable, "-P", "-m", module], {"PYTHONPATH": str(self._root)}
 
 
 class Services(AbstractAsyncContextManager["Services"]):
-    """A local system with default speculators, and a client of all streams."""
+    """A local system with default speculators, and one client."""
 
     def __init__(self, root: Path, most_requests: int) -> None:
         self._root, self._most_requests = root, most_requests

@@ -64,8 +64,6 @@ class PanelRow:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A page of Grafana."""
-
     uid: str
     title: str
     description: str

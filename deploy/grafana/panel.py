@@ -37,7 +37,7 @@ class Panel:
     timeseries: lines over time; stat: the latest number; heatmap; table: present labels.
     """
     width: int = 8
-    """Columns of 24."""
+    """Width in columns; a dashboard has 24."""
     height: int = 8
     stacked: bool = False
     most: float | None = None

@@ -79,7 +79,7 @@ def panels_named(titles: Sequence[str]) -> list[Panel]:
     """Return panels of any dashboard by their titles.
 
     Raises:
-        KeyError: if no panel has a title.
+        KeyError: if no panel has one of the titles.
     """
     known = {panel.title: panel for board in DASHBOARDS for row in board.rows for panel in row.panels}
     return [known[title] for title in titles]
@@ -120,7 +120,7 @@ def _lines(panel: Panel, prometheus: str, span: TimeRange) -> Iterator[Line]:
 
 
 def _name(legend: str, labels: Mapping[str, str]) -> str:
-    """Return a line's name without addresses, which are arbitrary here."""
+    """Return a line's name without addresses, which differ in every run."""
     shown = {key: value for key, value in labels.items() if key != "instance"}
     return re.sub(r"{{(\w+)}}", lambda found: shown.get(found[1], ""), legend).strip()
 

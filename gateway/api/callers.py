@@ -20,15 +20,15 @@ class Caller:
     """Owner of an API key; without API keys, any client."""
 
     name: str = ""
-    """Name of the key; it owns requests. Empty without API keys."""
+    """Name of the key, which owns requests; empty without API keys."""
     max_concurrent: int = 0
-    """Maximum number of unfinished requests; 0 for no limit."""
+    """Maximum unfinished requests; 0: no limit."""
     tokens_per_minute: int = 0
-    """Maximum number of tokens generated in a minute; 0 for no limit."""
+    """Maximum tokens generated per minute; 0: no limit."""
     max_priority: int = MAX_PRIORITY
-    """Highest priority that its requests may have."""
+    """Maximum priority of the caller's requests."""
     no_training: bool = False
-    """True if speculators must not learn from its requests."""
+    """True if speculators must not learn from the caller's requests."""
 
 
 ANYBODY = Caller()

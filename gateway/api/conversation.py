@@ -13,7 +13,7 @@ MAX_TOOLS = 128
 
 
 def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[dict[str, Any]]:
-    """Return the turns.
+    """Return the chat template's messages as dicts.
 
     Raises:
         InvalidInputError: for an unknown role, or a tool call whose arguments are not a JSON object.
@@ -22,10 +22,10 @@ def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[dict[str, A
 
 
 def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
-    """Return the tools.
+    """Return the chat template's tools, parsed from JSON.
 
     Raises:
-        InvalidInputError: if there are over `MAX_TOOLS`, or one is not a JSON object.
+        InvalidInputError: if there are more than `MAX_TOOLS` tools, or a tool is not a JSON object.
     """
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS} tools")
@@ -37,7 +37,7 @@ _OURS = ("messages", "tools", "documents", "add_generation_prompt", "continue_fi
 
 
 def variables_of(chat: generation_pb2.ChatMessages) -> dict[str, Any]:
-    """Return the caller's variables of the chat template.
+    """Return the variables that the caller set for the chat template.
 
     Raises:
         InvalidInputError: if they are not a JSON object, or include one of `_OURS`.
@@ -45,12 +45,14 @@ def variables_of(chat: generation_pb2.ChatMessages) -> dict[str, Any]:
     variables = _object("chat.variables", chat.variables) if chat.variables else {}
     for name in variables:
         if name in _OURS:
-            raise InvalidInputError(f"chat.variables.{name}", variables[name], "cannot be set: reserved")
+            raise InvalidInputError(
+                f"chat.variables.{name}", variables[name], "the gateway sets this variable; use another name"
+            )
     return variables
 
 
 def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
-    """Return where the rendered conversation ends.
+    """Return how the rendered conversation ends: field `chat.end`.
 
     Raises:
         InvalidInputError: if the value is unknown, or the message to continue is not the assistant's text.
@@ -62,7 +64,7 @@ def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
     if number == ChatEnd.CONTINUED and (
         last.role != "assistant" or last.tool_calls or not last.content.strip()
     ):
-        raise InvalidInputError("chat.end", last.role, "the last message must be text of the assistant")
+        raise InvalidInputError("chat.end", number, "the last message must be text of role assistant")
     return ChatEnd(number)
 
 
@@ -103,7 +105,7 @@ def _object(field: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(field, text, f"not JSON: {error}") from error
+        raise InvalidInputError(field, text, f"must be a JSON object: {error}") from error
     if not isinstance(value, dict):
         raise InvalidInputError(field, text, "must be a JSON object")
     return value

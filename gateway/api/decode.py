@@ -22,9 +22,9 @@ from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128
 FILL_CONTEXT = 0
-"""Value of `max_new_tokens`: up to the end of the context."""
+"""Value of `max_new_tokens` that allows answers up to the context's end."""
 _NOT_READ_YET = (0,)
-"""Placeholder of the prompt, as cheaper fields are checked first."""
+"""Token ids of a placeholder prompt, used until the prompt is tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RequestLimits:
     """Maximum messages of a conversation."""
     stop_strings: int = MAX_STOP_STRINGS
     stop_string: int = 256
-    """Maximum characters of a stop string, and thus of delayed text."""
+    """Maximum characters of a stop string; a stream delays as much text."""
     stop_token_ids: int = 256
     priority: int = 1000
     """Maximum absolute priority. A caller's key may set a lower maximum."""
@@ -78,11 +78,12 @@ class RequestDecoder:
     ) -> None:
         """Create a decoder with the limits of a target.
 
-        `longest` is the maximum tokens of a request, prompt included; None: `max_context_len`.
-        `check_constraint` raises if a constraint is invalid; None: constraints are refused.
-        `is_checked` returns whether a constraint was checked before, so that checking again is free.
-        `check_quota` raises if a caller's quota is used up, given a request's id and idempotency key.
-        `reads_references` returns whether any drafter uses references; if not, they are dropped.
+        Args:
+            longest: maximum tokens of a request, prompt included; None: `max_context_len`.
+            check_constraint: raises an error for an invalid constraint; None: constraints are refused.
+            is_checked: returns whether the result of `check_constraint` is cached.
+            reads_references: returns whether any drafter uses references; if not, references are dropped.
+            check_quota: takes request id, idempotency key and caller; raises if the quota is used up.
         """
         self._check_constraint, self._reads_references = check_constraint, reads_references
         self._is_checked, self._check_quota = is_checked, check_quota
@@ -93,12 +94,12 @@ class RequestDecoder:
         self._threads, self._checking = FairThreads(self._limits.tokenizing, "tokenizing"), FairPlaces(2)
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
-        """Return the request of a message, every default filled in.
+        """Return the request of a message, with all defaults set.
 
         Raises:
             InvalidInputError: naming the field, its value and the bound.
             DeniedError: if the caller may not request this.
-            IncompatibleError: for a conversation, if the model has no chat template.
+            IncompatibleError: if the model has no chat template, or this gateway accepts no constraints.
             ExhaustedError: if the caller's quota is used up, or too many of its requests wait for tokenizing.
         """
         asked = self._fields(message, caller)
@@ -135,12 +136,12 @@ class RequestDecoder:
         """Return the text of token ids.
 
         Raises:
-            InvalidInputError: if there are too many ids, or an id is not in the vocabulary.
+            InvalidInputError: if there are too many ids, or an id is outside the vocabulary.
         """
         _check_number("ids", ids, self._max_context_len)
         for token in ids:
             if token >= self._vocab_size:
-                raise InvalidInputError("ids", str(token), f"not in the vocabulary of {self._vocab_size}")
+                raise InvalidInputError("ids", str(token), f"must be in [0, {self._vocab_size})")
         (text,) = await self._tokenize(len(ids), caller, lambda: [self._tokenizer.decode_all(ids)])
         return text
 
@@ -174,9 +175,9 @@ class RequestDecoder:
     async def _check_quota_first(
         self, message: generation_pb2.GenerateRequest, asked: GenerationRequest, caller: Caller
     ) -> None:
-        """Check a caller's quota before expensive work.
+        """Check a caller's quota before a long text or new constraint.
 
-        If no expensive work is needed, the quota is only checked when the request is recorded.
+        The quota of other requests is checked when they are recorded.
         """
         if self._check_quota is None or not (caller.max_concurrent or caller.tokens_per_minute):
             return
@@ -209,7 +210,7 @@ class RequestDecoder:
         if len(request_id) > max_length:
             raise InvalidInputError("request_id", request_id, f"longer than {max_length} characters")
         if not request_id.isprintable():
-            raise InvalidInputError("request_id", request_id, "must be printable")
+            raise InvalidInputError("request_id", request_id, "must be printable, without line breaks")
 
     def _check_priority(self, priority: int, caller: Caller) -> None:
         max_priority = self._limits.priority
@@ -227,13 +228,13 @@ class RequestDecoder:
         longest = max(map(len, message.stop_strings), default=0)
         if longest > limits.stop_string:
             raise InvalidInputError(
-                "stop_strings", longest, f"characters, at most {limits.stop_string} in each"
+                "stop_strings", longest, f"characters in one string, at most {limits.stop_string}"
             )
 
     def _check_references(self, texts: Sequence[str]) -> None:
         _check_number("references", texts, self._limits.references)
         if "" in texts:
-            raise InvalidInputError("references", "", "must not be empty")
+            raise InvalidInputError("references", "", "every reference must have text")
         size, max_bytes = sum(len(text.encode()) for text in texts), self._limits.reference_bytes
         if size > max_bytes:
             raise InvalidInputError("references", size, f"bytes together, at most {max_bytes}")
@@ -253,7 +254,7 @@ class RequestDecoder:
     async def _references(
         self, message: generation_pb2.GenerateRequest, speculation: Speculation, caller: Caller
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of each reference; () if no speculator uses them."""
+        """Return the token ids of each reference; () if no speculator uses references."""
         texts, encode = message.references, self._tokenizer.encode_part
         if not texts or speculation is Speculation.OFF or not self._reads_references():
             return ()
@@ -284,14 +285,13 @@ class RequestDecoder:
 
 def _check_number(field: str, items: Sequence[object], max_number: int) -> None:
     if len(items) > max_number:
-        raise InvalidInputError(field, len(items), f"at most {max_number}")
+        raise InvalidInputError(field, len(items), f"entries, at most {max_number}")
 
 
 def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
-    """Return a hash of a message's content without its request id.
+    """Return a hash of caller and message, without the request id.
 
-    It distinguishes a repeated message from another request of the same id. Values that the gateway draws, such
-    as the seed, are not part of the hash.
+    A repeated message has the same hash. Values that the gateway draws, such as the seed, are not part of the hash.
     """
     content = generation_pb2.GenerateRequest()
     content.CopyFrom(message)

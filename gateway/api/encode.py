@@ -36,7 +36,7 @@ def encode_finish(reason: FinishReason) -> str:
 
 
 def planner_state(choice: Choice, names: Sequence[str]) -> generation_pb2.PlannerState:
-    """Encode a step's choice; `names` are the speculators' names by number."""
+    """Encode the planner's choice; `names[i]` is the name of speculator i."""
     return generation_pb2.PlannerState(
         speculators=[names[speculator] for speculator in sorted(choice.speculators)],
         tree_nodes=choice.nodes,

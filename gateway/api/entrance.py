@@ -28,7 +28,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, callers: Callers, refused: Callable[[grpc.StatusCode], None]) -> None:
-        """Create the interceptor; `refused` counts the status of a refused stream."""
+        """Create the interceptor; it calls `refused` with each refused stream's status."""
         self._callers, self._refused = callers, refused
         self._streams, self._single = Counter[str](), Counter[str]()
         """Open calls by caller: streams, and calls with one reply.
@@ -41,7 +41,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Return the method's handler, or one that refuses."""
+        """Return the method's handler, or a handler that refuses the call."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OURS):
             return handler
@@ -56,7 +56,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _place(self, caller: Caller, calls: Counter[str]) -> Iterator[None]:
-        """Count an open call; refuse it above the caller's limit."""
+        """Count the call while open; refuse it above the caller's limit."""
         max_streams = caller.max_concurrent * STREAMS_PER_REQUEST
         if max_streams and calls[caller.name] >= max_streams:
             error = ExhaustedError(f"key {caller.name}: {max_streams} calls are open, no more are allowed")

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestService:
-    """Records requests, lets them run, and returns their token streams."""
+    """Records requests, submits them to sessions, returns token streams."""
 
     def __init__(
         self,
@@ -45,18 +45,17 @@ class RequestService:
         self._sessions, self._lease_manager, self._events = sessions, lease_manager, events
         self._tasks: set[asyncio.Task[object]] = set()
         self._lingering: dict[str, asyncio.Task[object]] = {}
-        """Timers that cancel local requests without a client, by request id."""
+        """Timers by request id: each cancels a request without clients."""
 
     async def submit(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, traceparent: str = ""
     ) -> TokenStream:
-        """Record a request and let it run; return its token stream.
+        """Record a request, submit it to a session, return its stream.
 
         A repeated request returns the stream of the existing request. `traceparent` is the caller's trace
         context.
 
         Cancelling this call does not interrupt the recording; the request then has no client and ends after
-
         the linger time.
 
         Raises:
@@ -116,9 +115,9 @@ class RequestService:
 
     @contextlib.contextmanager
     def reading(self, token_stream: TokenStream) -> Iterator[TokenStream]:
-        """Count a reader of a token stream; yield the stream to read.
+        """Count a reader within the context; yield the request's shared stream.
 
-        When the last client has left, the request continues for the linger time only.
+        After the last reader, the request runs for at most `linger_seconds`.
         """
         request_id = token_stream.request.request_id
         token_stream = self._token_streams.add(token_stream)
@@ -134,7 +133,6 @@ class RequestService:
             self._token_streams.forget_if_idle(token_stream)
 
     async def close(self) -> None:
-        """Cancel background tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -158,7 +156,7 @@ class RequestService:
     async def _run(
         self, request: GenerationRequest, idempotency_key: str, session: VerifierSession, traceparent: str
     ) -> TokenStream:
-        """Submit a request that was just recorded to its session."""
+        """Submit a recorded request to `session`; discard its record if refused."""
         token_stream = self._token_streams.open_local(request, idempotency_key)
         try:
             session.submit(Record(request, idempotency_key))
@@ -170,12 +168,12 @@ class RequestService:
         return token_stream
 
     def _hung_up(self, task: "asyncio.Task[TokenStream]") -> None:
-        """Start to linger if the client left while its request was recorded."""
+        """Start the linger timer if the client left during the recording."""
         if not task.cancelled() and task.exception() is None:
             self._left(task.result().request.request_id)
 
     def _left(self, request_id: str) -> None:
-        """Start to linger if no client reads the request at this gateway."""
+        """Start the linger timer if the request has no local reader."""
         token_stream = self._token_streams.get(request_id)
         if (token_stream is not None and token_stream.readers) or request_id in self._lingering:
             return
@@ -185,7 +183,7 @@ class RequestService:
         self._lingering[request_id] = task
 
     async def _linger(self, request_id: str) -> None:
-        """Cancel a request after the linger time, unless another gateway has readers."""
+        """Wait `linger_seconds`; cancel the request unless another gateway has readers."""
         await asyncio.sleep(self._settings.linger_seconds)
         del self._lingering[request_id]
         try:

@@ -39,7 +39,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         watches: WatchReplies,
         refused: Callable[[grpc.StatusCode], None],
     ) -> None:
-        """Create the servicer; `refused` counts the status of a refused stream."""
+        """Create the servicer; it calls `refused` with each refused stream's status."""
         self._requests, self._decoder, self._tokenizer = requests, decoder, tokenizer
         self._callers, self._status, self._refused = callers, status, refused
         self._watches = watches
@@ -59,7 +59,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         await self._stream(token_stream, 0, context)
 
     async def Attach(self, message: generation_pb2.AttachRequest, context: Context) -> None:
-        """Stream a request's tokens from a position."""
+        """Stream a request's tokens after the first `from_token` tokens."""
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
@@ -73,7 +73,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Cancel(
         self, message: generation_pb2.CancelRequest, context: Context
     ) -> generation_pb2.CancelReply:
-        """Stop a request."""
+        """Cancel a request, whichever gateway runs it."""
         try:
             caller = self._callers.identify(context.invocation_metadata())
             self._decoder.check_request_id(message.request_id)
@@ -85,7 +85,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Status(
         self, message: generation_pb2.StatusRequest, context: Context
     ) -> generation_pb2.StatusReply:
-        """Return the state of the system."""
+        """Return the state of gateways, verifiers and speculators."""
         try:
             self._callers.identify(context.invocation_metadata())
         except SpecInferError as error:
@@ -106,7 +106,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Detokenize(
         self, message: generation_pb2.DetokenizeRequest, context: Context
     ) -> generation_pb2.DetokenizeReply:
-        """Return the text of tokens."""
+        """Return the text of token ids."""
         try:
             caller = self._callers.identify(context.invocation_metadata())
             text = await self._decoder.detokenize(message.ids, caller)
@@ -117,7 +117,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Watch(
         self, message: generation_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[generation_pb2.WatchReply]:
-        """Send steps as they happen."""
+        """Stream the finished steps of one request, or of the caller's requests."""
         try:
             caller = self._callers.identify(context.invocation_metadata())
             self._decoder.check_request_id(message.request_id)
@@ -129,7 +129,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
-        """Count a call that is refused before its first message."""
+        """Pass the status of an error in this context to `refused`."""
         try:
             yield
         except SpecInferError as error:
@@ -140,7 +140,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             raise
 
     async def _stream(self, token_stream: TokenStream, position: int, context: Context) -> None:
-        """Write a token stream from a position: stored tokens, then new ones."""
+        """Write all tokens after the first `position`, until the request ends."""
         request = token_stream.request
         text = TextStream(self._tokenizer, request.stop_strings, request.prompt, request.stop_token_ids)
         with self._requests.reading(token_stream) as token_stream:
@@ -181,7 +181,7 @@ def _accepted(request: GenerationRequest, position: int) -> generation_pb2.Gener
 
 
 def _traceparent(context: Context) -> str:
-    """Return the caller's trace context; empty if none was sent."""
+    """Return the caller's W3C trace context; empty if none was sent."""
     values = [value for name, value in context.invocation_metadata() or () if name == HEADER]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 

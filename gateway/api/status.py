@@ -33,7 +33,10 @@ class StatusReporter:
         totals: Callable[[], GatewayTotals],
         form: ChatForm,
     ) -> None:
-        """Create a reporter; `target` describes the model, `form` its answers' format."""
+        """Create a reporter of a gateway's parts.
+
+        `target` describes the model; `form` has its formats of function calls and reasoning.
+        """
         self._gateway_id, self._sessions, self._lease_manager, self._target = (
             gateway_id,
             sessions,
@@ -53,7 +56,7 @@ class StatusReporter:
     def reply(self) -> generation_pb2.StatusReply:
         """Return the state of the system, as this gateway knows it.
 
-        Planner and speculators describe the gateway's first session.
+        Fields `planner` and `speculators` are those of the gateway's first session.
         """
         sessions, lease_manager, totals = list(self._sessions), self._lease_manager, self._totals()
         target = sessions[0].description if sessions else self._target
@@ -110,7 +113,7 @@ class StatusReporter:
     def _speculators(
         self, service: SpeculatorService, known: list[str], calibration: Calibration
     ) -> list[generation_pb2.SpeculatorState]:
-        """Return a row per speculator; unavailable ones have their last known names."""
+        """Return a row per speculator; unavailable services keep their known names."""
         names = [known[speculator] for speculator in service.members] or [service.address]
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()

@@ -1,7 +1,7 @@
 """Queue expensive work fairly: tokenizing and checking of constraints.
 
-Invariant: a caller waits for at most one job of each other caller, in addition to its own jobs and the running
-ones. No caller with a key uses all places if there are several.
+Invariant: before a caller's next job, at most one waiting job of each other caller starts. If there are several
+places (concurrent jobs), one caller with a key never uses all of them.
 """
 
 import asyncio
@@ -18,10 +18,9 @@ T = TypeVar("T")
 
 
 class FairPlaces:
-    """Places for concurrent jobs, given to callers round-robin."""
+    """Semaphore of `places` jobs that serves callers round-robin."""
 
     def __init__(self, places: int) -> None:
-        """Set the maximum of concurrent jobs."""
         self._free, self._max_per_caller = places, max(1, places - 1)
         self._used = Counter[str]()
         """Number of places in use by caller."""
@@ -30,7 +29,7 @@ class FairPlaces:
 
     @asynccontextmanager
     async def take(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait for a place, and release it at the end.
+        """Wait for a place; release the place when the context ends.
 
         Raises:
             ExhaustedError: if `max_concurrent` jobs of the caller are waiting.
@@ -61,9 +60,9 @@ class FairPlaces:
             raise
 
     def _may_have(self, name: str) -> bool:
-        """Return whether a caller may take another place.
+        """Return whether a caller may use another place.
 
-        Without keys, all clients are one caller, which may use all places.
+        A key may use all places but one. Without keys, all clients are one caller, which may use all places.
         """
         return not name or self._used[name] < self._max_per_caller
 
@@ -82,7 +81,7 @@ class FairPlaces:
         self._next()
 
     def _next(self) -> None:
-        """Give free places to waiting callers, round-robin."""
+        """Start waiting jobs in free places, round-robin by caller."""
         for name in list(self._waiting):
             turns = self._waiting[name]
             while turns and turns[0].done():  # cancelled, and not removed yet
@@ -98,14 +97,14 @@ class FairPlaces:
 
 
 class FairThreads:
-    """A number of threads for callers' jobs, in turn."""
+    """Thread pool that serves callers round-robin."""
 
     def __init__(self, threads: int, name: str) -> None:
         # own threads, not the event loop's: a job of a cancelled call occupies its thread until it is done
         self._threads, self._places = background_threads(threads, name), FairPlaces(threads)
 
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
-        """Do the work in a thread; return its result.
+        """Run `work` in a thread; return its result.
 
         Raises:
             ExhaustedError: as in `FairPlaces.take`.

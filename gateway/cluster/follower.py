@@ -13,19 +13,19 @@ from specinfer.system.log_lines import LogPace, about
 
 log = logging.getLogger(__name__)
 _INTERVAL_S = 0.025
-"""Polling interval in seconds, about one step.
+"""Seconds between two polls of Redis, about one step.
 
 A poll takes 50 us plus 5 us per request.
 """
 _MISSING_S = 10.0
-"""Seconds for which a request may be missing from Redis.
+"""Seconds after which the streams of a request missing in Redis end.
 
 If Redis lost its data, the request's gateway writes it again.
 """
 
 
 class Follower:
-    """Fills token streams of requests that run at other gateways."""
+    """Fills token streams of local clients whose requests run at other gateways."""
 
     def __init__(self, token_streams: TokenStreams, store: RequestReader, events: Events) -> None:
         self._token_streams, self._store, self._events = token_streams, store, events
@@ -33,7 +33,6 @@ class Follower:
         self._pace = LogPace()
 
     async def run(self) -> None:
-        """Poll until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             followed = self._token_streams.followed()

@@ -1,6 +1,6 @@
 """Renew leases, and claim verifiers and requests (docs/protocol.md, Ownership).
 
-Three loops run next to the sessions' loops. `_renew` waits only for Redis, so that no slow verifier costs a lease.
+Three loops run next to the sessions' loops. `_renew` waits only for Redis, so slow verifiers never delay a renewal.
 `_work` claims free verifiers and adopts unowned requests, and waits only for Redis, too. `_look` waits for DNS
 lookups, and describes verifiers in separate tasks.
 """
@@ -22,11 +22,11 @@ from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 6
-"""Renewals per lease time: a lease survives several failed or late renewals."""
+"""Renewals within `lease_seconds`, so that a lease survives failed renewals."""
 _LOOK_UP_S = 1.0
-"""Seconds between two lookups of verifiers."""
+"""Seconds between two DNS lookups of the verifiers' addresses."""
 _FIRST_LOOK_S = 2.0
-"""Seconds to wait at start for verifiers to describe themselves."""
+"""Seconds to wait at start for the verifiers' `Describe` replies."""
 
 
 class LeaseManager:
@@ -47,7 +47,7 @@ class LeaseManager:
         self._reports = 0
         self._look_now = asyncio.Event()
         self._filled = ""
-        """Epoch of the Redis that has all requests of this gateway."""
+        """Redis epoch in which all of this gateway's requests are stored."""
         self.renewal = Renewal("", [], [], [])
         """Outcome of the latest renewal."""
         self.draining = False
@@ -59,7 +59,7 @@ class LeaseManager:
 
     @property
     def ready(self) -> bool:
-        """True if this or another gateway would serve a new request."""
+        """True if any gateway would serve a request submitted here now."""
         served = any(session.loop.verifier_ready for session in self._sessions)
         elsewhere = somebody_serves(self._leases.gateway_id, self.renewal.alive)
         return self.redis_ready and not self.draining and (served or elsewhere)
@@ -78,7 +78,7 @@ class LeaseManager:
         await self._claim(strict=True)
 
     async def _begun(self, last: bool) -> bool:
-        """Return whether Redis and a verifier answer.
+        """Renew the lease, describe verifiers; return whether Redis and a verifier answer.
 
         Raises:
             UnavailableError: at the last attempt, if either does not answer.
@@ -109,7 +109,7 @@ class LeaseManager:
             log.warning("leases are not released, other gateways wait for their expiry: %s", error)
 
     async def hand_over(self) -> bool:
-        """End all sessions and return True, if another gateway can continue."""
+        """End all sessions if another gateway can continue; return whether it can."""
         self.draining = True
         await self._renew_once()
         if not somebody_stays(self._leases.gateway_id, self.renewal.alive):
@@ -127,7 +127,7 @@ class LeaseManager:
                     self._events.redis_stopped()
                 self._redis.failed(error, time.monotonic())
             except Exception:  # a fault in one renewal must not end all leases
-                log.exception("a renewal of the leases failed; trying again")
+                log.exception("renewing the leases of gateway and verifiers failed; trying again")
                 self._events.cluster_failed()
 
     async def _renew_once(self) -> None:
@@ -163,7 +163,7 @@ class LeaseManager:
         self._filled = epoch
 
     async def _write_again(self) -> None:
-        log.error("Redis lost its data; writing what this gateway has again")
+        log.error("Redis lost its data; writing this gateway's requests again")
         self._events.redis_lost_data()
         self._rebalancer.pause(self._settings.lease_seconds)
         for session in list(self._sessions):
@@ -190,7 +190,7 @@ class LeaseManager:
                 await self._rebalancer.share(self.renewal.alive)
             except SpecInferError as error:
                 if self._pace.due(time.monotonic()):
-                    log.warning("%s", error)
+                    log.warning("claiming verifiers and requests failed; trying again: %s", error)
             except Exception:  # a fault here must not end the loop, which tries again
                 if self._pace.due(time.monotonic()):
                     log.exception("claiming verifiers and requests failed; trying again")

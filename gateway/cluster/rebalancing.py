@@ -16,13 +16,13 @@ from gateway.store.requests import RequestStore
 
 log = logging.getLogger(__name__)
 _ENDLESS_S = 1e12
-"""Seconds that no request waits."""
+"""Patience in seconds that never ends."""
 _ADOPT_AT_ONCE = 64
-"""Maximum requests adopted at once, as each is read separately."""
+"""Maximum requests adopted per call; each costs a read from Redis."""
 
 
 class Rebalancer:
-    """Adopts, ends and shares requests; `alive` are live gateways' reports."""
+    """Adopts, ends and shares requests, by the reports of live gateways (`alive`)."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Rebalancer:
         )
         self._me = store.gateway_id
         self.adopt_from = 0.0
-        """Time, by the monotonic clock, before which nothing is adopted.
+        """Time in monotonic seconds before which nothing is adopted.
 
         When Redis returns, leases have expired, but their gateways are about to renew them.
         """
@@ -51,7 +51,7 @@ class Rebalancer:
         self.adopt_from = time.monotonic() + seconds
 
     async def adopt(self, alive: Sequence[GatewayReport]) -> None:
-        """Adopt unowned requests if batches and queues have space."""
+        """Adopt unowned requests if batches or queues have space."""
         room = sum(session.spare for session in self._sessions)
         places = self._settings.max_waiting - sum(
             session.loop.scheduler.waiting for session in self._sessions
@@ -67,7 +67,7 @@ class Rebalancer:
     async def abandon(self) -> None:
         """End unowned requests after their deadline or `verifier_patience_seconds`.
 
-        The patience begins after a pause of adoption.
+        After a pause of adoption, the patience begins again.
         """
         patience_s = self._settings.verifier_patience_seconds
         in_time = time.monotonic() >= self.adopt_from + patience_s
@@ -76,7 +76,7 @@ class Rebalancer:
     async def share(self, alive: Sequence[GatewayReport]) -> None:
         """Disown waiting requests that other gateways could run at once.
 
-        The room in a gateway's report is used once, as it may be used up before the next report.
+        The free capacity (`room`) in a gateway's report is used only once.
         """
         fresh = self._offers.fresh(alive)
         for session in self._sessions:
@@ -92,14 +92,16 @@ class Rebalancer:
             await self._store.disown(request_ids)
 
     async def release_strays(self) -> None:
-        """Disown requests of this gateway that none of its sessions has.
+        """Disown requests that this gateway owns in Redis but no session has.
 
-        A request is disowned if no session had it in two consecutive calls.
+        A request is disowned if that is so in two consecutive calls.
         """
         owned = await self._store.owned()
         strays = {name for name in owned if not self._sessions.owns(name)}
         twice, self._strays = strays & self._strays, strays
         if twice:
-            log.warning("%d requests of this gateway are in no session: they lose their owner", len(twice))
+            log.warning(
+                "%d requests of this gateway are in no session: any gateway may adopt them", len(twice)
+            )
             await self._store.disown(sorted(twice))
             self._token_streams.moved(twice)

@@ -7,7 +7,7 @@ from gateway.store.leases import GatewayReport
 
 
 class Offers:
-    """Remembers which reports' free capacity was already used.
+    """Remembers reports whose free capacity (`room`) was already used.
 
     Otherwise a gateway that reads one report twice would give away twice as many requests as the reporting gateway
     has room for.
@@ -17,7 +17,7 @@ class Offers:
         self._used: dict[str, int] = {}
 
     def fresh(self, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
-        """Return the reports, with room = 0 in used ones."""
+        """Return the reports; used reports get room = 0."""
         return [
             replace(report, room=0) if self._used.get(report.gateway_id) == report.number else report
             for report in alive
@@ -31,7 +31,7 @@ class Offers:
 def verifiers_to_claim(known: int, driven: int, alive: Sequence[GatewayReport]) -> int:
     """Return how many more verifiers a gateway may claim.
 
-    A gateway's share is ceil(known / gateways that do not drain); `driven` counts its present verifiers.
+    A gateway's share is ceil(`known` verifiers / gateways that do not drain); it drives `driven` of them now.
     """
     staying = max(1, sum(not report.draining for report in alive))
     return max(0, -(-known // staying) - driven)
@@ -40,7 +40,7 @@ def verifiers_to_claim(known: int, driven: int, alive: Sequence[GatewayReport]) 
 def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> int:
     """Return the number of waiting requests to give to other gateways.
 
-    All busy gateways see the same room, so each uses an equal part.
+    All gateways without room see the same free capacity, so each uses an equal part.
     """
     other_gateways = _other_gateways(me, alive)
     room = sum(report.room for report in other_gateways)
@@ -51,15 +51,15 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
 def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayReport]) -> int:
     """Return how many unowned requests a gateway adopts.
 
-    While other gateways have room, it adopts only as many as it can run at once (`room`); else as many as its queues
-    have places.
+    It adopts `room` requests, which it can run at once, while other gateways have room; else `places`, the free
+    entries of its queues.
     """
     other_room = sum(report.room for report in _other_gateways(me, alive))
     return max(0, room if other_room else places)
 
 
 def somebody_stays(me: str, alive: Sequence[GatewayReport]) -> bool:
-    """Return whether another gateway does not drain, and can claim leases."""
+    """Return whether another gateway lives and does not drain."""
     return any(report.gateway_id != me and not report.draining for report in alive)
 
 
@@ -69,7 +69,7 @@ def somebody_serves(me: str, alive: Sequence[GatewayReport]) -> bool:
 
 
 def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
-    """Return the index of the session for a new request, if any.
+    """Return the index of the best session for a new request.
 
     The order is: sessions that can run it at once, longest cached prefix, fewest requests.
 
@@ -81,7 +81,7 @@ def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
 
 
 def _other_gateways(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
-    """Return reports of other gateways that serve a model of this gateway."""
+    """Return reports of other undrained gateways with a model of this gateway."""
     own_models = {model for report in alive if report.gateway_id == me for model in report.models}
     reports = [report for report in alive if report.gateway_id != me and not report.draining]
     return [report for report in reports if not own_models or not own_models.isdisjoint(report.models)]

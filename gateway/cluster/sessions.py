@@ -1,4 +1,4 @@
-"""Manage a gateway's sessions, and describe the verifiers that it could drive.
+"""Manage a gateway's sessions (one per driven verifier), and find other verifiers.
 
 Invariant: a verifier that does not answer delays no other, as each is described, started and ended by a task of
 its own.
@@ -31,7 +31,7 @@ class VerifierSessions:
         self.links: dict[str, VerifierLink] = {}
         self.by_instance: dict[str, VerifierSession] = {}
         self._descriptions: dict[str, asyncio.Task[bool]] = {}
-        """Pending or unread `Describe` calls, by address."""
+        """Tasks by address that describe a verifier; results are not read yet."""
         self._work: set[asyncio.Task[None]] = set()
         """Tasks that start or end sessions."""
 
@@ -57,12 +57,12 @@ class VerifierSessions:
 
     @property
     def read_references(self) -> bool:
-        """True if any speculator uses references, or if there are no sessions."""
+        """True if any speculator uses `references`, or if no session exists."""
         sessions = self.by_instance.values()
         return not sessions or any(session.loop.pool.read_references for session in sessions)
 
     def of_request(self, request_id: str) -> VerifierSession | None:
-        """Return the session whose scheduler has a request, if any."""
+        """Return the session whose scheduler has a request, else None."""
         matching = (
             session for session in self.by_instance.values() if request_id in session.loop.scheduler.states
         )
@@ -79,7 +79,7 @@ class VerifierSessions:
         )
 
     def best_for(self, request: GenerationRequest, model: str = "") -> VerifierSession | None:
-        """Return the best session for a request, if any serves its model."""
+        """Return the best session for a request; None if there is none."""
         sessions = [
             session
             for session in self.by_instance.values()
@@ -111,7 +111,10 @@ class VerifierSessions:
             token_stream.extend(0, record.tokens, record.logprobs, None)
             state = session.submit(record)
         except SpecInferError as error:
-            template, request_id = "request %s cannot run here and loses its owner: %s", request.request_id
+            template, request_id = (
+                "request %s cannot run here, any other gateway may adopt it: %s",
+                request.request_id,
+            )
             log.info(template, request_id, error, extra=about(request_id))
             self._shared.token_streams.moved([request.request_id])
             await self._shared.store.disown([request.request_id], in_vain=True)
@@ -124,7 +127,7 @@ class VerifierSessions:
         """Resolve names, and describe verifiers that this gateway does not drive.
 
         Args:
-            patience_s: seconds to wait for answers; the next call reads later answers.
+            patience_s: maximum seconds to wait for answers; the next call reads later answers.
             strict: True at start, when an incompatible verifier is a wrong setting.
 
         Raises:
@@ -162,7 +165,7 @@ class VerifierSessions:
         """Claim up to `max_count` free verifiers, and start their sessions as tasks.
 
         Raises:
-            IncompatibleError: with `strict`, which waits for the sessions, if a speculator does not fit.
+            IncompatibleError: with `strict` (it waits for the sessions), if a speculator does not fit the model.
             UnavailableError: if Redis does not answer.
         """
         begun = []
@@ -183,7 +186,7 @@ class VerifierSessions:
             await asyncio.gather(*begun)
 
     async def renew_lease(self, instance_id: str) -> None:
-        """Claim a lost lease again, or end its session if that fails."""
+        """Claim a lost lease again; without success, end the session."""
         session = self.by_instance.get(instance_id)
         if session is None:
             return
@@ -195,32 +198,30 @@ class VerifierSessions:
             session.link.holder = lease
 
     def close_stopped(self) -> bool:
-        """Start closing sessions whose loop has ended; return whether any had."""
+        """Start closing sessions with ended loops; return whether any loop has ended."""
         stopped = [session for session in self.by_instance.values() if not session.running]
         for session in stopped:
             self.start_closing(session)
         return bool(stopped)
 
     def start_closing(self, session: VerifierSession) -> None:
-        """Remove a session; a task then releases its verifier and requests."""
+        """Remove a session; a background task releases its verifier and requests."""
         self.by_instance.pop(session.lease.instance_id, None)
         session.link.description = None  # the verifier may have been replaced: describe it again
         session.link.holder = ""
         self._in_background(self._end(session))
 
     async def end(self, session: VerifierSession) -> None:
-        """End a session, and release its verifier and requests."""
         self.start_closing(session)
         await self._all_done()
 
     async def end_all(self) -> None:
-        """End all sessions concurrently."""
         for session in list(self.by_instance.values()):
             self.start_closing(session)
         await self._all_done()
 
     async def close(self) -> None:
-        """End all sessions, descriptions and connections, without releases in Redis."""
+        """Stop all tasks and connections, without releasing anything in Redis."""
         for task in self._descriptions.values():
             task.cancel()
         await asyncio.gather(*self._descriptions.values(), return_exceptions=True)
@@ -245,7 +246,9 @@ class VerifierSessions:
             await self._leases.release(session.lease)
         except UnavailableError as error:
             log.warning(
-                "the verifier at %s is not released, its lease will expire: %s", session.link.address, error
+                "the lease of the verifier at %s is not released and will expire: %s",
+                session.link.address,
+                error,
             )
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -257,10 +260,10 @@ class VerifierSessions:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
         if not task.cancelled() and (error := task.exception()) and not isinstance(error, SpecInferError):
-            log.error("starting or ending a session failed", exc_info=error)
+            log.error("a task that starts or ends a verifier's session failed", exc_info=error)
 
     async def _all_done(self) -> None:
-        """Wait for sessions that start or end."""
+        """Wait for all tasks that start or end sessions."""
         await asyncio.gather(*self._work, return_exceptions=True)
 
     def _link(self, address: str) -> VerifierLink:

@@ -10,7 +10,7 @@ from specinfer.v1 import verifier_pb2
 
 
 class VerifierLink:
-    """A verifier at one address."""
+    """Connection to a verifier at one address, and its description."""
 
     def __init__(
         self, address: str, fingerprints: tuple[str, str], hung_s: float, tls: ClientTls | None = None
@@ -22,7 +22,7 @@ class VerifierLink:
         self.address, self._fingerprints, self._hung_s = address, fingerprints, hung_s
         self.channel: grpc.aio.Channel = open_channel(address, tls)
         self.description: verifier_pb2.DescribeVerifierReply | None = None
-        """None while the verifier is unavailable or incompatible."""
+        """Latest reply to `Describe`; None if the verifier is unavailable or incompatible."""
         self.holder = ""
         """Id of the gateway that drives the verifier; empty if unknown."""
         self._refused = ""
@@ -36,7 +36,7 @@ class VerifierLink:
         """Describe the verifier; return whether this gateway can drive it.
 
         Raises:
-            IncompatibleError: the first time that its tokenizer differs or its limits are invalid.
+            IncompatibleError: if its tokenizer differs or its limits are invalid; once per reason.
         """
         try:
             description = await VerifierClient(self.channel, self._hung_s).describe()

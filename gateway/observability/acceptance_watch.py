@@ -11,17 +11,17 @@ from specinfer.scheduling.statistics import SpeculationCounts
 
 log = logging.getLogger(__name__)
 WINDOW = 1000
-"""Number of drafts in a window."""
+"""Verified drafts per window (an average over consecutive drafts)."""
 MIN_SHARE = 0.1
-"""Share of the usual accepted tokens below which acceptance has collapsed."""
+"""Acceptance below this share of `usual` has collapsed."""
 _NEWEST = 0.05
-"""Weight of the latest window in `usual`."""
+"""Weight of the latest window in the moving average `usual`."""
 
 
 @dataclass(slots=True)
 class AcceptanceTrend:
     usual: float | None = None
-    """Mean accepted tokens per draft in windows without collapse; None before any."""
+    """Moving average of accepted tokens per draft, without collapsed windows."""
     latest: float = 0.0
     """Accepted tokens per draft in the latest window."""
     collapsed: bool = False
@@ -31,7 +31,7 @@ class AcceptanceTrend:
     """Drafts since the latest accepted token."""
 
     def note(self, drafts: int, accepted: int) -> bool:
-        """Count verified drafts; return whether `collapsed` has changed."""
+        """Add `drafts` verified drafts, `accepted` tokens; return whether `collapsed` changed."""
         self._drafts += drafts
         self._accepted += accepted
         self._barren = 0 if accepted else self._barren + drafts
@@ -58,7 +58,7 @@ class AcceptanceWatch:
         self._trends: dict[Named, AcceptanceTrend] = defaultdict(AcceptanceTrend)
 
     def count(self, counts: SpeculationCounts, names: Sequence[Named]) -> None:
-        """Count a step; `names` are the speculators' names by number."""
+        """Count a step; `names[i]` is the name of speculator i."""
         for number, did in counts.speculators.items():
             named = names[number]
             trend = self._trends[named]

@@ -21,7 +21,7 @@ _EVERY_S = 0.5
 
 
 class Gauges:
-    """Reads a gateway's state on the event loop, as scrapes must not."""
+    """Updates metrics on the event loop, since scrapes run in another thread."""
 
     def __init__(self, observer: Observer, sessions: VerifierSessions, lease_manager: LeaseManager) -> None:
         self._observer, self._metrics = observer, observer.metrics
@@ -35,7 +35,7 @@ class Gauges:
                 self.look()
             except Exception:  # an internal fault; serving does not depend on metrics
                 if self._pace.due(time.monotonic()):
-                    log.exception("metrics could not be updated; trying again")
+                    log.exception("the gauges could not be updated; trying again in half a second")
                 self._metrics.system.keeper_faults.inc()
             await asyncio.sleep(_EVERY_S)
 
@@ -82,7 +82,7 @@ def cache_use(sessions: Sequence[VerifierSession]) -> CacheUse:
 
 
 def reliability_by_name(sessions: Iterable[VerifierSession]) -> dict[Named, tuple[Reliability, Reliability]]:
-    """Return the reliability of each speculator's scores, raw and corrected."""
+    """Return by speculator the reliability of its raw and calibrated scores."""
     by_name = defaultdict[Named, list[tuple[Reliability, Reliability]]](list)
     for session in sessions:
         for number, name in enumerate(named(session.loop.pool)):

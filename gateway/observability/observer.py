@@ -1,4 +1,4 @@
-"""Record events as metrics, totals, logs and traces, without text.
+"""Record events as metrics, totals, logs and traces, without texts of requests.
 
 The observer implements `gateway.events.Events`; serving does not depend on it.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Listener to the events of one gateway."""
+    """Implementation of `Events` for one gateway."""
 
     def __init__(
         self,
@@ -39,23 +39,21 @@ class Observer:
         Args:
             metrics: metrics to update.
             traces: traces of requests; None without tracing.
-            record: called with every step, and the speculators' names by number.
+            record: called with every step and `names`; `names[i]` is the name of speculator i.
         """
         self._record = record
         self.metrics, self._totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
         self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
         self._progress: list[Progress] = []
-        """Progress not counted yet; counting in batches is cheaper."""
+        """Progress to be counted by `count`; counting in batches is cheaper."""
 
     @property
     def totals(self) -> GatewayTotals:
-        """Totals up to now."""
         self.count()
         return self._totals
 
     def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
-        """Log and trace a recorded request."""
         request_id = request.request_id
         if self._traces is not None:
             self._traces.arrived(request, time.monotonic(), traceparent)
@@ -66,7 +64,6 @@ class Observer:
         )
 
     def request_waiting(self, request: GenerationRequest) -> None:
-        """Log a recorded request that no session of this gateway can run."""
         request_id = request.request_id
         log.info("request %s waits for a gateway with a free verifier", request_id, extra=about(request_id))
 
@@ -77,15 +74,15 @@ class Observer:
         log.info("request %s continues here from token %d", request_id, tokens, extra=about(request_id))
 
     def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
-        """Log unfinished requests that leave this gateway."""
         for request_id in request_ids:
             log.info("request %s leaves this gateway: %s", request_id, reason, extra=self._about(request_id))
             if self._traces is not None:
                 self._traces.left([request_id], time.monotonic(), reason)
 
     def report_fault(self, request_id: str, error: Exception) -> str:
-        """Log an internal fault; return the message for the client."""
-        log.error("request %s ends by a fault", request_id, exc_info=error, extra=self._about(request_id))
+        log.error(
+            "request %s ends by an internal fault", request_id, exc_info=error, extra=self._about(request_id)
+        )
         self.step_failed()
         return FaultError("internal error", error).for_logs
 
@@ -106,7 +103,7 @@ class Observer:
         self._record(step, pool.names)
 
     def count(self) -> None:
-        """Count recorded events. Called twice a second and when a request ends."""
+        """Count recorded events. Called twice a second and when requests end."""
         steps, self._steps = self._steps, []
         progress, self._progress = self._progress, []
         pools = {id(pool): pool for _, pool in steps}
@@ -119,11 +116,11 @@ class Observer:
             self._guarded(self._count_services, pool)
 
     def _guarded(self, count: Callable[..., None], *arguments: object) -> None:
-        """Call `count`; only log its faults."""
+        """Call `count`; log an exception instead of raising it."""
         try:
             count(*arguments)
         except Exception:  # metrics must not stop serving
-            log.exception("an event could not be counted; metrics are incomplete")
+            log.exception("an event could not be counted; the metrics miss it")
             self.step_failed()
 
     def _count_progress(self, item: Progress) -> None:
@@ -145,7 +142,7 @@ class Observer:
 
     @contextmanager
     def trace_step(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
-        """Open the spans of a step; None if no request is traced."""
+        """Open a step's trace spans; yield None without a traced request."""
         trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
         try:
             yield trace
@@ -158,31 +155,24 @@ class Observer:
         self.metrics.steps.failed_steps.inc()
 
     def requests_preempted(self, requests: int) -> None:
-        """Count preempted requests."""
         self.metrics.steps.preemptions.inc(requests)
 
     def verifier_failed(self) -> None:
-        """Count a call that the verifier did not answer."""
         self.metrics.steps.verifier_failures.inc()
 
     def requests_fenced(self, requests: int) -> None:
-        """Count requests that another gateway has taken over."""
         self.metrics.system.fenced_requests.inc(requests)
 
     def redis_stopped(self) -> None:
-        """Count an outage of Redis."""
         self.metrics.system.redis_outages.inc()
 
     def redis_lost_data(self) -> None:
-        """Count a loss of Redis's data."""
         self.metrics.system.redis_losses.inc()
 
     def cluster_failed(self) -> None:
-        """Count an unexpected exception in background work between gateways."""
         self.metrics.system.keeper_faults.inc()
 
     def meter(self, peer: Peer) -> WireMeter:
-        """Return the byte counter for a kind of peer."""
         return self.metrics.system.meter(peer)
 
     def _ended(self, state: RequestState, finish: FinishReason) -> None:
@@ -202,5 +192,5 @@ class Observer:
 
 
 def named(pool: SpeculatorPool) -> list[Named]:
-    """Return the metric labels of a pool's speculators, by number."""
+    """Return a pool's metric labels; entry i is for speculator i."""
     return list(map(Named, pool.places, pool.names))

@@ -4,8 +4,7 @@
       queue --- prefill ------ decode --------------
                     step ----- step ---- step ------      (draft, merge, verify, commit in each)
 
-Only sampled requests are traced; a step without any makes no spans. A step with several traced requests has
-a span in each request's trace, linked to the others.
+Only sampled requests are traced. A step has one span in the trace of each traced request; these spans are linked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +39,7 @@ class StepTrace:
             self._tracer.end(span, step.times.done, attributes)
 
     def fail(self, at: float, error: Exception) -> None:
-        """End the spans of a step that failed."""
+        """End a failed step's spans at time `at`, with the error's type."""
         for span in self._spans:
             self._tracer.end(span, at, error=type(error).__name__)
 
@@ -56,7 +55,7 @@ class RequestTraces:
         return len(self._open)
 
     def arrived(self, request: GenerationRequest, now: float, traceparent: str) -> None:
-        """Start a request's trace, if it is sampled."""
+        """Start a request's trace, if the request is sampled."""
         attributes: Attributes = {
             "specinfer.request_id": request.request_id,
             "specinfer.prompt_tokens": len(request.prompt),
@@ -72,7 +71,7 @@ class RequestTraces:
         return "" if span is None else trace_id_of(span)
 
     def step(self, entries: Sequence[StepEntry], now: float) -> StepTrace | None:
-        """Start the spans of a step; None if no request is traced."""
+        """Start a step's spans; return None without a traced request."""
         parents = [self._open[entry.request_id] for entry in entries if entry.request_id in self._open]
         if not parents:
             return None

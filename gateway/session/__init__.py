@@ -1,1 +1,1 @@
-"""Drives one verifier: the loop of `specinfer.engine.step`, with stored tokens."""
+"""Drive one verifier: run `specinfer.engine.step`, store and publish its tokens."""

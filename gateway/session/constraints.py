@@ -25,7 +25,7 @@ class Constraints:
         self._incompatible = ""
 
     def prepare(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Set the target's vocabulary. Takes half a second for 50,000 tokens."""
+        """Build the grammar compiler (half a second for 50,000 tokens)."""
         text = self._tokenizer.to_json()
         self._checker = Checker(text, vocab_size, eos_token_ids)
         try:
@@ -46,11 +46,11 @@ class Constraints:
         await self._checker.check(constraint)
 
     def is_checked(self, constraint: Constraint) -> bool:
-        """Return whether the outcome of `check` is already known."""
+        """Return whether `check` has a cached result for the constraint."""
         return self._checker is None or self._checker.knows(constraint)
 
     def match(self, states: Iterable[RequestState]) -> None:
-        """Attach matchers to requests with compiled constraints."""
+        """Give a grammar matcher to each request whose constraint is compiled."""
         give_matchers(states, self._compiler)
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from specinfer.v1 import verifier_pb2
 def scheduler_limits(
     settings: GatewaySettings, verifier: verifier_pb2.DescribeVerifierReply
 ) -> SchedulerLimits:
-    """Return the limits of a session: the gateway's, within the verifier's."""
+    """Return the gateway's limits, reduced to the verifier's limits."""
     return SchedulerLimits(
         max_batch=min(settings.max_batch, verifier.max_requests, verifier.max_step_tokens),
         max_waiting=settings.max_waiting,
@@ -27,7 +27,7 @@ def scheduler_limits(
 def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
     """Return the maximum tokens of a request, prompt included.
 
-    Context and cache of the verifier have room for this number.
+    It is the lower of the model's context and the KV cache's whole blocks.
     """
     if verifier.kv_window_tokens:
         return verifier.max_context_len
@@ -38,7 +38,7 @@ def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
 def node_budget(
     settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve, context_s: float
 ) -> NodeBudget:
-    """Return the configured node budget, or one derived from passes.
+    """Return the configured node budget; missing limits follow from pass times.
 
     `context_s` is the time in seconds that a token of context adds to each row of a pass.
     """

@@ -1,8 +1,8 @@
 """Run the main loop of a session: draft, merge, verify, commit, deliver.
 
 If the verifier does not answer, the step is repeated; services then resynchronise (docs/protocol.md). If the
-verifier stays unavailable, is replaced, or serves another gateway, the loop ends with that error, and its
-requests continue elsewhere. A step with an internal fault is repeated request by request, so that only the
+verifier stays unavailable, is replaced, or serves another gateway, the loop ends with that error, and other
+sessions continue its requests. After an internal fault, the step is repeated request by request, and only the
 request that causes the fault ends.
 """
 
@@ -40,11 +40,11 @@ from specinfer.system.log_lines import LogPace
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
 _PUT_OFF_S = 0.01
-"""Seconds to wait after a step whose entries were all deferred."""
+"""Seconds to wait after a step with only EXHAUSTED verdicts."""
 
 
 class SessionLoop:
-    """Owns the scheduler, and decodes every request to its end."""
+    """Decodes the requests of its scheduler with one verifier."""
 
     def __init__(
         self,
@@ -57,10 +57,9 @@ class SessionLoop:
         constraints: Constraints,
         verifier_patience_seconds: float = 3.0,
     ) -> None:
-        """Create a loop.
+        """Create a loop; `run` fails after `verifier_patience_seconds` without the verifier.
 
-        `persistence` creates the queue of outcomes from two functions: one learns from a step, the other
-        releases requests. After `verifier_patience_seconds` without an answer the loop ends.
+        `persistence(learn, release)` creates the queue that stores and publishes tokens.
         """
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._constraints = constraints
@@ -71,7 +70,7 @@ class SessionLoop:
         self._releases = Releases(verifier, pool)
         self.persistence = persistence(self._learn, self._releases.begin)
         self._unreleased: list[str] = []
-        """Preempted requests that the verifier may still cache."""
+        """Preempted requests that are not released at the verifier yet."""
         self._outage = Outage("the verifier")
         self.steps = 0
 
@@ -89,7 +88,7 @@ class SessionLoop:
         arrived_ago_s: float = 0.0,
         adoption: int = 1,
     ) -> RequestState:
-        """Queue a recorded request; `adoption` is the number of its adoption.
+        """Queue a recorded request; `adoption` counts its owners so far.
 
         Raises the errors of `Scheduler.submit`.
         """
@@ -106,12 +105,12 @@ class SessionLoop:
         return state
 
     def cancel(self, request_id: str) -> None:
-        """End a request before the next step."""
+        """End a request at the start of the next step."""
         self.scheduler.cancel(request_id)
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Wake the loop, and end the verifier's grant."""
+        """Wake the loop, and end a grant, to plan the next step."""
         self._wake.set()
         if self.verifier.granted:
             self._releases.begin([])
@@ -145,14 +144,14 @@ class SessionLoop:
             except UnavailableError as error:
                 await self._wait_for_verifier(error)
             except Exception:  # an internal fault must not end all requests
-                log.exception("a step of %d requests failed; repeating it one by one", len(step.entries))
+                log.exception("a step failed; repeating its %d requests one by one", len(step.entries))
                 self._events.step_failed()
                 await self._serve_one_by_one(step)
 
     async def _serve_one_by_one(self, step: StepPlan) -> None:
         """Repeat a step request by request, without drafts.
 
-        This avoids faults in drafts and trees. A request that fails alone is ended.
+        Faults in drafts and trees do not recur then. A request that fails alone ends.
         """
         for entry in step.entries:
             if entry.state.finish is not None:
@@ -168,7 +167,6 @@ class SessionLoop:
         return None
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
-        """End a request that causes an internal fault."""
         reason = self._events.report_fault(state.request.request_id, error)
         await self.persistence.put(self.scheduler.fail([state], reason, time.monotonic(), retryable=False))
 
@@ -231,7 +229,7 @@ class SessionLoop:
         return committed
 
     async def _drafted(self, plan: StepPlan, traceparent: str) -> Drafted:
-        """Draft with the plan's speculators outside the verifier's process."""
+        """Request drafts from the planned speculators outside the verifier's process."""
         chosen = plan.choice.speculators
         drafts, times = await self.pool.draft(plan.entries, chosen, traceparent)
         if not drafts:
@@ -240,7 +238,7 @@ class SessionLoop:
         return Drafted(drafts, times)
 
     async def _verified(self, question: AskVerdicts, traceparent: str) -> list[Verified]:
-        """Verify a step, and any further steps of its grant."""
+        """Return verdicts of a step, and of its grant's further steps."""
         entries, trees = question.plan.entries, question.trees
         wanted = self.pool.wanted(entries)
         order = self.pool.order(entries, question.plan.choice, bool(trees), wanted, not traceparent)
@@ -262,12 +260,12 @@ class SessionLoop:
     async def _release_preempted(self) -> None:
         """Release preempted requests at the verifier.
 
-        This step needs their cache blocks, so the call is awaited, and repeated with the step. Speculators keep
-        their caches.
+        The next step needs their cache blocks, so a failed call is repeated before it. Speculators keep their
+        caches.
         """
         preempted = self.scheduler.take_preempted()
         if preempted:
-            log.info("preempting %d requests: the cache is full, they wait", len(preempted))
+            log.info("the KV cache is full: %d requests are preempted and wait", len(preempted))
             self._events.requests_preempted(len(preempted))
             self._unreleased += preempted
         if self._unreleased:
@@ -275,7 +273,7 @@ class SessionLoop:
             self._unreleased = []
 
     async def close(self) -> None:
-        """End releases and streams, after `run` and before channels close."""
+        """Stop pending releases and the verifier's stream; call after `run`."""
         await self._releases.close()
         self.verifier.close()
 
@@ -284,13 +282,13 @@ class SessionLoop:
         self.machine.learn(step)
 
     def _unchosen(self, error: Exception) -> None:
-        """Report a fault of the planner; the step decodes plainly."""
+        """Log a planner's exception; the step decodes plainly."""
         if self._pace.due(time.monotonic()):
-            log.error("the planner failed, steps decode plainly", exc_info=error)
+            log.error("the planner raised an exception, this step decodes without drafts", exc_info=error)
         self._events.step_failed()
 
     async def _wait_for_verifier(self, error: UnavailableError) -> None:
-        """Wait briefly before the step is repeated.
+        """Sleep `_BACKOFF_S` before the step is repeated.
 
         Raises:
             UnavailableError: `error`, after `verifier_patience_seconds` of outage.

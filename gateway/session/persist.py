@@ -1,4 +1,4 @@
-"""Learn from steps, and store and publish their tokens in the background.
+"""Store and publish the tokens of finished steps in the background.
 
 Invariant: a token is durable before a client sees it. While Redis is unavailable nothing is published; steps
 queue here up to a limit, then the loop waits.
@@ -25,12 +25,9 @@ from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)
 _MAX_WAITING = 64
-"""Maximum steps that wait for the store before the loop waits."""
+"""Maximum queued steps; a full queue stops the session's loop."""
 _APART_S = 0.016
-"""Minimum seconds between the starts of two deliveries: one screen frame.
-
-Fast steps share a write and a message per client, as passes need the cores.
-"""
+"""Minimum seconds between two deliveries (write to Redis, message to clients)."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Minimum and maximum seconds between writes while Redis is unavailable."""
 
@@ -42,12 +39,12 @@ class _Batch(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        """True if a request begins or ends; this is delivered at once."""
+        """True if a request begins or ends: deliver at once."""
         return any(item.final or item.start == 0 for item in self.progress)
 
 
 class Persistence:
-    """Queue between a session's loop, the store and token streams."""
+    """Queue from a session's loop to the store, then to token streams."""
 
     def __init__(
         self,
@@ -64,8 +61,8 @@ class Persistence:
     ) -> None:
         """Create a queue.
 
-        `learn` receives every finished step, `release` the requests that have ended. `names` are the
-        speculators' names; the pool extends this list.
+        `learn` is called with every finished step, `release` with ended requests. `names[i]` is the name of
+        speculator i; the pool extends this list.
         """
         self._scheduler, self._store, self._token_streams, self._events = (
             scheduler,
@@ -80,7 +77,7 @@ class Persistence:
         """Adoption number of each request without a stored `Ending`."""
         self._waiting: list[_Batch] = []
         self._due, self._room = asyncio.Event(), asyncio.Event()
-        """Events: a delivery is due; the queue is not full."""
+        """Events: "a delivery is due" and "the queue is not full"."""
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
         """Start of the latest delivery, by the loop's clock in seconds."""
@@ -90,9 +87,9 @@ class Persistence:
         self.unfinished[state.request.request_id] = adoption
 
     def readopt(self, request_id: str, adoption: int) -> bool:
-        """Return whether the session can continue a request that it adopts again.
+        """Return whether this session still has an adopted request's current state.
 
-        It can if no other gateway had the request in between.
+        True if the request was here before and no other gateway had it since; then store the new `adoption`.
         """
         unbroken = self.unfinished.get(request_id) == adoption - 1
         if unbroken:
@@ -100,7 +97,7 @@ class Persistence:
         return unbroken
 
     async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
-        """Queue a step's outcome; wait only if the queue is full."""
+        """Queue a step's new tokens; wait while the queue is full."""
         ended = [item.request_id for item in progress if item.final]
         if ended:
             self._release(ended)  # before they are stored, as waiting requests need the cache
@@ -121,7 +118,7 @@ class Persistence:
             self._timer = loop.call_at(self._began + _APART_S, self._due.set)
 
     async def run(self) -> None:
-        """Deliver until cancelled; each delivery stores all queued batches."""
+        """Deliver the queue until cancelled, at most every `_APART_S`."""
         loop = asyncio.get_running_loop()
         while True:
             await self._due.wait()
@@ -141,7 +138,7 @@ class Persistence:
         try:
             self._learn(step)
         except Exception:  # learning affects speed only
-            log.exception("learning from a step failed; the step does not count")
+            log.exception("planner and calibration failed to learn from a step; the step is ignored")
             self._events.step_failed()
 
     async def _store_and_publish(self, progress: list[Progress]) -> None:
@@ -160,7 +157,7 @@ class Persistence:
         self._forget([item.request_id for item in progress if item.final])
 
     async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
-        """Write requests one by one; end those that cannot be written."""
+        """Write each request separately; end a request that cannot be written."""
         if len(progress) > 1:
             log.error("writing %d requests failed; writing them one by one", len(progress), exc_info=error)
             self._events.step_failed()
@@ -188,7 +185,7 @@ class Persistence:
             )
 
     async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Write, repeatedly until Redis answers.
+        """Write progress to Redis, repeatedly until Redis answers.
 
         Raises:
             UnavailableError: if Redis is unavailable for longer than `redis_patience_s`.
@@ -207,7 +204,7 @@ class Persistence:
                 return written
 
     async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Write; if Redis lost requests, restore them and write again."""
+        """Write progress; restore requests that Redis lost, and write again."""
         written = await self._store.append(progress, self._names, self.unfinished, self._model)
         lost = [item for item in progress if written[item.request_id] is Written.LOST]
         if not lost:
@@ -219,7 +216,7 @@ class Persistence:
         return written | await self._store.append(lost, self._names, self.unfinished, self._model)
 
     async def write_again(self, state: RequestState) -> None:
-        """Write a whole request to a Redis that lost it.
+        """Write a request again with all tokens, after Redis lost data.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -232,18 +229,18 @@ class Persistence:
             )
 
     def _heed(self, written: dict[str, Written]) -> None:
-        """Cancel requests as asked in Redis; release requests of other gateways."""
+        """Cancel requests that clients cancelled; release requests of other gateways."""
         for request_id, what in written.items():
             if what is Written.CANCEL and request_id in self._scheduler.states:
                 self._scheduler.cancel(request_id)
         fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
         if fenced:
-            log.warning("%d requests belong to another gateway now", len(fenced))
+            log.warning("%d requests now belong to other gateways, and are released here", len(fenced))
             self._events.requests_fenced(len(fenced))
             self.release_requests(fenced)
 
     def release_requests(self, request_ids: Sequence[str]) -> None:
-        """Stop running requests; their streams here follow the next owner."""
+        """Stop running requests; their streams continue from the next owner's tokens."""
         self._events.requests_released(request_ids, "another gateway continues it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
@@ -258,7 +255,7 @@ class Persistence:
             self.unfinished.pop(request_id, None)
 
     def _end_unstored(self, progress: Sequence[Progress], error: UnavailableError) -> None:
-        """End requests after an outage of Redis, without publishing unstored tokens."""
+        """End requests after a long outage of Redis, without publishing unstored tokens."""
         request_ids = list({item.request_id for item in progress})
         log.error("%s; ending %d requests", error, len(request_ids))
         for request_id in request_ids:

@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes a session's tokens. A fault ends a stream, never the session."""
+    """Publishes a session's stored tokens; an exception ends only the stream."""
 
     def __init__(
         self, token_streams: TokenStreams, events: Events, names: Sequence[str], watches: Watches
     ) -> None:
-        """Create a publisher; `names` are the speculators' names by number."""
+        """Create a publisher; `names[i]` is the name of speculator i."""
         self._token_streams, self._events, self._names, self._watches = (
             token_streams,
             events,
@@ -43,14 +43,14 @@ class Publisher:
         self._token_streams.forget_if_idle(token_stream)
 
     def tell(self, item: Progress) -> None:
-        """Count and log a request's progress."""
+        """Pass a request's progress to `events`."""
         try:
             self._events.progress_stored(item)
         except Exception:  # metrics must not lose tokens
-            log.exception("an event could not be counted; metrics are incomplete")
+            log.exception("an event could not be counted; the metrics miss it")
 
     def show(self, delivered: Iterable[tuple[Sequence[Progress], FinishedStep | None]]) -> None:
-        """Send the published outcomes of steps to watches."""
+        """Send published steps to the gateway's `Watch` calls."""
         if not self._watches:
             return
         for progress, step in delivered:

@@ -1,4 +1,4 @@
-"""Release ended requests at the services, in the background."""
+"""Release ended requests at verifier and speculators, in the background."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from specinfer.remote.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 _LAST_RELEASES_S = 0.5
-"""Timeout in seconds of the last releases. Services also expire requests."""
+"""Seconds that `close` waits; unreleased requests expire at the services."""
 
 
 class Releases:
@@ -20,13 +20,13 @@ class Releases:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request_ids: list[str]) -> None:
-        """Start a release; without requests, only end the verifier's grant."""
+        """Start a release; an empty list only ends the verifier's grant."""
         task = asyncio.get_running_loop().create_task(self._release(request_ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Wait briefly for running releases, and cancel the rest."""
+        """Wait `_LAST_RELEASES_S` for running releases, then cancel them."""
         tasks = list(self._tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_RELEASES_S)
@@ -39,7 +39,9 @@ class Releases:
             await self._verifier.release(request_ids)
         except UnavailableError as error:
             log.warning(
-                "%d requests are not released at the verifier, and expire there: %s", len(request_ids), error
+                "%d requests are not released at the verifier; they will expire there: %s",
+                len(request_ids),
+                error,
             )
         if request_ids:
             await self._pool.release(request_ids)

@@ -43,7 +43,7 @@ from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
 _MAX_BLOCKS = 16384
-"""Maximum remembered blocks of prompts, about the size of a cache."""
+"""Maximum block hashes of prompts in a `PrefixIndex`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,11 @@ class VerifierSession:
 
     @property
     def model(self) -> str:
-        """Fingerprint of the verifier's model."""
         return self.description.model_fingerprint
 
     @property
     def running(self) -> bool:
-        """True while the loop runs, and before `start`."""
+        """True before `start`, and while the loop runs."""
         return self._task is None or not self._task.done()
 
     @property
@@ -91,13 +90,13 @@ class VerifierSession:
 
     @property
     def room(self) -> int:
-        """Free slots of the batch; gateways' reports use `spare`."""
+        """Free slots of the batch, regardless of cache use (compare `spare`)."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
 
     @property
     def spare(self) -> int:
-        """Number of additional requests that could run at average cache use."""
+        """Additional requests that could run, if each needs the average cache."""
         return max(0, self.loop.scheduler.spare - self._expected)
 
     @property
@@ -105,14 +104,14 @@ class VerifierSession:
         return self.loop.scheduler.running + self.loop.scheduler.waiting + self._expected
 
     def view(self, request: GenerationRequest) -> tuple[bool, int, int]:
-        """Return the session's values for `gateway.cluster.rules.best_session`."""
+        """Return the tuple (fits, requests, cached tokens) for `rules.best_session`."""
         shared = self._prefixes.shared(request.prompt)
         fits = self.room > 0 and self.loop.scheduler.has_room(request)
         return fits, self._requests, shared
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Count a request as this session's while it is being recorded."""
+        """Count a request in this session while Redis records the request."""
         self._expected += 1
         try:
             yield
@@ -120,7 +119,7 @@ class VerifierSession:
             self._expected -= 1
 
     def submit(self, record: Record) -> RequestState:
-        """Queue a recorded request after its stored tokens.
+        """Queue a recorded request, to continue after its stored tokens.
 
         Raises the errors of `Scheduler.submit`.
         """
@@ -136,7 +135,7 @@ class VerifierSession:
         return state
 
     def continue_with(self, lease: VerifierLease) -> None:
-        """Replace a lease that was lost and claimed again."""
+        """Use a new lease for the same verifier."""
         self.lease = lease
         self.loop.verifier.fence = lease.fence
 
@@ -151,7 +150,7 @@ class VerifierSession:
         self._task.add_done_callback(self._ended)
 
     async def end(self) -> None:
-        """Stop the loop, and disown its requests.
+        """Stop the loop, and remove this gateway as owner of its requests.
 
         Raises:
             UnavailableError: if Redis does not answer; the requests keep their owner until its lease ends.
@@ -207,7 +206,7 @@ class VerifierSession:
             pool.host(self.link.address, description.resident)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve, description.context_nanoseconds / 1e9)
-        log.info("maximum nodes: %d per tree, %d per step", budget.per_request, budget.per_step)
+        log.info("planner limits: %d nodes per tree, %d nodes per step", budget.per_request, budget.per_step)
         scheduler = Scheduler(limits, budget, StopStrings(shared.tokenizer))
 
         def persistence(
@@ -244,14 +243,14 @@ class VerifierSession:
 
 
 class PrefixIndex:
-    """Remembers block hashes of prompts, to estimate cached prefixes."""
+    """Recent block hashes of prompts, to estimate the verifier's cached prefix."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block = block_tokens
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Remember a prompt that the verifier reads."""
+        """Add the blocks of a prompt that the verifier reads."""
         for key in self._keys(tokens):
             self._known[key] = None
             self._known.move_to_end(key)
@@ -259,7 +258,7 @@ class PrefixIndex:
             self._known.popitem(last=False)
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """Return the length of the prefix that the verifier has probably cached."""
+        """Return the probable cached prefix of a prompt, in tokens."""
         blocks = 0
         for key in self._keys(tokens):
             if key not in self._known:

@@ -1,4 +1,4 @@
-"""Store durable tokens of requests, and wake waiting clients.
+"""Store requests' durable tokens (those in Redis), and wake waiting clients.
 
 A client reads a token stream from a position. The session that runs the request fills the stream (`local`), else
 `gateway.cluster.follower` fills it from Redis. A slow reader gets larger chunks; nothing is queued per reader.
@@ -16,7 +16,7 @@ from specinfer.statuses import LogprobRow
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """A request's durable tokens from a position."""
+    """A request's durable tokens after its first `position` tokens."""
 
     position: int
     tokens: list[int]
@@ -35,14 +35,14 @@ class TokenStream:
     ending: Ending | None = None
     readers: int = 0
     failure: Exception | None = None
-    """Error for readers, if this gateway cannot continue the stream."""
+    """Error for readers if this gateway cannot continue the stream, else None."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
     """Futures of readers that wait for new tokens."""
 
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
     ) -> None:
-        """Add durable tokens from position `start`, skipping known ones."""
+        """Add durable tokens; `start` is the first token's position."""
         known = max(0, len(self.tokens) - start)
         self.tokens.extend(tokens[known:])
         self.logprobs.extend(logprobs[known:])
@@ -50,7 +50,7 @@ class TokenStream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the reading here; the request itself may continue."""
+        """Raise `error` in all readers; the request itself may continue."""
         self.failure = error
         self._wake()
 
@@ -68,7 +68,7 @@ class TokenStream:
             await waiter
 
     def since(self, position: int) -> StreamChunk:
-        """Return the tokens from a position; the last chunk has the ending."""
+        """Return tokens after the first `position`, and the ending once stored."""
         return StreamChunk(position, self.tokens[position:], self.logprobs[position:], self.ending)
 
     def _wake(self) -> None:
@@ -79,7 +79,7 @@ class TokenStream:
 
 
 class TokenStreams:
-    """Token streams by request id, of requests with local sessions or readers."""
+    """Token streams of requests with a session or reader here."""
 
     def __init__(self) -> None:
         self._token_streams: dict[str, TokenStream] = {}
@@ -99,7 +99,7 @@ class TokenStreams:
         return self._token_streams.get(request_id)
 
     def add(self, token_stream: TokenStream) -> TokenStream:
-        """Register a token stream, or return the request's registered one."""
+        """Register a token stream; return the request's registered stream."""
         known = self._token_streams.get(token_stream.request.request_id)
         if known is None or known.failure is not None:
             self._token_streams[token_stream.request.request_id] = known = token_stream
@@ -119,7 +119,7 @@ class TokenStreams:
                 self.forget_if_idle(token_stream)
 
     def forget_if_idle(self, token_stream: TokenStream) -> None:
-        """Remove a token stream without readers and session."""
+        """Remove a token stream that has neither readers nor a session."""
         request_id = token_stream.request.request_id
         if (
             not token_stream.readers
@@ -129,7 +129,7 @@ class TokenStreams:
             del self._token_streams[request_id]
 
     def followed(self) -> dict[str, TokenStream]:
-        """Return the streams with readers that must be filled from Redis."""
+        """Return by id the streams with readers but without a session here."""
         return {
             name: token_stream
             for name, token_stream in self._token_streams.items()
@@ -137,6 +137,5 @@ class TokenStreams:
         }
 
     def fail_all(self, error: Exception) -> None:
-        """End the reading of all streams."""
         for token_stream in self._token_streams.values():
             token_stream.fail(error)

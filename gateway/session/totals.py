@@ -12,23 +12,23 @@ PHASES = ("draft", "merge", "verify", "commit")
 
 
 class Named(NamedTuple):
-    """A speculator in metric labels."""
+    """Metric labels of a speculator."""
 
     service: str
-    """Service of the speculator, as the operator wrote it."""
+    """Address of the speculator's service, as the operator wrote it."""
     speculator: str
 
 
 @dataclass(slots=True)
 class GatewayTotals:
-    """Totals of all sessions, including ended ones."""
+    """Totals of all sessions, including ended sessions."""
 
     steps: int = 0
     tokens: int = 0
     """Stored generated tokens."""
     finished: int = 0
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
-    """Counts of all trees, without counts by speculator."""
+    """Sums over all trees; counts by speculator are in `speculators`."""
     phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
     """Seconds by phase, in the order of `PHASES`."""
     speculators: dict[Named, SpeculatorCounts] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Check verdicts; an inconsistent verdict fails only its own entry. Pure."""
+"""Check the verifier's verdicts; an invalid verdict fails only its request. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,12 +21,12 @@ def sound_verdicts(
     vocab_size: int,
     wanted: WantedOutputs = NOTHING_WANTED,
 ) -> dict[str, VerdictEntry]:
-    """Check the verifier's answers; return verdicts by request id.
+    """Return by request id the verdict, or an error if inconsistent.
 
     Args:
         entries: entries of the step.
         trees: verified trees by request id.
-        answers: the verifier's results.
+        answers: the verifier's verdicts, in the order of the entries.
         vocab_size: exclusive upper bound of the bonus token.
         wanted: requested outputs of the target.
     """
@@ -49,9 +49,9 @@ def made_trees(
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
 ) -> tuple[dict[str, TokenTree], dict[str, VerdictEntry]]:
-    """Return verified trees, and errors of invalid ones, by request id.
+    """Return each request's verified tree, and an error for each invalid tree.
 
-    A verified tree is the verifier's own, else the sent tree, else only a root, as in plain decoding.
+    A verified tree is the tree in the verifier's answer, else the sent tree, else only a root (plain decoding).
     """
     made: dict[str, TokenTree] = {}
     broken: dict[str, VerdictEntry] = {}
@@ -70,7 +70,7 @@ def made_trees(
 
 
 def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, VerdictEntry]) -> list[StepEntry]:
-    """Return the next granted step's entries; [] if the grant has ended.
+    """Return entries of a grant's next step; [] after the grant's end.
 
     The grant ends with a step in which a verdict is not OK.
     """
@@ -86,7 +86,7 @@ def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, Verdi
 def _contradiction(
     entry: StepEntry, tree: TokenTree | None, answer: verifier_pb2.Verdict, vocab_size: int
 ) -> str:
-    """Return the inconsistency of an answer with its entry, or ""."""
+    """Return the reason why an answer contradicts its entry, or ""."""
     if answer.request_id != entry.request_id:
         return "the verifier answered for another request"
     if int(answer.status) not in _STATUSES:
@@ -118,14 +118,14 @@ def _contradiction(
 
 
 def _are_tops(rows: Sequence[common_pb2.TopLogprobs], wanted: int, top: int, vocab_size: int) -> bool:
-    """Return whether each token has a valid row of `top` alternatives."""
+    """Return whether `rows` has `top` valid alternatives for each of `wanted` tokens."""
     return len(rows) == wanted and all(
         len(row.token_ids) == len(row.logprobs) == top and max(row.token_ids) < vocab_size for row in rows
     )
 
 
 def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
-    """Return whether nodes are a path that begins below the root."""
+    """Return whether `nodes` are a path from a child of the root."""
     if not all(0 < node < len(tree) for node in nodes):
         return False
     parents = tree.parents.tolist()

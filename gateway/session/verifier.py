@@ -31,15 +31,15 @@ _RANGES = {
     "kv_window_tokens": (0, 2**31),
     "context_nanoseconds": (0, 10**12),
 }
-"""Minimum and maximum of each limit that a verifier may state.
+"""Accepted minimum and maximum of each limit in a verifier's description.
 
-The maxima are far beyond any machine; they limit the planner's computations.
+The maxima exceed any machine; they bound the planner's computations.
 """
 _MAX_COSTS = 1024
 
 
 def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
-    """Check the limits that a verifier states.
+    """Check the limits in a verifier's description.
 
     Raises:
         IncompatibleError: naming the field, its value and the accepted range.
@@ -52,11 +52,11 @@ def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
             )
     if not description.pass_costs:
         raise IncompatibleError(
-            "the verifier states no pass_costs (seconds of passes): it must have the gateway's version"
+            "the verifier states no pass_costs (seconds of passes): its version must be the gateway's"
         )
     if len(description.pass_costs) > _MAX_COSTS or any(cost.tokens < 1 for cost in description.pass_costs):
         raise IncompatibleError(
-            f"the verifier states {len(description.pass_costs)} pass_costs: must be at most {_MAX_COSTS}, each of at "
+            f"the verifier states {len(description.pass_costs)} pass_costs: must be 1 to {_MAX_COSTS}, each of at "
             "least one token"
         )
 
@@ -64,7 +64,7 @@ def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
 _DESCRIBE_S = 5.0
 """Timeout in seconds of `Describe`."""
 _SLOW = 20
-"""Factor of a pass's measured seconds in its timeout."""
+"""A step's timeout includes this multiple of its expected pass."""
 
 
 class Verdicts(NamedTuple):
@@ -72,9 +72,9 @@ class Verdicts(NamedTuple):
     trees: dict[str, TokenTree]
     """Verified trees by request id."""
     compute_s: float
-    """Seconds of verification by the verifier's clock, at most the measured wait."""
+    """Seconds of verification, measured by the verifier; at most the call's time."""
     drafts: verifier_pb2.ResidentDrafts | None = None
-    """Counts and times of resident speculators; None if they did not draft."""
+    """Counts and times of speculators in the verifier's process; None without drafts."""
 
 
 class VerifierClient:
@@ -83,13 +83,12 @@ class VerifierClient:
     def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0, scoped: bool = False) -> None:
         """Create a client of the verifier at a channel.
 
-        A verifier counts as dead if silent for `hung_s` plus twenty times the expected pass. `fence` is the
-        number of the gateway's lease; 0: no lease. With `scoped`, only requests of one caller share cached
-        prompts.
+        A step times out after `hung_s` seconds plus 20 times the expected pass. `fence` is the number of the
+        gateway's lease; 0: no lease. With `scoped`, only requests of the same caller share cached prompts.
         """
         self.fence, self._scoped = fence, scoped
         self.instance_id = self.model_fingerprint = ""
-        """Ids in the latest description; empty if it had none."""
+        """Expected ids of process and model; empty: not checked."""
         self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
@@ -100,7 +99,7 @@ class VerifierClient:
         """True while the verifier may repeat the current step's plan."""
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
-        """Call `Describe`, and expect this process and model in later replies.
+        """Call `Describe`; later replies must come from this process and model.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -116,7 +115,7 @@ class VerifierClient:
         return reply
 
     def expect(self, description: verifier_pb2.DescribeVerifierReply) -> None:
-        """Expect this process and model in later replies.
+        """Require that later replies come from this process and model.
 
         Raises:
             IncompatibleError: if its limits are invalid.
@@ -133,9 +132,9 @@ class VerifierClient:
         wanted: WantedOutputs = NOTHING_WANTED,
         order: HostOrder = NO_ORDER,
     ) -> list[Verdicts]:
-        """Verify one step, and any granted steps; return the verdicts of each.
+        """Verify one step and its granted steps; return each step's verdicts.
 
-        `traceparent` and `wanted` are sent to the verifier.
+        The verifier is also sent `traceparent`, the `wanted` outputs, and `order`, the plans of its own drafters.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -169,12 +168,14 @@ class VerifierClient:
         waited_s = time.perf_counter() - started
         if reply.step_id != self._steps:
             self._stream.reset()
-            raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
+            raise UnavailableError(
+                f"the verifier answered step {reply.step_id} instead of step {self._steps}"
+            )
         self._check_sender(reply)
         return self._answers(entries, trees, reply, waited_s, wanted)
 
     def close(self) -> None:
-        """End the stream of steps, for whose end a draining verifier waits."""
+        """End the stream of steps; a draining verifier waits for this."""
         self._stream.reset()
 
     def _answers(
@@ -185,9 +186,9 @@ class VerifierClient:
         waited_s: float,
         wanted: WantedOutputs,
     ) -> list[Verdicts]:
-        """Return the checked verdicts of a reply's steps.
+        """Return the checked verdicts of each step in a reply.
 
-        Steps after an invalid verdict are dropped.
+        Steps after a step with an invalid verdict are dropped.
         """
         answers: list[Verdicts] = []
         parts: list[verifier_pb2.VerifyReply | verifier_pb2.GrantedStep] = [reply, *reply.more]
@@ -234,7 +235,7 @@ class VerifierClient:
         )
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
-        """Check that the expected process answered, and accepted the lease.
+        """Check that the expected process answered, with our lease still valid.
 
         The process is checked first, as a lease is valid for one process only.
         """
@@ -244,12 +245,14 @@ class VerifierClient:
         )
         for what, theirs, expected in identity:
             if expected and theirs and theirs != expected:
-                raise ServiceChangedError(f"verifier: {what} {theirs} answers instead of {expected}")
+                raise ServiceChangedError(f"the verifier's {what} is now {theirs} instead of {expected}")
         if reply.fenced:
-            raise FencedError(f"verifier: lease {self.fence} has ended, another gateway has a later one")
+            raise FencedError(
+                f"the verifier's lease {self.fence} has ended: another gateway has a newer lease"
+            )
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Release requests at the verifier, where they also expire.
+        """Free the verifier's cache of these requests; unreleased requests expire.
 
         Raises:
             UnavailableError: if the verifier does not answer.

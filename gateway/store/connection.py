@@ -22,9 +22,9 @@ from specinfer.errors import SettingError, UnavailableError
 
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
-"""Timeout of an answer in seconds. A slow disk may delay it."""
+"""Timeout in seconds of a command; a slow disk delays Redis."""
 _MAX_KEPT = 4
-"""Maximum idle connections kept for scripts; a session uses one."""
+"""Maximum idle connections kept open for scripts."""
 _MAX_CONNECTIONS = 64
 """Maximum connections of a gateway.
 
@@ -47,16 +47,16 @@ def check_url(url: str) -> None:
 
 
 class RedisConnection:
-    """Runs commands and scripts; failures raise `UnavailableError`."""
+    """Runs commands and scripts in Redis; failures raise `UnavailableError`."""
 
     def __init__(self, connect: Callable[[], Redis]) -> None:
-        """Create a connection; `connect` makes a client that connects on first use."""
+        """Create a connection; `connect` creates a Redis client."""
         self._connect = connect
         self.redis = connect()
-        """The current client. Do not store it: a failover replaces it."""
+        """The current client; a failover replaces it, so do not store it."""
         self._left: set[asyncio.Task[None]] = set()
         self._kept: list[Any] = []
-        """Idle connections of this client, for scripts."""
+        """Idle connections of `redis`, kept for scripts."""
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "RedisConnection":
@@ -106,9 +106,9 @@ class RedisConnection:
             return await self._command(redis, "EVAL", source(script), *given)
 
     async def _command(self, redis: Redis, *words: str | int | float) -> Any:
-        """Send a command by a kept connection, or by a new one.
+        """Send a command by an idle connection, else by a pooled connection.
 
-        Getting a connection from the pool takes as long as the command itself.
+        Taking a connection from the pool takes as long as the command itself.
         """
         pool = redis.connection_pool
         kept = redis is self.redis and self._kept
@@ -128,7 +128,7 @@ class RedisConnection:
     async def answer(self, ask: Callable[[Redis], Awaitable[Any]]) -> Any:
         """Return the answer to a command that `ask` sends.
 
-        A server that is not the primary has executed nothing, so the command is sent again once, by new connections.
+        If the server is no longer the primary, it has executed nothing; the command is repeated once with a new client.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -150,10 +150,10 @@ class RedisConnection:
         return answer
 
     def _leave(self, asked: Redis, error: Exception) -> None:
-        """Replace the client, unless another command has done so."""
+        """Replace client `asked`, unless another command has replaced it."""
         if asked is not self.redis:
             return
-        log.warning("Redis is no primary, connecting again: %s", redis_reason(error))
+        log.warning("Redis is no longer the primary, connecting again: %s", redis_reason(error))
         self.redis, self._kept = self._connect(), []
         task = asyncio.get_running_loop().create_task(_close_later(asked))
         self._left.add(task)
@@ -167,7 +167,7 @@ class RedisConnection:
 
 
 async def _close_later(redis: Redis) -> None:
-    """Close idle connections now, and the others when their commands have ended."""
+    """Close idle connections now, and busy connections after `_TIMEOUT_S`."""
     try:
         await redis.connection_pool.disconnect(inuse_connections=False)
         await asyncio.sleep(_TIMEOUT_S)
@@ -184,13 +184,13 @@ async def _close(redis: Redis) -> None:
 
 @cache
 def _digest(script: str) -> str:
-    """Return a script's SHA-1, the name of the script in Redis's cache."""
+    """Return a script's SHA-1, by which Redis caches it."""
     return hashlib.sha1(source(script).encode(), usedforsecurity=False).hexdigest()
 
 
 @cache
 def source(script: str) -> str:
-    """Return a script's text, preceded by the shared functions it uses."""
+    """Return a script's text, after the functions shared with other scripts."""
     text = _read(script)
     return _read("unowned") + text if "_unowned(" in text else text
 
@@ -202,8 +202,7 @@ def _read(script: str) -> str:
 def _heed_cancellation() -> None:
     """Raise a cancellation that the Redis client suppressed.
 
-    It suppresses a cancellation that coincides with an answer or an error, and a task that retries would then never
-    end.
+    The client suppresses a cancellation during an answer or an error; without this, a retrying task never ends.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -211,7 +210,7 @@ def _heed_cancellation() -> None:
 
 
 _QUOTED = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
-"""Quoted command in a client's error about a pipeline."""
+"""The part of a Redis client's error that quotes a command."""
 
 
 def redis_reason(error: Exception) -> str:
@@ -220,11 +219,11 @@ def redis_reason(error: Exception) -> str:
 
 
 _NO_PRIMARY = re.compile(r"(^|[ -])(READONLY|MASTERDOWN|LOADING) ")
-"""Refusal of a replica or loading server, even in a script's error."""
+"""Error text of a replica or loading server, even from scripts."""
 
 
 def is_no_primary(error: Exception) -> bool:
-    """Return whether the server refused as a replica or while loading.
+    """Return whether the server refused because it is a replica or loading.
 
     After a failover, the server's name may resolve to another server.
     """

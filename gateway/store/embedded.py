@@ -46,7 +46,7 @@ class EmbeddedStore(RequestStore):
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create a store; with `path`, read and continue that file.
+        """Create a store; with `path`, read that file and append to it.
 
         Raises:
             SettingError: if the file cannot be read or written, is not a store's file, or is in use.
@@ -57,7 +57,7 @@ class EmbeddedStore(RequestStore):
         self._open: dict[str, set[str]] = {}
         """Ids of unfinished requests by caller."""
         self._rates: dict[str, deque[tuple[float, int]]] = {}
-        """Pairs (time, generated tokens) of the last minute, by caller."""
+        """(time in seconds, generated tokens) within the last minute, by caller."""
         now = clock()
         self._journal = Journal(path, self._entries, now, now - retention_s) if path is not None else None
         for name, entry in self._entries.items():
@@ -67,11 +67,10 @@ class EmbeddedStore(RequestStore):
     async def create(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
     ) -> bool:
-        """Record a request, as `RequestStore.create` does."""
         if not self._may(request.request_id, idempotency_key, caller):
             return False
         if not owned and sum(map(self._is_waiting, self._entries.values())) >= self._max_unowned:
-            raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway")
+            raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway, the maximum")
         now = self._clock()
         entry = StoredRequest(request, idempotency_key, now, owned, unowned_since=now)
         self._write([entry.created_line()])
@@ -80,13 +79,12 @@ class EmbeddedStore(RequestStore):
         return True
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
-        """Check that `create` would not refuse the caller now."""
+        """Raise the errors with which `create` would refuse the caller now."""
         self._may(request_id, idempotency_key, caller)
 
     async def append(
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
-        """Make new tokens and finish reasons durable, as `RequestStore.append` does."""
         written = dict[str, Written]()
         items = unite(progress)
         while items:
@@ -102,11 +100,11 @@ class EmbeddedStore(RequestStore):
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
     ) -> Written:
-        """Return OK, as the process loses no requests."""
+        """Return OK: this store loses no requests."""
         return Written.OK
 
     async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
-        """Adopt the oldest unowned requests, at most `max_count`."""
+        """Adopt at most `max_count` unowned requests, the oldest first."""
         now = self._clock()
         waiting = [e for e in self._entries.values() if self._is_waiting(e) and e.model in ("", *models)]
         chosen = sorted(waiting, key=lambda entry: entry.created)[:max_count]
@@ -123,7 +121,7 @@ class EmbeddedStore(RequestStore):
                 entry.unowned_since = entry.unowned_since if in_vain else self._clock()
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """End an unowned request, or mark it for its session to end."""
+        """End an unowned request; mark an owned request as cancelled."""
         entry = self._entries.get(request_id)
         foreign = entry is not None and caller is not None and entry.request.caller != caller.name
         if entry is None or foreign or entry.ending is not None:
@@ -131,7 +129,7 @@ class EmbeddedStore(RequestStore):
         self._cancel_entry(entry)
 
     async def leave(self, request_id: str) -> bool:
-        """Cancel a request without clients; return whether its session must end it."""
+        """Cancel a request without clients; return whether a session must end it."""
         entry = self._entries.get(request_id)
         if entry is None or entry.ending is not None:
             return False
@@ -145,7 +143,7 @@ class EmbeddedStore(RequestStore):
         """Do nothing, as there are no other gateways."""
 
     async def abandon(self, patience_s: float, reason: str) -> int:
-        """End requests after their deadline or patience; remove old ended ones."""
+        """End unowned requests after deadline or patience; remove old finished requests."""
         now, ended = self._clock(), 0
         for name, entry in list(self._entries.items()):
             deadline = entry.request.deadline_s
@@ -169,7 +167,7 @@ class EmbeddedStore(RequestStore):
             self._open[entry.request.caller].discard(request_id)
 
     def check(self) -> None:
-        """Check that the latest failed write would succeed now.
+        """Check that a write would succeed now, if the latest write failed.
 
         Raises:
             UnavailableError: if it would fail again.
@@ -185,7 +183,7 @@ class EmbeddedStore(RequestStore):
         return entry.record(self._clock())
 
     async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
-        """Return what is new in requests, after the known positions."""
+        """Return the new tokens and endings of requests, after known positions."""
         glimpses: dict[str, Glimpse | FaultError | None] = {}
         for request_id, known in positions.items():
             start = known.tokens
@@ -204,7 +202,7 @@ class EmbeddedStore(RequestStore):
             self._journal.close()
 
     def _may(self, request_id: str, idempotency_key: str, caller: Caller) -> bool:
-        """Return whether the request is new.
+        """Return whether the request is new, if the caller may create it.
 
         Raises:
             AlreadyExistsError: if the id was used for another request.
@@ -216,11 +214,14 @@ class EmbeddedStore(RequestStore):
         if known is not None:
             return False
         if caller.max_concurrent and len(self._open.get(caller.name, ())) >= caller.max_concurrent:
-            raise ExhaustedError(f"key {caller.name}: {caller.max_concurrent} requests are unfinished")
+            raise ExhaustedError(
+                f"key {caller.name}: {caller.max_concurrent} requests are unfinished, the maximum of this key"
+            )
         max_tokens = caller.tokens_per_minute
         if max_tokens and self._rate(caller.name) >= max_tokens:
             raise ExhaustedError(
-                f"key {caller.name}: over {max_tokens} tokens per minute", retry_after_s=10.0
+                f"key {caller.name}: over {max_tokens} tokens per minute, the maximum",
+                retry_after_s=10.0,
             )
         return True
 
@@ -236,7 +237,7 @@ class EmbeddedStore(RequestStore):
             self._journal.write(lines)
 
     def _change(self, item: Progress, names: Sequence[str], adoption: int, model: str) -> Change:
-        """Return the change of an item, without applying it."""
+        """Return the change for a progress item, without applying it."""
         entry = self._entries.get(item.request_id)
         if entry is None or len(entry.tokens) < item.start:
             return Change(item.request_id, None, Written.LOST)

@@ -1,4 +1,4 @@
-"""Write the file of an embedded store, before changes are visible."""
+"""Write an embedded store's changes to its file."""
 
 import fcntl
 import logging
@@ -12,13 +12,13 @@ from specinfer.system.append_file import AppendFile, read_records
 
 log = logging.getLogger(__name__)
 _SMALL = 1 << 20
-"""Minimum bytes of a file that is rewritten."""
+"""Bytes up to which a file is never rewritten."""
 
 
 class Journal:
-    """The file of a store, rewritten when opened and after doubling.
+    """File of a store; rewritten without removed requests after doubling in size.
 
-    PATH.lock is locked while the file is open, as a second process would replace the file.
+    PATH.lock is locked while the file is open, so that no second process replaces it.
     """
 
     def __init__(self, path: Path, entries: dict[str, StoredRequest], now: float, oldest: float) -> None:
@@ -48,27 +48,27 @@ class Journal:
         self._write_anew()
 
     def shorten(self) -> None:
-        """Rewrite the file without removed requests, if it has doubled."""
+        """Rewrite the file if its size has doubled since the last rewriting."""
         if self._file.size >= max(_SMALL, 2 * self._size):
             self._write_anew()
 
     def write(self, lines: Sequence[Line]) -> None:
-        """Write lines, all or none.
+        """Write all lines as one record; after a failure, none is written.
 
         Raises:
             UnavailableError: if the lines cannot be written now.
         """
         if lines:
-            with _unavailable():
+            with _unavailable(self._path):
                 self._file.append(to_record(lines))
 
     def check(self) -> None:
-        """Check that the latest failed write would succeed now.
+        """Check that a write would succeed now, if the latest write failed.
 
         Raises:
             UnavailableError: if it would fail again.
         """
-        with _unavailable():
+        with _unavailable(self._path):
             self._file.check()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Journal:
         reader.read(*read_records(self._path))
         if reader.left_out:
             log.warning(
-                "store = %s: %d damaged lines are ignored; their requests continue from earlier lines",
+                "store = %s: %d damaged lines are ignored; their requests continue from the tokens before",
                 *(self._path, reader.left_out),
             )
         for name, entry in list(self._entries.items()):
@@ -91,18 +91,18 @@ class Journal:
                 del self._entries[name]
 
     def _write_anew(self) -> None:
-        """Replace the content by all known requests; keep it on failure."""
+        """Rewrite the file with all current requests; keep it on failure."""
         try:
             self._file.replace(to_record(entry.all_lines()) for entry in self._entries.values())
         except OSError as error:
-            log.warning("store = %s: the file cannot be rewritten and keeps growing: %s", self._path, error)
+            log.warning("store = %s: the file cannot be shortened and keeps growing: %s", self._path, error)
         self._size = self._file.size
-        """Bytes of the file after the latest attempt to rewrite it."""
+        """Bytes of the file after the latest attempt at rewriting."""
 
 
 @contextmanager
-def _unavailable() -> Iterator[None]:
+def _unavailable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"the store's file cannot be written: {error.strerror}") from error
+        raise UnavailableError(f"the store's file {path} cannot be written: {error.strerror}") from error

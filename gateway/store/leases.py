@@ -15,19 +15,19 @@ class GatewayReport:
 
     gateway_id: str
     sessions: int = 0
-    """Number of driven verifiers."""
+    """Number of verifiers that the gateway drives."""
     room: int = 0
     """Number of additional requests that the gateway could run at once."""
     draining: bool = False
     models: tuple[str, ...] = ()
-    """Fingerprints of the models it serves; a begun request needs its model."""
+    """Fingerprints of its models; requests with tokens need the same model."""
     number: int = 0
-    """Number of this gateway's report, from 1; 0 in old versions."""
+    """Sequence number of the gateway's reports, from 1; 0 in old versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierLease:
-    """A gateway's right to drive one verifier, numbered by its fence."""
+    """Right to drive one verifier; newer leases have a higher `fence`."""
 
     instance_id: str
     fence: int
@@ -38,7 +38,7 @@ class Renewal:
     """Outcome of renewing a gateway's lease."""
 
     epoch: str
-    """Epoch of Redis; a changed epoch means that data was lost."""
+    """Random id in Redis; a changed id means lost data."""
     alive: list[GatewayReport]
     """Reports of all live gateways, this one included."""
     cancels: list[str]
@@ -72,7 +72,7 @@ class LeaseStore:
         return Renewal(epoch, reports, list(cancels), list(lost))
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
-        """Claim a verifier; return the lease, or the present owner's id."""
+        """Claim a verifier; return the lease, or the current owner's id."""
         fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._milliseconds)
         return str(holder) if holder else VerifierLease(instance_id, int(fence))
 
@@ -90,7 +90,7 @@ class LeaseStore:
 
 
 def _report(text: str) -> GatewayReport:
-    """Return a gateway's report, without fields unknown to this version."""
+    """Parse a gateway's report; ignore fields that this version does not know."""
     known = {field.name for field in fields(GatewayReport)}
     said = {name: value for name, value in json.loads(text).items() if name in known}
     return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})

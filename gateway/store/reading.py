@@ -35,7 +35,7 @@ class RequestReader:
         return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
 
     async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
-        """Return what is new in requests, after the known positions.
+        """Return the new tokens and endings of requests, after known positions.
 
         A value is None for a missing request, and an error for a request that cannot be decoded.
 

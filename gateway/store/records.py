@@ -24,7 +24,7 @@ class Record:
 
     request: GenerationRequest
     idempotency_key: str
-    """Hash of the content, equal for a repeated request of this id."""
+    """Hash of the content: a repeated request has the same hash."""
     tokens: list[int] = field(default_factory=list)
     """Generated tokens so far."""
     logprobs: list[LogprobRow] = field(default_factory=list)
@@ -33,25 +33,25 @@ class Record:
     model: str = ""
     """Fingerprint of the model that generated its tokens; empty without tokens."""
     drawn_for: bool | None = None
-    """True if speculators may sample for it; None without tokens."""
+    """True if speculators sample its drafts; None before its first token."""
     adoption: int = 1
-    """Number of the latest adoption; the owner's writes must name it."""
+    """Number of owners so far; the owner's writes must contain this number."""
     ending: Ending | None = None
     """None while the request is unfinished."""
 
 
 class Known(NamedTuple):
-    """Part read so far of a request that another gateway runs."""
+    """Position up to which another gateway's request was read."""
 
     tokens: int
-    """Number of known tokens, and of their log-probabilities."""
+    """Number of tokens read."""
     top_logprobs: int = 0
-    """Number of alternatives per token."""
+    """Number of alternatives in each token's log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """New part of a request that another gateway runs."""
+    """New tokens and ending of a request that another gateway runs."""
 
     tokens: list[int]
     logprobs: list[LogprobRow]
@@ -96,7 +96,6 @@ def encode_tokens(tokens: Sequence[int]) -> str:
 
 
 def decode_tokens(text: str) -> list[int]:
-    """Decode the output of `encode_tokens`."""
     return [int(word) for word in text.split()]
 
 
@@ -128,9 +127,9 @@ def _token_logprobs(words: Sequence[str]) -> LogprobRow:
 
 
 def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
-    """Encode a request's item for `append.lua`.
+    """Encode a request's new tokens and ending for `append.lua`.
 
-    `names` are the speculators' names by number.
+    `names[i]` is the name of speculator i.
     """
     ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
     request = item.state.request
@@ -179,8 +178,8 @@ def read_glimpse(
 ) -> Glimpse | FaultError | None:
     """Decode new tokens, log-probabilities and the end of a request.
 
-    Each token has `top_logprobs` alternatives. Return None if the request is missing, an error if it cannot be
-    decoded.
+    Each token has `top_logprobs` alternatives. Returns None for a missing request, and an error for a request that
+    cannot be decoded.
     """
     state, end = fields
     if state is None:

@@ -1,8 +1,8 @@
 """Write requests and their tokens to Redis.
 
 Invariants: a token is in Redis before any client sees it; only the owner of a request writes to it (the scripts
-check this). One script call per step writes the whole batch, as passes need the cores. Writing the same again
-changes nothing, so a call whose answer was lost is repeated.
+check this). One script call per step writes the whole batch. Writing the same tokens again changes nothing, so a call
+whose answer was lost is repeated.
 """
 
 import json
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Written(Enum):
-    """Outcome of a write for one request."""
+    """Outcome of writing one request's tokens."""
 
     OK = "ok"
     CANCEL = "cancel"
@@ -38,7 +38,7 @@ class Written(Enum):
 
 
 class RequestStore(RequestReader):
-    """Read any request; write the requests of one gateway."""
+    """Reads all requests; writes the requests that one gateway owns."""
 
     name = "Redis"
     """Name in log lines and errors."""
@@ -61,7 +61,7 @@ class RequestStore(RequestReader):
 
         Args:
             request: the request to record.
-            idempotency_key: hash of the content, equal for a repeated request of this id.
+            idempotency_key: hash of the content; a repeated request has the same hash.
             caller: the sender, whose quota counts.
             owned: True if this gateway runs the request; else it waits for adoption.
 
@@ -105,26 +105,32 @@ class RequestStore(RequestReader):
             case "other":
                 raise AlreadyExistsError(f"request_id = {request_id!r}: used for another request")
             case "full":
-                raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway")
+                raise ExhaustedError(
+                    f"queue full: {self._max_unowned} requests wait for a gateway, the maximum"
+                )
             case "concurrent":
-                raise ExhaustedError(f"key {caller.name}: {caller.max_concurrent} requests are unfinished")
+                raise ExhaustedError(
+                    f"key {caller.name}: {caller.max_concurrent} requests are unfinished, the maximum of this key"
+                )
             case "rate":
                 rate = caller.tokens_per_minute
-                raise ExhaustedError(f"key {caller.name}: over {rate} tokens per minute", retry_after_s=10.0)
+                raise ExhaustedError(
+                    f"key {caller.name}: over {rate} tokens per minute, the maximum",
+                    retry_after_s=10.0,
+                )
         return str(what) == "created"
 
     async def append(
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
-        """Make new tokens and finish reasons durable; return each request's outcome.
+        """Store new tokens and finish reasons; return each request's outcome.
 
-        A request's first tokens fix its model, and whether speculators may sample for it. Before that, each
-        adopting gateway decides again.
+        The first tokens fix the request's model, and whether its drafts are sampled.
 
         Args:
             progress: new tokens and finish reasons, in order.
-            names: speculators' names by number.
-            adoptions: number of this gateway's adoption by request id.
+            names: `names[i]` is the name of speculator i.
+            adoptions: `Record.adoption` by request id.
             model: fingerprint of the model that generated the tokens.
 
         Raises:
@@ -144,7 +150,7 @@ class RequestStore(RequestReader):
     ) -> Written:
         """Write an unfinished request again, with all its durable tokens.
 
-        Needed if Redis has lost the request or its latest tokens.
+        Called after Redis lost the request or its latest tokens.
         """
         request = state.request
         word = await self._connection.run(
@@ -175,7 +181,7 @@ class RequestStore(RequestReader):
         return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
 
     async def _load_or_end(self, request_id: str) -> Record | None:
-        """Load an adopted request; end an unreadable one."""
+        """Load an adopted request; if damaged, end it and return None."""
         try:
             return await self.load(request_id)
         except FaultError as error:
@@ -190,13 +196,13 @@ class RequestStore(RequestReader):
 
         Args:
             request_ids: requests of this gateway.
-            in_vain: True if they were adopted but could not run, so that their wait continues.
+            in_vain: True if the requests were adopted but could not run; their waiting time continues.
         """
         if request_ids:
             await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """Cancel a request: ask its owner, or end it if unowned.
+        """Mark an owned request as cancelled; end an unowned request.
 
         Raises:
             NotFoundError: if the request is not running, or is another caller's.
@@ -230,7 +236,7 @@ class RequestStore(RequestReader):
         await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, reason: str) -> int:
-        """End requests after their deadline or patience; return their number."""
+        """End unowned requests after deadline or patience; return their number."""
         ends = Ending(FinishReason.ERROR, reason).to_json(), Ending(FinishReason.DEADLINE).to_json()
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
@@ -242,7 +248,7 @@ class RequestStore(RequestReader):
         return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
 
     async def _end_unowned(self, request_id: str, ending: Ending, edge: str = "") -> str:
-        """End an unowned request, or ask its owner; return the outcome."""
+        """End an unowned request, else mark it; return the script's outcome."""
         arguments = (request_id, ending.to_json(), self._retention_s, edge)
         return str(await self._connection.run("cancel", *arguments))
 

@@ -1,7 +1,7 @@
-"""Define an embedded store's requests, and the lines of its file.
+"""Define an embedded store's requests, and the changes in its file.
 
-A line is a request, a delivery of tokens, an `Ending` or a removal. A record of the file is a line, or a list of lines
-written together.
+A change (`Line`) is a request, a delivery of tokens, an `Ending` or a removal. A record of the file has one change, or
+a list of changes written together.
 """
 
 import json
@@ -77,7 +77,7 @@ class Delivery:
     drawn_for: bool | None
 
     def line(self, entry: StoredRequest, start: int) -> Line:
-        """Return the delivery's line; `start` is the number of earlier tokens."""
+        """Return the change that adds these tokens after the first `start` tokens."""
         rows = [[row.chosen, row.top] for row in self.logprobs]
         line = {"id": entry.request.request_id, "start": start, "tokens": list(self.tokens), "logprobs": rows}
         return {**line, "model": self.model, "drawn": self.drawn_for}
@@ -89,7 +89,7 @@ class Delivery:
 
 
 def end_line(entry: StoredRequest, tokens: int, ending: Ending, at: float) -> Line:
-    """Return the line of an `Ending` after `tokens` tokens."""
+    """Return the change that ends a request after `tokens` tokens."""
     return {"id": entry.request.request_id, "tokens_before": tokens, "end": ending.to_json(), "at": at}
 
 
@@ -98,13 +98,13 @@ def gone_line(request_id: str) -> Line:
 
 
 def to_record(lines: Sequence[Line]) -> bytes:
-    """Return the record of lines to write together."""
+    """Return the record of changes that are written together."""
     return json.dumps(lines[0] if len(lines) == 1 else lines).encode()
 
 
 @dataclass(slots=True)
 class Change:
-    """A request's new tokens and `Ending`, written before they are visible."""
+    """A request's new tokens and `Ending`, to be written and applied."""
 
     request_id: str
     entry: StoredRequest | None
@@ -126,29 +126,29 @@ class Change:
 
 
 class RecordReader:
-    """Reads records into requests.
+    """Applies records to requests.
 
-    An unreadable line, and later lines of its request, are ignored.
+    An unreadable change, and later changes of its request, are ignored.
     """
 
     def __init__(self, entries: dict[str, StoredRequest], now: float) -> None:
         self._entries, self._now = entries, now
         self._understood = 0
         self.left_out = 0
-        """Number of ignored lines."""
+        """Number of ignored changes."""
 
     def read(self, records: Iterable[bytes], torn: bytes) -> None:
         """Read all records of a file; `torn` is an incomplete last record.
 
         Raises:
-            ValueError: if no line belongs to a store.
+            ValueError: if no record is readable.
         """
         for record in records:
             if record.strip():
                 self._read_record(record)
         ours = any(torn.startswith(start) or start.startswith(torn) for start in _BEGINNINGS)
         if not self._understood and (self.left_out or not ours):
-            raise ValueError("must be the file of a store, but no line of it is readable")
+            raise ValueError("must be a store's file, but none of its lines is readable")
 
     def _read_record(self, record: bytes) -> None:
         try:
@@ -165,7 +165,7 @@ class RecordReader:
             self.left_out += not whole
 
     def _read_line(self, line: Line) -> bool:
-        """Apply a line; return False if it does not continue its request."""
+        """Apply a change; return False if it does not continue its request."""
         name = line["id"]
         if "content" in line:
             request = decode_content(name, line["content"])
@@ -191,9 +191,9 @@ class RecordReader:
         return True
 
     def _continues(self, place: int | None, entry: StoredRequest) -> bool:
-        """Return whether a line directly continues a request's tokens.
+        """Return whether a change at token `place` continues a request's tokens.
 
-        Lines of older versions have no position.
+        Changes of older versions have no place.
         """
         return place == len(entry.tokens) if place is not None else not self.left_out
 

@@ -30,7 +30,7 @@ MAX_BIASES, MAX_REFERENCES = 1024, 64
 MAX_STOP_IDS = 256
 """Maximum entries of `stop_token_ids`."""
 NO_LIMIT = -1
-"""Value of `max_tokens`: up to the end of the context."""
+"""Value of `max_tokens` that allows answers up to the context's end."""
 
 
 MAX_CHOICES = 128
@@ -55,7 +55,7 @@ def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
 
 
 class StreamOptions(Strict):
-    """Options of a stream."""
+    """Field `stream_options`."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -72,15 +72,15 @@ class Body(NeutralFields):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
     seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """A negative seed s means s + 2**64."""
+    """A negative seed s stands for s + 2**64."""
     stop: Text | Annotated[list[Text], FIRST] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     top_k: Whole | None = Field(default=None, ge=-1, lt=2**32)
-    """0 or -1: no limit."""
+    """Sample from this number of likeliest tokens; 0 or -1: from all."""
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's field: schema, regex, choice or grammar of the text."""
+    """vLLM's field: JSON schema, regex, choice or grammar of the text."""
     speculation: Literal["tree", "sequence", "off"] | None = None
     references: Annotated[list[Text], FIRST, at_most(MAX_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
@@ -116,7 +116,11 @@ class Body(NeutralFields):
             if getattr(self, name) and not self.stream:
                 raise PydanticCustomError("needs_stream", "{field}: only with stream = true", {"field": name})
         if self.resumable and (self.n or 1) > 1:
-            raise PydanticCustomError("not_resumable", "{field}: only with n = 1", {"field": "resumable"})
+            raise PydanticCustomError(
+                "not_resumable",
+                "{field}: only with n = 1",
+                {"field": "resumable"},
+            )
         return self
 
 

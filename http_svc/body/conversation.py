@@ -23,7 +23,7 @@ class Conversation(Strict):
     parallel_tool_calls: bool | None = None
     """False: an answer calls at most one function."""
     add_generation_prompt: bool | None = None
-    """vLLM's field. False: the template adds no header of an assistant's turn."""
+    """vLLM's field; False: the prompt does not begin an assistant's message."""
     chat_template_kwargs: Schema | None = None
     """vLLM's field: additional variables of the chat template."""
     enable_thinking: bool | None = None
@@ -61,12 +61,12 @@ class Conversation(Strict):
 
     @property
     def several_calls(self) -> bool:
-        """True if an answer may have more than one call."""
+        """True if one answer may call several functions."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, ChosenTool)
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables of the chat template that the caller set."""
+        """Chat template variables set by the caller."""
         variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
@@ -84,6 +84,4 @@ class Conversation(Strict):
             raise PydanticCustomError("twice", reason, {"field": "tools", "name": twice})
         if self.tool_choice not in (None, "none", "auto") and not self.callable:
             context = {"field": "tool_choice", "names": ", ".join(names) or "no function"}
-            raise PydanticCustomError(
-                "no_tool", "{field}: needs a function of tools, which has {names}", context
-            )
+            raise PydanticCustomError("no_tool", "{field}: needs a function of tools: {names}", context)

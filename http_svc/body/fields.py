@@ -22,28 +22,24 @@ _SAME: dict[type, tuple[type, ...]] = {
     **{kind: (kind,) for kind in (bool, str, list, dict)},
     **dict.fromkeys(_NUMBERS, _NUMBERS),
 }
-"""Types that may equal a neutral value's type: `False` is not 0."""
+"""By type, the types of equal values: `False` does not equal 0."""
 
 
 @dataclass(frozen=True, eq=False)  # `Annotated` caches by equality, and 0 == False
 class Neutral:
-    """Mark a field that accepts only values without effect."""
+    """Pydantic marker: a field accepts null and values without effect (`values`)."""
 
     values: tuple[Any, ...]
 
     def check(self, value: Any) -> None:
-        """Check that a value is None or neutral.
-
-        Raises:
-            PydanticCustomError: if the value is another one.
-        """
+        """Raise PydanticCustomError unless the value is None or one of `values`."""
         equal = [one for one in self.values if value == one and type(value) in _SAME[type(one)]]
         if value is not None and not equal:
             accepted = ", ".join(["null", *map(json.dumps, self.values)])
             raise PydanticCustomError("unsupported", "not supported, only {accepted}", {"accepted": accepted})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return pydantic's schema of the field, with `check` in front."""
+        """Return pydantic's schema of the field, with `check` before validation."""
         return core_schema.no_info_before_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(
@@ -54,12 +50,12 @@ class Neutral:
 
 
 def only(*neutral: Any) -> Neutral:
-    """Return a marker: the field accepts only these values and null."""
+    """Return the marker of a field with only these values and null."""
     return Neutral(neutral)
 
 
 def _encodable(text: str) -> str:
-    """Refuse lone surrogates, which JSON can write but UTF-8 cannot."""
+    """Refuse lone surrogates: JSON can express them, UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -71,7 +67,7 @@ Text = Annotated[str, AfterValidator(_encodable)]
 
 
 def _without_point(value: Any) -> Any:
-    """Return 12 for 12.0, as languages without integers write 12."""
+    """Return 12 for 12.0; JavaScript's and Lua's numbers have no integer type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -81,11 +77,11 @@ TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
 MAX_TOKENS = 2**18
 """Maximum token ids of a prompt, longer than any context."""
 _DEEPEST = 64
-"""Maximum nesting levels of an object passed to the gateway."""
+"""Maximum nesting levels of a JSON object passed to the gateway."""
 
 
 def writable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse deep nesting, infinite numbers and lone surrogates."""
+    """Return the object; refuse deep nesting, infinite numbers, lone surrogates."""
     level: list[Any] = [schema]
     for _ in range(_DEEPEST):
         level = [
@@ -97,7 +93,7 @@ def writable(schema: dict[str, Any]) -> dict[str, Any]:
         if not level:
             break
     else:
-        raise PydanticCustomError("too_deep", "at most {most} levels of nesting", {"most": _DEEPEST})
+        raise PydanticCustomError("too_deep", "nested too deeply: at most {most} levels", {"most": _DEEPEST})
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -111,12 +107,12 @@ Schema = Annotated[dict[str, Any], AfterValidator(writable)]
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Return a validator of a maximum length, which runs before elements' checks."""
+    """Return a validator of a maximum length, run before elements' validators."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > limit:
             raise PydanticCustomError(
-                "too_long", "at most {most} entries, not {found}", {"most": limit, "found": len(value)}
+                "too_long", "has {found} entries, at most {most}", {"most": limit, "found": len(value)}
             )
         return value
 
@@ -124,13 +120,13 @@ def at_most(limit: int) -> BeforeValidator:
 
 
 FIRST: Any = Field(fail_fast=True)
-"""Option of a list: checking stops at the first invalid element."""
+"""Option of a list field: checking stops at the first invalid element."""
 Unsupported = Annotated[None, only()]
 NotTrue = Annotated[None, only(False)]
 
 
 def leave_out(value: Any) -> None:
-    """Return None for any value, so that it is ignored."""
+    """Replace any value by None."""
 
 
 Ignored = Annotated[None, BeforeValidator(leave_out), WithJsonSchema({"description": "Ignored."})]
@@ -145,7 +141,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Drop all unknown fields but the first: each error costs time."""
+        """Keep only the first unknown field, to limit the number of errors."""
         if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
             return data
         known = known_only(cls, data)
@@ -154,7 +150,7 @@ class Strict(BaseModel):
 
 
 class Lenient(Strict):
-    """A body whose unknown fields are ignored: clients repeat other servers' fields."""
+    """A body with ignored unknown fields, which clients copy from other APIs."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -29,13 +29,13 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     content: Schema | None = Field(default=None, alias="schema")
-    """JSON schema as llama.cpp and Together name it; `json_object` allows it, too."""
+    """JSON schema, as in llama.cpp's and Together's API; also for type `json_object`."""
 
     @model_validator(mode="after")
     def _check(self) -> "ResponseFormat":
         given = self.json_schema is not None
         if self.type == "json_schema" and given == (self.content is not None):
-            reason = "{field}: needed with type json_schema, or schema instead, not both"
+            reason = "{field}: needed with type json_schema, or schema instead, but not both"
             raise PydanticCustomError("mismatch", reason, {"field": "response_format.json_schema"})
         if self.type != "json_schema" and given:
             raise PydanticCustomError(

@@ -46,9 +46,13 @@ class Message(Strict):
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("misplaced", "tool_calls: only with role assistant")
         if (self.role == "tool") != (self.tool_call_id is not None):
-            raise PydanticCustomError("misplaced", "tool_call_id: needed with role tool, refused with others")
+            raise PydanticCustomError(
+                "misplaced", "tool_call_id: required with role tool, not allowed with other roles"
+            )
         if self.content is None and self.role != "assistant":  # an answer may have been empty
             raise PydanticCustomError(
-                "no_content", "content: needed with this role, a text or a list of parts"
+                "no_content",
+                "content: required with role {role}: a text or a list of parts",
+                {"role": self.role},
             )
         return self

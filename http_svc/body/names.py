@@ -13,7 +13,7 @@ _NAMES = {
 
 
 def chat_names(body: ChatBody) -> dict[str, str]:
-    """Return the names of a chat body's fields by the gateway's names."""
+    """Map the gateway's field names to those of a chat body."""
     limit = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     return {
         **_NAMES,
@@ -29,14 +29,14 @@ def chat_names(body: ChatBody) -> dict[str, str]:
 
 
 def _form_name(body: ChatBody) -> str:
-    """Return the body's field that set the constraint."""
+    """Return the name of the field that constrains the text."""
     if body.callable:
         return "tools"
     return "structured_outputs" if body.structured_outputs else "response_format"
 
 
 def completion_names() -> dict[str, str]:
-    """Return the names of a completion's fields by the gateway's names."""
+    """Map the gateway's field names to those of a completion body."""
     names = {
         "max_new_tokens": "max_tokens",
         "text": "prompt",
@@ -47,7 +47,7 @@ def completion_names() -> dict[str, str]:
 
 
 def tokenize_names() -> dict[str, str]:
-    """Return the names of `/tokenize`'s fields by the gateway's names."""
+    """Map the gateway's field names to those of a `/tokenize` body."""
     turns = dict.fromkeys(("chat.messages", "chat"), "messages")
     return {
         "text": "prompt",

@@ -21,7 +21,7 @@ class Function(Strict):
     parameters: Schema | None = None
     """JSON schema of the arguments; None: no arguments."""
     strict: bool | None = None
-    """True: unsupported keywords of the schema are refused; else they are ignored."""
+    """True: unsupported schema keywords are refused; otherwise they are ignored."""
 
 
 class Tool(Strict):
@@ -33,7 +33,7 @@ class Tool(Strict):
 
 
 def usable_only(data: Any) -> Any:
-    """Drop tools of other types, unless the model must call a tool."""
+    """Drop tools that are not functions, unless `tool_choice` requires a tool."""
     if not isinstance(data, dict) or data.get("tool_choice") not in (None, "auto", "none"):
         return data
     tools = data.get("tools")
@@ -69,10 +69,10 @@ _NO_JSON = (ValueError, TypeError)
 
 
 def _object_text(given: Any) -> Any:
-    """Return an earlier call's arguments as a JSON object, if possible.
+    """Return an earlier call's arguments as the text of a JSON object.
 
-    Clients repeat earlier answers: "" or null for a function without arguments, and an incomplete object if the
-    answer was cut off.
+    Clients send earlier calls again: with "" or null for no arguments, or with an incomplete object after an answer
+    was cut off. Values that cannot be repaired are returned unchanged.
     """
     if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
         return "{}"
@@ -90,7 +90,7 @@ def _object_text(given: Any) -> Any:
 def _completed(text: str) -> str:
     """Complete a JSON object that was cut off.
 
-    Other texts are returned unchanged: the gateway refuses them.
+    Other texts are returned unchanged, and the gateway refuses them.
     """
     try:
         value = from_json(text, allow_partial="trailing-strings")

@@ -1,4 +1,4 @@
-"""Parse an answer as it streams: reasoning, text and function calls."""
+"""Parse a streamed answer: reasoning, text and function calls."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,20 +8,20 @@ from http_svc.calls.reader import CallReader, Delta
 
 
 class _ThoughtReader:
-    """Divide a text into reasoning ("thoughts") and the rest."""
+    """Divides an answer into reasoning ("thoughts") and the text after it."""
 
     def __init__(self, marks: tuple[str, str], begins_in_thoughts: bool) -> None:
         self._begin, self._close = marks
         self._text = ""
         self._thinking: bool | None = True if begins_in_thoughts else None
-        """True within the thoughts, False after them; None while undecided."""
+        """True within the thoughts, False after; None if unknown yet."""
         self._returned = False
-        """True once some thought was returned."""
+        """True once a part of the thoughts was returned."""
         if not self._begin:
             self._thinking = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return the new part of (thoughts, text after them)."""
+        """Return the new parts: (thoughts, text after the thoughts)."""
         if self._thinking is False:
             return "", text
         self._text += text
@@ -38,7 +38,7 @@ class _ThoughtReader:
         return self._think()
 
     def end(self) -> tuple[str, str]:
-        """Return the undecided rest as (thoughts, text after them)."""
+        """Return the buffered rest: (thoughts, text after the thoughts)."""
         rest, self._text = self._text, ""
         return (rest.rstrip(), "") if self._thinking else ("", rest)
 
@@ -57,18 +57,18 @@ class _ThoughtReader:
 
 
 def _undecided(text: str, mark: str) -> int:
-    """Return the index at which white space and the mark may begin."""
+    """Return the start of a suffix of white space and incomplete `mark`."""
     for length in range(min(len(mark) - 1, len(text)), -1, -1):
         if text.endswith(mark[:length]):
             return len(text[: len(text) - length].rstrip())
-    raise AssertionError("every text ends with the empty text")
+    raise AssertionError("unreachable: every text ends with the empty mark")
 
 
 class AnswerReader:
     """Parse the text of one choice into OpenAI's message."""
 
     def __init__(self, call_id: str, form: AnswerForm) -> None:
-        """Create a reader; `call_id` distinguishes the ids of its calls."""
+        """Create a reader; the ids of its function calls contain `call_id`."""
         self._thoughts = _ThoughtReader(form.thoughts, form.begins_in_thoughts)
         self._calls: CallReader | None = None
         if form.functions is not None:
@@ -80,12 +80,12 @@ class AnswerReader:
 
     @property
     def called(self) -> bool:
-        """True if the answer has calls, and the last one is complete."""
+        """True if the answer has calls and the last call is complete."""
         return self._calls is not None and self._calls.complete
 
     @property
     def ended(self) -> bool:
-        """True once all later text is ignored."""
+        """True once further text of the answer is ignored."""
         return self._calls is not None and self._calls.ended
 
     def push(self, text: str) -> list[Delta]:
@@ -108,7 +108,7 @@ class AnswerReader:
         return self._kept(deltas)
 
     def _kept(self, deltas: list[Delta]) -> list[Delta]:
-        """Add deltas to the message, and return them."""
+        """Add deltas to the message; return the same deltas."""
         for delta in deltas:
             for name in ("reasoning_content", "content"):
                 if name in delta:
@@ -124,7 +124,7 @@ class AnswerReader:
 
 
 def combined(deltas: Iterable[Delta]) -> Delta:
-    """Return one delta that equals several."""
+    """Merge deltas into one."""
     whole: Delta = {}
     for delta in deltas:
         for name, value in delta.items():

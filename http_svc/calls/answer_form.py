@@ -1,4 +1,4 @@
-"""Describe the parts that an answer may have, for its parsers."""
+"""Describe which parts an answer may have, for the parsers of answers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ from specinfer.chat.forms import CallForm
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """Parts that the answers of one request may have."""
+    """Parts (reasoning, calls) that the answers to one request may have."""
 
     functions: Collection[str] | None = None
     """Names of callable functions; empty: any name; None: no calls."""
     thoughts: tuple[str, str] = ("", "")
-    """Marks around the reasoning ("thoughts"); empty: the model writes none."""
+    """Marks around the reasoning ("thoughts"); empty if the model has none."""
     begins_in_thoughts: bool = False
     kinds: Mapping[str, Kinds] = field(default_factory=dict)
-    """JSON types of each function's parameters."""
+    """By function, the JSON types of its parameters."""
     calls: CallForm | None = None
-    """The model's form of calls, besides JSON; None: every form."""
+    """The model's form of calls; JSON is accepted, too. None: any form."""
     beginnings: tuple[str, ...] = ()
-    """Beginnings of answers of calls, if other answers have a schema."""
+    """First texts of answers with calls, if other answers follow a schema."""
 
     @property
     def plain(self) -> bool:
-        """True if the text needs no parser."""
+        """True if the answers have neither calls nor reasoning."""
         return self.functions is None and not self.thoughts[0]

@@ -12,9 +12,10 @@ _FIRST, _NEXT = r"\{", f"{SPACE},"
 
 
 def object_rules(names: Sequence[str], several: bool) -> list[str]:
-    """Return rules `json_calls` and `other_object`; `args_i` are function i's arguments.
+    """Return Lark rules `json_calls` and `other_object`.
 
-    Both rules use the same terminals: with a longer terminal the lexer would exclude the other rule.
+    The caller defines rules `args_0`, `args_1`, ... for the functions' arguments. Both rules share terminals, since
+    the lexer would prefer a longer terminal and exclude the other rule.
     """
     calls = " | ".join([f"FUNCTION_{i} NEXT_ARGUMENTS args_{i}" for i in range(len(names))])
     functions = " | ".join([f"FUNCTION_{i}" for i in range(len(names))])

@@ -1,4 +1,4 @@
-"""Calls in Qwen3-Coder's form, one XML element per parameter: types and grammar."""
+"""Parse and constrain Qwen3-Coder's calls: one XML element per parameter."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from specinfer.chat.forms import BY_NAME
 
 Kinds: TypeAlias = Mapping[str, frozenset[str]]
-"""JSON types by a function's parameter; an empty set: any type."""
+"""JSON types by parameter of a function; an empty set: any type."""
 _FORM = BY_NAME["qwen3_coder"]
 _CLOSE = _FORM.parameters[2].strip()
 _PARAMETER = re.compile(
@@ -23,12 +23,12 @@ _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(No
 
 
 def next_parameter(text: str) -> re.Match[str] | None:
-    """Return the match of the first parameter; None if incomplete."""
+    """Match the parameter at the text's start; None if incomplete."""
     return _PARAMETER.match(text) if _CLOSE in text else None
 
 
 def read_value(text: str, kinds: frozenset[str]) -> str:
-    """Return a value as JSON: a string unless another kind fits."""
+    """Return a parameter's text as JSON of `kinds`, or a string."""
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     written = _PYTHON.get(text.strip(), text)
@@ -74,7 +74,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _resolved(part: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a parameter's schema, with a `$ref` resolved."""
+    """Return a parameter's schema, or the definition that its `$ref` names."""
     reference = part.get("$ref") if isinstance(part, Mapping) else None
     if not isinstance(reference, str):
         return part
@@ -85,9 +85,9 @@ def _resolved(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
-    """Return whether XML elements can express a schema; else JSON is used.
+    """Return whether XML elements can express a function's schema.
 
-    A string in an element has no quotes, so only an `enum` can bound it: strict functions need one.
+    A string in an element has no quotes, so its schema cannot be enforced; strict functions need an `enum` for each.
     """
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping) or not schema.keys() <= _FOLLOWED | _OF_PEOPLE | {"x-guidance"}:
@@ -104,7 +104,7 @@ def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
 
 
 def element_rules(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return rules of a function's parameters; `elements_NUMBER` joins them."""
+    """Return Lark rules of a function's parameters; `elements_NUMBER` is the start."""
     begin, middle, after = _FORM.parameters
     required, order, rules = schema.get("required") or (), list[str](), list[str]()
     for place, (name, part) in enumerate(schema.get("properties", {}).items()):

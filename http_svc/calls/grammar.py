@@ -1,6 +1,7 @@
-"""Write Lark grammars of answers with calls, in any form.
+"""Write Lark grammars of answers with function calls, in any model's form.
 
-A mark that is one special token appears in a grammar as its token id, since free text may not contain it.
+A mark (such as `<tool_call>`) that is one special token appears in a grammar as its token id: free text cannot
+contain this token.
 """
 
 import json
@@ -27,21 +28,21 @@ class Wanted:
     form: CallForm
     must_call: bool = False
     several: bool = True
-    """True: an answer may have more than one call."""
+    """True: one answer may have several calls."""
     other: str = ""
     """Lark rule of an answer without calls; empty: any text."""
     any_object: bool = False
     """True: an answer without calls is any JSON object."""
     thoughts: tuple[str, str] = ("", "")
-    """Marks around the reasoning ("thoughts"); empty: the model writes none."""
+    """Marks around the reasoning ("thoughts"); empty if the model has none."""
     begins_in_thoughts: bool = False
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Token ids of the marks that are one special token."""
+    """Token ids of marks that are one special token."""
 
     def text(self, text: str) -> str:
-        """Return a text's terminals, one per JSON token.
+        """Return the Lark terminals of a text: marks, quoted words, single characters.
 
-        With a longer terminal the lexer would exclude other JSON of the same beginning.
+        The lexer prefers longer terminals, and would exclude other JSON with the same beginning.
         """
         tokens = self.mark_tokens
         marks = [re.escape(mark) for mark in tokens]
@@ -60,7 +61,7 @@ def form_named(name: str) -> CallForm:
 def call_grammar(wanted: Wanted) -> str:
     """Return the grammar of an answer.
 
-    Line i + 1 defines the arguments of function i: `name_function` maps errors by line.
+    Line i + 1 defines the arguments of function i, so that `name_function` can name the function of an error.
     """
     arguments = [
         f"args_{i}: %json {json.dumps(followed(function))}" for i, function in enumerate(wanted.functions)
@@ -71,7 +72,7 @@ def call_grammar(wanted: Wanted) -> str:
 
 
 def _section(wanted: Wanted) -> list[str]:
-    """Return rules of the calls after the mark of the model's form."""
+    """Return rules of the calls, which follow the form's mark."""
     form, arguments, rules = wanted.form, "args", list[str]()
     if any(form.parameters):
         schemas = [followed(function) for function in wanted.functions]
@@ -96,9 +97,9 @@ def _section(wanted: Wanted) -> list[str]:
 
 
 def _strict(wanted: Wanted) -> list[str]:
-    """Return rules of answers that are calls, or match the rule `other`.
+    """Return rules of answers without free text: calls, `other` or JSON objects.
 
-    JSON without the form's mark is a call only if `any_object` is set.
+    JSON without the form's mark is a call only with `any_object`.
     """
     calls, more_rules = [f"{_python(wanted)} {wanted.text(wanted.form.mark)} section LINE?"], []
     rules = ["LINE: /[ \\n]{1,4}/"]
@@ -152,7 +153,7 @@ def _free(wanted: Wanted) -> list[str]:
 
 
 def _marked(wanted: Wanted, words: str, spelled: str) -> str:
-    """Return a rule's alternative: text, the form's mark, calls."""
+    """Return the alternative for a rule: text, the form's mark, calls."""
     mark = wanted.form.mark
     if mark in wanted.mark_tokens:
         return f" | {words} {wanted.text(mark)} section later"
@@ -160,7 +161,7 @@ def _marked(wanted: Wanted, words: str, spelled: str) -> str:
 
 
 def _spelled(wanted: Wanted) -> list[str]:
-    """Return rules of text before a mark of several tokens."""
+    """Return rules of text before a mark without a special token."""
     mark = wanted.form.mark
     if not mark or mark in wanted.mark_tokens:
         return []

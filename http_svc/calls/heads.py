@@ -1,4 +1,4 @@
-"""Regular expressions of call heads: a call's text up to its arguments."""
+"""Match the heads of function calls: their text up to the arguments."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from http_svc.calls.answer_form import AnswerForm
 from specinfer.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
 
 SPACE = r"[ \t\r\n]{0,20}"
-"""White space in a head, for Rust's and Python's expressions."""
+"""White space in a head; valid in Rust's and Python's regular expressions."""
 _NAME = "[a-zA-Z0-9_-]"
 ELEMENT = BY_NAME["qwen3_coder"].before
 """Beginning of a call whose arguments are XML elements, not JSON."""
@@ -16,14 +16,11 @@ ELEMENT = BY_NAME["qwen3_coder"].before
 _BLANKS = r"[ \t\r\n]*"
 _TYPE = _BLANKS.join(['(?:"type"', ":", '"function"', ",", ")?"])
 JSON_OPENING = _BLANKS.join([r"\{", f'{_TYPE}"name"', ":", '"'])
-"""A JSON call up to its name.
-
-Unbounded white space makes smaller grammars than bounded.
-"""
+"""Start of a JSON call, up to its name, with unlimited blanks."""
 JSON_NEAR_OPENING = JSON_OPENING.replace("*", "{0,4}")
 """`JSON_OPENING` with at most 4 blanks in a row."""
 JSON_MIDDLE = r"[ \t\r\n]{0,4}".join(['"', ",", '"(?:arguments|parameters)"', ":"])
-"""A call in JSON between its name and its arguments."""
+"""Text of a JSON call between its name and its arguments."""
 _TYPED = '{"type":"function","name":"'
 _IN_JSON = [form for form in FORMS if form.before.startswith("{")]
 _HEADS = (
@@ -43,13 +40,13 @@ _OPENERS = (
     *dict.fromkeys(form.mark for form in FORMS if form.mark),
     *(PYTHON_TAG, "<function_call>", "[", ",", ";"),
 )
-"""Texts that are removed if they stand directly before a call."""
+"""Texts removed directly before a call."""
 _CLOSERS = (*_FENCES, TOOL_CALL[1], "</function_call>", *DEEPSEEK[1:], "]", ",", ";", "}")
-"""Texts that are removed if they stand directly after a call."""
+"""Texts removed directly after a call."""
 
 
 def _spaced(text: str, in_text: bool = False) -> list[str]:
-    """Return a regular expression per character; JSON gets optional white space.
+    """Return one regular expression per character, with optional blanks in JSON.
 
     `in_text`: the text begins inside a JSON string.
     """
@@ -81,7 +78,7 @@ HEAD = re.compile(
     rf"(?P<opener>(?:[ \t\r\n]|{_any(_OPENERS)})*)"
     rf"(?:{'|'.join([_whole(*head, number) for number, head in enumerate(_HEADS)])})"
 )
-"""A call up to its arguments, after any `_OPENERS`."""
+"""A call's head, with preceding `_OPENERS`."""
 _OPENED = "|".join([_beginnings([*map(re.escape, opener)]) for opener in _OPENERS])
 _BEGUN = "|".join(
     [
@@ -90,27 +87,27 @@ _BEGUN = "|".join(
     ]
 )
 UNDECIDED = re.compile(rf"(?:[ \t\r\n]|{_any(_OPENERS)})*(?:{_OPENED}|{_BEGUN})?\Z")
-"""End of a text that may become a head; may be empty."""
+"""The longest end of a text that may become a head."""
 _CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
 CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
-"""Texts of `_CLOSERS` after a call, which are removed."""
+"""`_CLOSERS` and white space after a call."""
 FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
-"""A Markdown fence at the text's end, whose language may follow."""
+"""A Markdown fence at the text's end, possibly with an incomplete language."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
-"""Incomplete text of `_CLOSERS` at the text's end."""
+"""The incomplete beginning of a closer at the text's end."""
 
 
 def may_call(name: str, before: str, form: AnswerForm) -> bool:
-    """Return whether a head has an accepted form and function.
+    """Return whether a head has an accepted form and function name.
 
-    Others are text: grammars do not constrain their arguments.
+    Other heads are text, as no grammar constrains their arguments.
     """
     of_form = form.calls is None or before.startswith("{") or before == (form.calls.before or form.calls.mark)
     return of_form and (not form.functions or name in form.functions)
 
 
 def begins_calls(text: str, form: AnswerForm) -> bool | None:
-    """Return whether a text begins with a call; None while undecided."""
+    """Return whether an answer begins with a call; None if unknown yet."""
     begun = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
     marks = [mark for mark in form.beginnings if mark]
     if begun.startswith(tuple(marks)):
@@ -125,7 +122,7 @@ def begins_calls(text: str, form: AnswerForm) -> bool | None:
 
 
 END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')
-"""End of a JSON call, after its arguments."""
+"""End of a JSON call, after the arguments."""
 
 
 def name_of(match: "re.Match[str]") -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Parse function calls of any form in an answer's growing text."""
+"""Parse function calls of any form in a streamed answer."""
 
 import json
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from specinfer.chat.turns import call_id_of
 MAX_CALLS = 32
 """Maximum calls of an answer."""
 _UNDECIDED_MOST = 2048
-"""Maximum buffered characters that may become a call; more are text."""
+"""Maximum characters buffered because they may become a call; more are text."""
 Delta = dict[str, Any]
 
 
@@ -36,7 +36,7 @@ class _ObjectEnd:
     _escaped: bool = False
 
     def find(self, text: str) -> int:
-        """Return the closing brace's index in the piece; -1 if absent."""
+        """Return the closing brace's index in the next piece; -1 if absent."""
         for place, sign in enumerate(text):
             if self._in_text:
                 self._in_text = self._escaped or sign != '"'
@@ -58,10 +58,10 @@ class _Call:
 
     name: str
     before: str
-    """Form's text before the function's name."""
+    """Text before the function's name in the call's form."""
     arguments: str = ""
     shown: int = 0
-    """Number of characters of the arguments that were returned."""
+    """Number of returned characters of the arguments."""
     closed: bool = False
     """True once the arguments are complete."""
 
@@ -72,31 +72,30 @@ class _Call:
 
 
 class CallReader:
-    """Parse the text of one choice into text and calls."""
+    """Divides the text of one choice into text and function calls."""
 
     def __init__(self, call_id: str, form: AnswerForm) -> None:
-        """Create a reader; `call_id` distinguishes the ids of this choice's calls."""
+        """Create a reader; the ids of its function calls contain `call_id`."""
         self._call_id, self._form = call_id, form
         self._called: bool | None = None if form.beginnings else True
-        """True if the answer may have calls; None while undecided."""
+        """False if the answer has no calls; None if unknown yet."""
         self._text = ""
-        """Text that was not returned yet."""
         self._calls = list[_Call]()
-        """Calls whose name was returned."""
+        """Calls whose name was returned in a delta."""
         self._call: _Call | None = None
-        """The incomplete call, if any."""
+        """The incomplete call; None if there is none."""
         self._object = _ObjectEnd()
         self._after_call = False
         self.ended = False
-        """True after a repeated call, or more than `MAX_CALLS`."""
+        """True after a repeated call or `MAX_CALLS` calls: further text is ignored."""
 
     @property
     def complete(self) -> bool:
-        """True if there are calls, and the last one is complete."""
+        """True if there are calls and the last call is complete."""
         return bool(self._calls) and self._call is None
 
     def push(self, text: str) -> list[Delta]:
-        """Add text of the answer; return the deltas that are decided."""
+        """Add text of the answer; return the deltas that are certain now."""
         self._text += text
         if self._called is None:
             self._called = begins_calls(self._text, self._form)
@@ -116,14 +115,14 @@ class CallReader:
         return deltas
 
     def end(self) -> list[Delta]:
-        """Return the buffered rest at the answer's end."""
+        """Return the deltas of the buffered text, at the answer's end."""
         text, self._text = self._text, ""
         if self.ended or self._after_call or self._call is not None:
             return self._cut_off() if self._call is not None and not self.ended else []
         return [{"content": text}] if text else []
 
     def _cut_off(self) -> list[Delta]:
-        """Return the incomplete call's rest, unless it may repeat an earlier call."""
+        """Return the incomplete call's last delta, unless the call may repeat another."""
         assert self._call is not None
         if self._may_repeat(self._call):
             self._call = None
@@ -214,7 +213,7 @@ class CallReader:
         )
 
     def _shown(self, call: _Call) -> list[Delta]:
-        """Return a delta of the arguments that were not returned yet."""
+        """Return a delta with the arguments' new part; empty without one."""
         begins = all(one is not call for one in self._calls)
         part, call.shown = call.arguments[call.shown :], len(call.arguments)
         if begins:

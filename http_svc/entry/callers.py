@@ -14,18 +14,18 @@ from specinfer.client import AsyncClient
 from specinfer.errors import SpecInferError
 
 _FRESH_S = 5.0
-"""Seconds for which an accepted key is cached; gateways check again."""
+"""Seconds for which an accepted key is cached; gateways check each call."""
 _REMEMBERED = 4096
-"""Maximum cached keys, stored as SHA-256."""
+"""Maximum accepted keys in the cache, as SHA-256."""
 
 
 class CallerKeys:
-    """Clients with callers' keys, and a cache of accepted keys."""
+    """Checks callers' keys at gateways, and caches accepted keys."""
 
     def __init__(
         self, client: AsyncClient, models: Models, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create the cache; `models` stores the gateways' replies."""
+        """Create the cache; each gateway's reply is passed to `models`."""
         self._client, self._models, self._clock = client, models, clock
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
 

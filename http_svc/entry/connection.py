@@ -13,15 +13,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connections:
-    """Open connections, up to a maximum; new ones replace idle ones."""
+    """Open connections up to a maximum; new ones replace idle ones."""
 
     def __init__(self, max_count: int) -> None:
         self._max_count = max_count
         self._open: OrderedDict[BoundedConnection, None] = OrderedDict()
-        """Connections, the one without traffic for longest first."""
+        """Connections, by the time of their latest data."""
 
     def add(self, connection: "BoundedConnection") -> None:
-        """Add a connection. At the maximum, close an idle one, or this."""
+        """Add a connection; at the maximum, close an idle connection or this."""
         if len(self._open) >= self._max_count:
             free = next((idle for idle in self._open if idle.conn.our_state is h11.IDLE), connection)
             self._open.pop(free, None)
@@ -31,7 +31,7 @@ class Connections:
         self._open[connection] = None
 
     def note(self, connection: "BoundedConnection") -> None:
-        """Note that data came on a connection."""
+        """Record that a connection has received data."""
         if connection in self._open:
             self._open.move_to_end(connection)
 
@@ -44,7 +44,7 @@ class BoundedConnection(H11Protocol):
 
     open_connections: Connections
     head_s: float
-    """Timeout of a head, and of the body of an answered call."""
+    """Timeout in seconds of a head, and of an answered call's body."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,7 +63,7 @@ class BoundedConnection(H11Protocol):
         self._watch(self._is_waiting())
 
     def on_response_complete(self) -> None:
-        """Start the timeout of the body's rest, if it is incomplete."""
+        """Start the timeout of an incomplete body."""
         super().on_response_complete()
         self._watch(self._is_waiting())
 
@@ -74,7 +74,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _is_waiting(self) -> bool:
-        """Return whether a head, or an answered call's body, is incomplete."""
+        """Return whether an incomplete head, or an answered call's body, is awaited."""
         begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         return begun or (self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY)
 

@@ -20,7 +20,7 @@ class AllowedHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a listening address."""
+    """Return whether `host` is a loopback name or address."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -20,7 +20,7 @@ from specinfer.system.log_lines import REQUEST_ID
 
 
 class HttpMetrics:
-    """Metrics of calls."""
+    """Metrics of HTTP calls."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         declare_build_info(registry)
@@ -53,15 +53,15 @@ ENDPOINTS = (
     *("/tokenize", "/detokenize", "/version", "/health", "/metrics"),
 )
 _OBSERVED = ("/health", "/metrics")
-"""Paths of probes, without requests' data: any `Host` may be used."""
+"""Paths of health checks and scrapes, answered for any `Host` header."""
 _SHOWN = 100
-"""Maximum characters of a header in an error."""
+"""Maximum characters of a header quoted in an error."""
 _LONGEST_ID = 200
-"""Maximum characters of a request id: 256 less a choice's suffix."""
+"""Maximum characters of `X-Request-Id`; the gateway allows 256, with suffixes."""
 
 
 class Guard:
-    """Refuse calls without permission or capacity; pass the others to the application."""
+    """Refuse calls without permission or capacity; pass others to the application."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Guard:
         metrics: HttpMetrics,
         admit: Callable[[Headers], Awaitable[None]],
     ) -> None:
-        """Guard an application; `admit` raises an `ApiError` for a refused key."""
+        """Create the guard; `admit` raises an `ApiError` for a refused key."""
         self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._hosts, self._running = settings.hosts, 0
 
@@ -113,7 +113,7 @@ class Guard:
             self._running -= 1
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Return the error of a call refused by its headers, if any."""
+        """Return the error for a call's headers; None if they are accepted."""
         identity = scope["state"]["request_id"]
         if len(identity) > _LONGEST_ID or not (identity.isascii() and identity.isprintable()):
             scope["state"]["request_id"] = new_request_id()
@@ -135,7 +135,7 @@ class Guard:
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Return `receive` with limits of the body's time and size."""
+        """Return a `receive` that limits the body's time and size."""
         size, more, waited_s = 0, True, 0.0
 
         async def counting() -> Any:

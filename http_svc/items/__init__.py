@@ -1,1 +1,1 @@
-"""`/v1/responses`: OpenAI's newer API, made of items. Answers are not stored."""
+"""Serve OpenAI's `/v1/responses`, whose answers are lists of items; nothing is stored."""

@@ -12,12 +12,12 @@ Event = dict[str, Any]
 _TEXT_EVENT = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _FIELDS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
 _MORE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
-"""Additional fields of an item's text events, by type of item."""
+"""Fields that an item's text events have in addition, by item type."""
 _COMPLETED, _INCOMPLETE, _RUNNING = "completed", "incomplete", "in_progress"
 
 
 class ItemWriter:
-    """Convert an answer's text to items and their events."""
+    """Converts an answer's text to items and their stream events."""
 
     def __init__(self, identity: str) -> None:
         self._identity = identity
@@ -25,7 +25,7 @@ class ItemWriter:
         """Items of the answer so far."""
 
     def push(self, text: str, deltas: Sequence[Delta] | None = None) -> list[Event]:
-        """Add text, or its reader's deltas; return the events."""
+        """Add text, or instead its `AnswerReader`'s deltas; return the events."""
         if deltas is None:
             return self._say(text) if text else []
         events = list[Event]()
@@ -39,7 +39,7 @@ class ItemWriter:
         return events
 
     def write_whole(self, answer: str | dict[str, Any], complete: bool) -> None:
-        """Add a whole answer: its text, or its reader's message."""
+        """Add a whole answer: its text, or its `AnswerReader.message`."""
         if isinstance(answer, str):
             self.push(answer)
         else:
@@ -48,7 +48,7 @@ class ItemWriter:
         self.end(complete)
 
     def end(self, complete: bool) -> list[Event]:
-        """End the answer; return its last events, at least a message's."""
+        """End the answer, with at least one message; return its last events."""
         events = [] if self.items else self._say("")
         return events + self._close(_COMPLETED if complete else _INCOMPLETE)
 
@@ -59,7 +59,7 @@ class ItemWriter:
         return self._add_text(text, "reasoning", "rs", {"type": "reasoning_text", "text": ""})
 
     def _add_text(self, text: str, kind: str, prefix: str, part: dict[str, Any]) -> list[Event]:
-        """Add text to the last item, or to a new item."""
+        """Add text to the last item of `kind`, or a new item."""
         events = list[Event]()
         if not self.items or self.items[-1]["type"] != kind:
             events += self._close(_COMPLETED)
@@ -93,7 +93,7 @@ class ItemWriter:
         return [{"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}]
 
     def _close(self, status: str) -> list[Event]:
-        """End the last item, if any; return the events."""
+        """End the last item; return its events, none without items."""
         if not self.items:
             return []
         item = self.items[-1]
@@ -118,7 +118,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def response_object(body: ResponsesBody, identity: str, model: str, created: int) -> dict[str, Any]:
-    """Return the object of an answer without items, with the request's fields."""
+    """Return the answer's object before it has items, with the request's fields."""
     form = body.text.format if body.text else None
     choice = body.tool_choice
     return {

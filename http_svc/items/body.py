@@ -97,8 +97,6 @@ class FlatChoice(Strict):
 
 
 class TextFormat(Strict):
-    """Field `text.format`."""
-
     type: Literal["text", "json_object", "json_schema"]
     content: Schema | None = Field(default=None, alias="schema")
     name: Ignored = None
@@ -114,15 +112,11 @@ class TextFormat(Strict):
 
 
 class TextOptions(Strict):
-    """Field `text`."""
-
     format: TextFormat | None = None
     verbosity: Ignored = None
 
 
 class StreamEvents(Strict):
-    """Field `stream_options`."""
-
     include_obfuscation: NotTrue = None
 
 
@@ -158,7 +152,7 @@ class ResponsesBody(Strict):
     prompt_cache_retention: Ignored = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Schema | None = None
-    """As in a chat body, like `enable_thinking`."""
+    """vLLM's field: additional variables of the chat template."""
     enable_thinking: bool | None = None
     include: Ignored = None
     truncation: Annotated[None, only("disabled")] = None
@@ -209,16 +203,16 @@ _RENAMED = {
     "response_format.schema": "text.format.schema",
     "max_completion_tokens": "max_output_tokens",
 }
-"""Names in this body by names of a chat body."""
+"""Different field names in this body, by those of a chat body."""
 
 
 def item_names(chat: ChatBody) -> dict[str, str]:
-    """Return the names of this body's fields by the gateway's names."""
+    """Map the gateway's field names to those of this body."""
     return {field: _RENAMED.get(name, name) for field, name in chat_names(chat).items()}
 
 
 def item_refusal(error: ValidationError) -> ApiError:
-    """Return the error of a body that makes no valid chat body."""
+    """Return the error of a body that makes an invalid chat body."""
     rows: list[Any] = []
     for row in error.errors():
         field, *below = row["loc"] or ("",)
@@ -231,7 +225,7 @@ def item_refusal(error: ValidationError) -> ApiError:
 def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
     """Return the error of a call that a gateway refused or lost.
 
-    Messages and the caller's items have different indices, so the index is left out.
+    A message's index differs from its item's index, so the error has no index.
     """
     reply = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
     content = reply.content["error"]
@@ -244,7 +238,7 @@ def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
 
 
 def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
-    """Return a body's messages. Calls join the assistant's message before."""
+    """Return a body's messages; calls are added to the assistant's last message."""
     turns: list[dict[str, Any]] = []
     if body.instructions:
         turns.append({"role": "system", "content": body.instructions})

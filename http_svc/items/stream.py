@@ -1,4 +1,4 @@
-"""Stream the numbered, named events of `/v1/responses`."""
+"""Stream the events of `/v1/responses`, with names and sequence numbers."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +23,7 @@ async def item_events(
         call: a call with one choice.
         begun: the answer's object without items.
         writer: converts text to items.
-        explain: converts our errors to the API's.
+        explain: converts an error to the API's error.
     """
     number = -1
 
@@ -51,7 +51,7 @@ async def item_events(
     except SpecInferError as error:
         yield encoded(_failure(explain(error)))
     except Exception as error:  # the HTTP status was sent already, so the error becomes an event
-        log.exception("a stream failed; the client gets an error event")
+        log.exception("a stream of /v1/responses failed; the client gets an error event")
         yield encoded(_failure(internal_error(error)))
 
 

@@ -14,8 +14,8 @@ from specinfer.system.machine import processor_name
 def about_this_run(program: str = "") -> dict[str, Any]:
     """Return command, commit, time and machine of this process.
 
-    `program` is the command's name; empty: the name of the running file. Paths outside the working directory are
-    shortened to their last part.
+    `program` is the command's name; empty: the name of the running file. Of arguments that are paths outside the
+    working directory, only the last part is returned.
     """
     return {
         "command": " ".join([program or Path(sys.argv[0]).name, *map(_elsewhere, sys.argv[1:])]),
@@ -28,7 +28,7 @@ def about_this_run(program: str = "") -> dict[str, Any]:
 
 
 def _elsewhere(argument: str) -> str:
-    """Shorten an argument's path if it is outside the working directory."""
+    """Keep only the last part of a path outside the working directory."""
     name, equals, value = argument.rpartition("=")
     path = Path(value)
     outside = path.is_absolute() or ".." in path.parts

@@ -93,7 +93,7 @@ def batch(
 
 @contextmanager
 def _server(base_url: str | None, api_key: str | None, options: LocalOptions) -> Iterator[ApiServer]:
-    """Yield the server at a URL, or a temporary local system's."""
+    """Yield the server at `base_url`, or that of a new local system."""
     if base_url is not None:
         yield ApiServer.at(base_url, api_key)
         return

@@ -44,27 +44,27 @@ class BenchRun:
     new_tokens: int
     seconds: float
     turns: int
-    """Number of parts of the prompts, between which modes alternate."""
+    """Number of parts of the prompts; every mode runs each part."""
     tokens_per_second: float
     tokens_per_second_error: float | None
-    """Standard error over the turns; None if there was only one."""
+    """Standard error over the turns; None for one turn."""
     speedup: float | None
-    """Ratio of tokens per second to incremental decoding in the same turns."""
+    """Tokens per second relative to incremental decoding; None if not measured."""
     speedup_error: float | None
-    """Standard error of the speedup over the turns."""
+    """Standard error of `speedup` over the turns; None for one turn."""
     steps: int
     """Number of target passes, summed over requests."""
     acceptance_length: float
     """Tokens per step, with the bonus token."""
     acceptance_rate: float
-    """Accepted over drafted nodes, without the bonus token."""
+    """Accepted nodes divided by verified nodes, without roots and bonus tokens."""
     identical_to_incremental: bool | None
-    """True if every token equals incremental decoding at the same batch size.
+    """True if all tokens equal those of incremental decoding.
 
     Sampled answers may differ if drafts are sampled, too.
     """
     identical_token_share: float | None
-    """Share of all tokens before the first difference in their answer."""
+    """Share of tokens that come before their answer's first difference."""
     ttft_ms: dict[str, float]
     tpot_ms: dict[str, float]
     speculators: dict[str, dict[str, int]]
@@ -123,10 +123,10 @@ async def take_turns(
 
 
 def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
-    """Return the prompts of each turn: one at batch 1.
+    """Return the prompts of each turn: one prompt at batch 1.
 
-    A larger batch has three prompts per place, since it is not full while its last requests end. It has fewer if
-    there were less than five turns otherwise.
+    Otherwise a turn has 3 * `batch` prompts, so that the batch is full most of the time, or fewer prompts for five
+    turns, but at least `batch`.
     """
     size = 1 if batch == 1 else max(batch, min(3 * batch, len(prompts) // 5))
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -138,7 +138,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 async def _take_turn(
     client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
-    """Run a turn: these prompts in one mode, `batch` at a time."""
+    """Run `prompts` in one mode, `batch` prompts at a time."""
     slots = asyncio.Semaphore(batch)
 
     async def one(prompt: str) -> Answer:
@@ -165,7 +165,7 @@ async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation
 
 
 def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> BenchRun:
-    """Summarise a mode's turns, compared with plain decoding of the same prompts."""
+    """Summarise a mode's turns, and compare them with plain decoding's turns."""
     answers = [answer for turn in turns for answer in turn.answers]
     seconds = sum(turn.seconds for turn in turns)
     new_tokens = sum(turn.new_tokens for turn in turns)

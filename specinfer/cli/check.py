@@ -47,13 +47,13 @@ def _line(finding: Finding) -> str:
 
 
 MAX_SIZES = 8
-"""Maximum number of pass sizes that are shown."""
+"""Maximum number of pass sizes in `passes_words`."""
 
 
 def explanation(
     options: LocalOptions, description: verifier_pb2.DescribeVerifierReply
 ) -> list[tuple[str, str]]:
-    """Return the automatic choices as (name, choice and reason)."""
+    """Return rows (name, automatic choice with its reason) for `--explain`."""
     return [
         ("weights", description.weights),
         ("passes", f"{passes_words(description)} (measured when the verifier started)"),

@@ -36,7 +36,7 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
 def check_gateways(addresses: str) -> None:
     """Check that a gateway accepts connections at one of the addresses.
 
-    Later failures of a gateway are retried, but a gateway that was never started is reported at once.
+    The client retries later failures; this check reports at once that no gateway was started.
 
     Raises:
         UnavailableError: if all addresses refuse connections.
@@ -49,7 +49,7 @@ def check_gateways(addresses: str) -> None:
 
 
 def _refuses(target: str) -> bool:
-    """Return whether a target certainly refuses connections."""
+    """Return whether nothing listens at a target; False if unknown."""
     try:
         place = split_address("--address", target)
         socket.create_connection(place, timeout=_TIMEOUT_S).close()
@@ -64,15 +64,15 @@ API_KEY_VARIABLE = "SPECINFER_API_KEY"
 TRACE_VARIABLE = "TRACEPARENT"
 """Environment variable with the W3C trace context of the calling program."""
 NO_PATIENCE = Patience(patience_s=0.0)
-"""No retries, for measurements and temporary systems."""
+"""Do not retry, in measurements and temporary systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A command's options for reaching a gateway."""
+    """Addresses, key, TLS and trace context of a command's calls to gateways."""
 
     addresses: str
-    """Addresses, separated by commas."""
+    """Addresses of gateways, separated by commas."""
     api_key: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     traceparent: str = ""

@@ -40,11 +40,11 @@ PROMPTS = (
 PLAIN, TREES = "plain decoding", "token trees"
 MODES = {PLAIN: "off", TREES: "tree"}
 PAIR = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
-"""Registry names of target and draft, if memory and disk suffice."""
+"""Registry names of target and draft, chosen if memory and disk suffice."""
 _MEMORY_PER_BYTE, _MEMORY_BESIDES = 1.5, 2.5e9
-"""Memory per byte of model files, and bytes for other uses."""
+"""Required memory: a multiple of the model files' bytes, plus a constant."""
 _DISK_BESIDES = 1.5e9
-"""Bytes of disk needed while a download's parts are joined."""
+"""Disk bytes needed in addition to the model files, during a download."""
 ROUNDS = 3
 """Number of answers to each prompt in each mode."""
 _BAR, _FIGURES = 20, 58
@@ -60,7 +60,7 @@ class DemoRun:
 
     @property
     def rates(self) -> list[float]:
-        """Tokens per second of each answer, after its first token if possible."""
+        """Tokens per second of each answer; reading the prompt does not count."""
         return [
             1 / answer.tpot_s if answer.tpot_s else len(answer.token_ids) / answer.ttft_s
             for answer in self.answers

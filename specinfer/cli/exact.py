@@ -20,7 +20,7 @@ from specinfer.prompts import read_prompts
 
 _ROUNDS = 3
 _SHOWN = 5
-"""Maximum differences shown per kind of request."""
+"""Maximum differences shown for greedy and for seeded requests each."""
 
 
 def exact(
@@ -111,7 +111,7 @@ def _line(one: Compared, tie: float) -> str:
 
 
 def _read_off(text: str | None) -> dict[str, object] | None:
-    """Return the fields of `--off`, which switch speculation off.
+    """Parse the body fields in `--off`; None without `--off`.
 
     Raises:
         InvalidInputError: if the text is not a JSON object.

@@ -174,7 +174,7 @@ def _check_together(context: typer.Context, local: bool) -> None:
 
 
 def print_answer(answer: Answer, as_json: bool) -> None:
-    """Print a complete answer as JSON, or a line with its cost."""
+    """Print a complete answer as JSON, or only its line of costs."""
     if as_json:
         typer.echo(json.dumps(answer.to_json()))
     else:
@@ -183,7 +183,7 @@ def print_answer(answer: Answer, as_json: bool) -> None:
 
 
 def _prompt(argument: str | None, file: Path | None) -> str:
-    """Return the prompt of the argument, a file or standard input."""
+    """Return the prompt from the argument, a file or standard input."""
     if argument is not None and file is not None:
         raise InvalidInputError("--prompt-file", str(file), "cannot be used with a prompt as argument")
     if argument is None and file is None:
@@ -198,7 +198,7 @@ def _prompt(argument: str | None, file: Path | None) -> str:
 async def _generate_here(
     model: str, options: Mapping[str, str | None], request: generation_pb2.GenerateRequest, quiet: bool
 ) -> Answer:
-    """Answer in this process: no gateway, no Redis."""
+    """Answer in this process, without gateway and Redis (`--local`)."""
     async with load_in_process(model, **options) as client:
         return await client.generate(request, silent if quiet else print_text)
 
@@ -217,7 +217,6 @@ async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> An
 
 
 def print_text(text: str) -> None:
-    """Print a piece of an answer, without buffering."""
     typer.echo(text, nl=False)
 
 

@@ -190,7 +190,7 @@ def train(context: typer.Context) -> None:
 
 
 def _become(module: str, arguments: list[str]) -> None:
-    """Replace this process by a module, which then gets the signals."""
+    """Replace this process by `python -m module`, so that signals reach the module."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
@@ -218,7 +218,7 @@ def main() -> None:
 
 
 def _usage_message(error: Exception) -> str:
-    """Return typer's message, with the invalid value or a similar option's name."""
+    """Return typer's message; add the invalid value or a similar option's name."""
     message = usage_message(error)
     unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if unknown and context is not None:

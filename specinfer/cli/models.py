@@ -132,7 +132,7 @@ def create(
 
 @keys_app.command("list")
 def list_keys(file: KeyFile) -> None:
-    """Show names, ids, limits and expiry of keys, never the keys."""
+    """Show names, ids, limits and expiry of all keys."""
     for key in read_keys(file):
         expires = key.expires.isoformat(timespec="seconds") if key.expires else "never"
         priority = "any" if key.max_priority == MAX_PRIORITY else key.max_priority
@@ -151,12 +151,12 @@ def revoke_key(
         str | None, typer.Option("--id", help="Only this key of the name; `list` shows ids.")
     ] = None,
 ) -> None:
-    """Remove the keys of a name. New calls with them are refused."""
+    """Remove the keys of a name. New calls with these keys fail."""
     write_keys(file, revoke(read_keys(file), name, key_id))
 
 
 def _limits_before(keys: Sequence[ApiKey], name: str, rotate: bool) -> dict[str, Any]:
-    """Return the limits of a name's latest key, for its replacement."""
+    """Return the limits of a name's latest key; {} without a key."""
     before = [key for key in keys if key.name == name]
     if before and not rotate:
         raise AlreadyExistsError(f"{name!r} has a key already; --rotate adds another one")

@@ -44,9 +44,9 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a text and progress: a spinner on terminals, else lines.
+    """Show a text while work runs; on terminals with a spinner.
 
-    The yielded function replaces the text, as do log lines of this process' progress.
+    The yielded function shows another text. Log lines about progress in this process are shown, too.
     """
     if console.is_terminal:
         with console.status(what) as spinner, _progress_shown(spinner.update):
@@ -121,7 +121,7 @@ def _with_error(value: str, error: float | None, digits: int) -> str:
 
 
 def win_lines(runs: Sequence[BenchRun]) -> list[str]:
-    """Return a line per speculative run: steps won by each speculator."""
+    """Return a line per speculative run: `wins` of each speculator."""
     return [
         f"{run.mode}, batch {run.batch}: of {run.steps} steps "
         + ", ".join(f"{name} won {row['wins']}" for name, row in run.speculators.items())
@@ -131,7 +131,6 @@ def win_lines(runs: Sequence[BenchRun]) -> list[str]:
 
 
 def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
-    """Return a table of a system's state."""
     table = Table(title=f"gateway at {address}")
     table.add_column("what")
     table.add_column("state")
@@ -160,7 +159,7 @@ def ready_words(ready: bool) -> str:
 
 
 def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
-    """Describe a speculator's learning; empty if it does not learn."""
+    """Describe what a speculator has learned; empty if it does not learn."""
     if not speculator.HasField("learning"):
         return ""
     state = speculator.learning
@@ -173,11 +172,11 @@ def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
 
 
 _ROOM_TOKENS = 4096
-"""Context tokens of a typical request, for the capacity in `status`."""
+"""Context tokens per request, to express a cache's capacity in requests."""
 
 
 def room_words(capacity: int, longest: int) -> str:
-    """Describe a cache's capacity in tokens and typical requests."""
+    """Describe a cache's capacity: tokens, and requests of `_ROOM_TOKENS`."""
     length = min(_ROOM_TOKENS, longest, capacity)
     return f"{capacity} tokens: {capacity // length} requests of {length}"
 
@@ -227,13 +226,13 @@ def print_answer_line(answer: Answer) -> None:
 
 
 def print_retry(retry: Retry) -> None:
-    """Print a note at the first of several failures in a row."""
+    """Print a note at the first of consecutive failures."""
     if retry.failures == 1:
         note(f"\ngateway unavailable ({retry.failure.details}); trying again")
 
 
 def print_way_back(error: StreamLostError) -> None:
-    """Print the command for the rest of a lost request."""
+    """Print the command that continues a lost request's stream."""
     if error.from_token:
         way = f"specinfer attach {quote(error.request_id)} --from-token {error.from_token}"
         note(f"\nto stream the rest, if a gateway has it: {way}")

@@ -32,14 +32,14 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """State of a gateway, and its time in monotonic seconds."""
+    """A gateway's status, and its time `at` in monotonic seconds."""
 
     status: generation_pb2.StatusReply
     at: float
 
 
 class Interval:
-    """Two successive states of a gateway."""
+    """A gateway's status, and its increase since the previous status."""
 
     def __init__(self, before: Look | None, now: Look) -> None:
         same = before is not None and before.status.gateway_id == now.status.gateway_id
@@ -71,7 +71,7 @@ class Interval:
         ]
 
     def _grown(self, name: str) -> int | None:
-        """Return the increase of a count; None for the first state."""
+        """Return the increase of a count; None without a previous status."""
         if self._before is None:
             return None
         grown: int = getattr(self.now, name) - getattr(self._before, name)
@@ -141,7 +141,7 @@ def _reliability_words(speculator: generation_pb2.SpeculatorState) -> str:
 
 
 def watch_table(title: str, rows: list[tuple[str, str]]) -> Table:
-    """Return the table for a terminal."""
+    """Return the rows as a table for a terminal."""
     table = Table(title=title, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -151,7 +151,7 @@ def watch_table(title: str, rows: list[tuple[str, str]]) -> Table:
 
 
 def watch_lines(title: str, rows: list[tuple[str, str]]) -> str:
-    """Return the lines for a pipe."""
+    """Return the rows as lines for a pipe."""
     return "\n".join([title, *(f"  {name}: {value}" for name, value in rows)])
 
 
@@ -202,7 +202,7 @@ async def _get_status(connection: Connection) -> generation_pb2.StatusReply:
 
 
 async def _watch(connection: Connection, show: Show, interval_s: float, count: int) -> None:
-    """Print the status repeatedly, and outages after the first answer.
+    """Print the status repeatedly; after the first answer, print outages, too.
 
     Raises:
         RequestFailedError: if a gateway refuses the call.
@@ -233,7 +233,7 @@ async def _look(client: AsyncClient, may_fail: bool) -> Look | UnavailableError:
 
 @contextmanager
 def _display(title: str) -> Iterator[Show]:
-    """Yield a function that shows rows: in place, or in blocks."""
+    """Yield a function to show rows: in place, or as lines."""
     if not output.is_terminal:
         yield lambda rows: print(watch_lines(title, rows), end="\n\n", flush=True)
         return

@@ -1,4 +1,4 @@
-"""Provide the Python client of gateways that share a Redis.
+"""Provide the Python client of gateways.
 
 The package imports neither torch nor numpy.
 """

@@ -16,12 +16,12 @@ class TokenLogprob:
 
     token_id: int
     token: bytes
-    """The token's bytes in the text, or a special token's name."""
+    """The token's UTF-8 bytes, or a special token's name."""
     logprob: float
 
     @property
     def text(self) -> str:
-        """Text of the token; `bytes:` with hex for an incomplete character."""
+        """Text of the token; `bytes:` and hex digits for incomplete characters."""
         try:
             return self.token.decode()
         except UnicodeDecodeError:
@@ -35,11 +35,11 @@ class TokenLogprobs:
     chosen: TokenLogprob
     """The generated token."""
     top: tuple[TokenLogprob, ...] = ()
-    """The most probable tokens, most probable first, if requested."""
+    """The requested alternatives, most probable first."""
 
 
 def read_logprobs(reply: generation_pb2.GenerateReply) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of a reply; none if they were not requested."""
+    """Return the log-probabilities in a reply; () if they were not requested."""
     if not reply.token_bytes:
         return ()
     chosen = map(TokenLogprob, reply.token_ids, reply.token_bytes, reply.logprobs)
@@ -81,10 +81,10 @@ class SpeculationStats:
     accepted: int = 0
     """Drafted tokens that were accepted."""
     acceptance_histogram: tuple[int, ...] = ()
-    """At index i: steps that accepted i drafted tokens."""
+    """Entry i: number of steps that accepted i drafted tokens."""
     speculators: tuple[SpeculatorStats, ...] = ()
     lossy: bool = False
-    """True with typical acceptance: the text need not follow the target's distribution."""
+    """True if typical acceptance may have changed the target's distribution."""
 
     @property
     def acceptance_length(self) -> float:
@@ -94,7 +94,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Reason, token counts and times of a request's end."""
+    """Finish reason, token counts and times of a finished request."""
 
     finish_reason: FinishReason = FinishReason.UNSPECIFIED
     prompt_tokens: int = 0
@@ -118,7 +118,7 @@ def acceptance_length(steps: int, accepted: int) -> float:
 
 
 def add_up(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    """Return the sums over several requests; lossy if any request is."""
+    """Return the sums over several requests; `lossy` if any request is lossy."""
     rows: dict[str, Counter[str]] = {}
     for row in (row for one in stats for row in one.speculators):
         counts = {"drafted": row.drafted, "accepted": row.accepted, "wins": row.wins}
@@ -135,7 +135,7 @@ def add_up(stats: Sequence[SpeculationStats]) -> SpeculationStats:
 
 
 def read_summary(message: generation_pb2.Summary) -> Summary:
-    """Return a summary's values. An unknown finish reason is unspecified."""
+    """Convert a summary; an unknown finish reason becomes `UNSPECIFIED`."""
     return Summary(
         finish_reason=_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
         prompt_tokens=message.prompt_tokens,
@@ -171,7 +171,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of the tokens, if requested."""
     token_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Tokens with log-probabilities, and alternatives if requested."""
+    """Log-probabilities by token, with the requested alternatives."""
     summary: Summary = field(default_factory=Summary)
     ttft_s: float = 0.0
     """Seconds from sending to the first token."""
@@ -186,7 +186,6 @@ class Answer:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Statistics of speculation for the request."""
         return self.summary.stats
 
     def to_json(self) -> dict[str, Any]:

@@ -27,13 +27,13 @@ from specinfer.v1 import generation_pb2
 
 _ReplyCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, generation_pb2.GenerateReply]"
 _ABANDON_TIMEOUT_S = 3.0
-"""Timeout in seconds of cancelling an abandoned request."""
+"""Timeout in seconds of `abandon`."""
 _END_TIMEOUT_S = 1.0
 """Timeout in seconds for the stream's gRPC status after its summary."""
 
 
 class AsyncClient:
-    """Uses the first available gateway. An async context manager."""
+    """Client of the first available gateway; an async context manager."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class AsyncClient:
         self._abandoning: set[asyncio.Task[None]] = set()
 
     def for_caller(self, api_key: str | None, traceparent: str = "") -> "AsyncClient":
-        """Return a client for another caller, with shared connections.
+        """Return a client with another API key and the same connections.
 
         Closing either client closes the connections of both.
 
@@ -145,9 +145,9 @@ class AsyncClient:
         await self._gateways.ask("Cancel", message, self._metadata)
 
     async def abandon(self, request_id: str) -> None:
-        """Try to cancel a request for at most three seconds; ignore failures.
+        """Cancel a request; without success after three seconds, do nothing.
 
-        If no gateway answers, the request ends after the gateway's linger time.
+        An uncancelled request ends after the gateway's `linger_seconds`.
         """
         with suppress(SpecInferError, TimeoutError):
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):
@@ -201,7 +201,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections; open streams end with UnavailableError.
 
-        Cancellations sent just before are waited for, so that gateways receive them.
+        Waits first for cancellations that are being sent.
         """
         await asyncio.gather(*self._abandoning, return_exceptions=True)
         for call in self._calls:
@@ -250,7 +250,7 @@ class AsyncClient:
         """Return the next reply, or the call's failure.
 
         Raises:
-        UnavailableError: if `close` cancelled the call.
+            UnavailableError: if `close` cancelled the call.
             CancelledError: if the task was cancelled.
         """
         try:
@@ -262,7 +262,7 @@ class AsyncClient:
         return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
 
     async def _let_end(self, call: _ReplyCall) -> None:
-        """Wait for the final status, or the gateway would see a disconnect."""
+        """Wait for the final status, so that the gateway sees no disconnect."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._read(call)

@@ -49,19 +49,19 @@ _TRANSPORT_WORDS = (
     "endpoint closing",
     "transport closed",
 )
-"""Words, in lower case, of gRPC's messages about broken connections."""
+"""Lower-case words in gRPC's messages about broken connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of a call."""
+    """Status of a failed call."""
 
     code: grpc.StatusCode
     details: str = ""
     retry_after_s: float | None = None
     """The gateway's hint: seconds to wait before a retry, if given."""
     hopeless: bool = False
-    """True if the gateway's hint forbids a retry."""
+    """True if the gateway's hint (a negative number) forbids a retry."""
 
     @classmethod
     def of(cls, error: grpc.aio.AioRpcError) -> "Failure":
@@ -88,7 +88,7 @@ class Failure:
 
     @property
     def no_room(self) -> bool:
-        """True if the gateway's queue or the caller's share is full."""
+        """True if the gateway's queue or the caller's quota is full."""
         return self.code is _Code.RESOURCE_EXHAUSTED
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class RequestFailedError(SpecInferError):
 
     @property
     def bad_input(self) -> bool:
-        """True if the request itself is at fault."""
+        """True if the request itself is invalid."""
         return self.failure.code in _BAD_INPUT
 
 

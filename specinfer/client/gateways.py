@@ -53,7 +53,7 @@ def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Gateways:
-    """Channels to gateways, by index of address. Requests start at `first`."""
+    """Channels to gateways by index of address; calls begin at `first`."""
 
     def __init__(self, addresses: tuple[str, ...], tls: ClientTls | None) -> None:
         self.addresses = addresses
@@ -103,7 +103,7 @@ class Gateways:
         raise last
 
     def heed_close(self, error: asyncio.CancelledError) -> NoReturn:
-        """Raise the error of a cancelled call, by its cause.
+        """Raise the error for a cancelled call.
 
         Raises:
             UnavailableError: if `close` cancelled the call.
@@ -115,7 +115,7 @@ class Gateways:
         raise UnavailableError(CLOSED) from None
 
     async def pause(self, seconds: float) -> None:
-        """Wait.
+        """Sleep for `seconds`.
 
         Raises:
             UnavailableError: as soon as the client is closed.
@@ -127,7 +127,7 @@ class Gateways:
             raise UnavailableError(CLOSED)
 
     async def close(self) -> None:
-        """Close all channels, for good."""
+        """Close all channels; later calls raise UnavailableError."""
         self.closed = True
         self._closing.set()
         for channel in self._channels.values():

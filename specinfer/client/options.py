@@ -66,7 +66,7 @@ _MIN_FLOAT = 2.0**-126
 
 
 def positive(name: str, value: Any) -> None:
-    """Reject 0: in the message it means "not set"."""
+    """Refuse 0, which would mean "not set" in the message."""
     number(name, value)
     if abs(value) < _MIN_FLOAT:
         raise InvalidInputError(name, value, "must be above 0")
@@ -104,7 +104,7 @@ def biases(name: str, value: Any) -> None:
 
 
 def anything(name: str, value: Any) -> None:
-    """Accept any value, as another function checks it."""
+    """Accept any value; another function checks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class RequestOption:
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """Options that constrain the text. They exclude each other."""
+    """Options that constrain the text; at most one may be given."""
 
     json_schema: Annotated[str | Mapping[str, Any] | None, RequestOption("JSON schema of the text", anything)]
     regex: Annotated[
@@ -223,7 +223,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_names(options: Mapping[str, Any]) -> None:
-    """Check that no option is unknown.
+    """Check that all options are known.
 
     Raises:
         TypeError: naming the unknown option, and a similar known one.
@@ -237,7 +237,7 @@ def check_names(options: Mapping[str, Any]) -> None:
 
 
 def shows_options(function: Function) -> Function:
-    """Show each option in a function's `help` and `inspect.signature`."""
+    """Add each option to a function's docstring and signature."""
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     hints, kind = get_type_hints(RequestOptions), inspect.Parameter.KEYWORD_ONLY

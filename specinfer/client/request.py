@@ -20,10 +20,10 @@ KINDS = ("json_schema", "regex", "grammar", "choice")
 
 
 def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
-    """Return the message of a constraint; None if no option sets one.
+    """Return the message of a constraint; None without a constraint.
 
     Raises:
-        InvalidInputError: if two options set one, or the schema is not JSON.
+        InvalidInputError: if two options set a constraint, or the schema is not JSON.
     """
     given = [(kind, options[kind]) for kind in KINDS if options.get(kind) is not None]
     if not given:
@@ -59,7 +59,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 
 def new_request_id() -> str:
-    """Return an unguessable id: without keys, it authorises clients to attach."""
+    """Return a random id; without API keys, only the id protects requests."""
     return secrets.token_hex(12)
 
 
@@ -92,11 +92,11 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
 def as_request(
     prompt: Prompt | generation_pb2.GenerateRequest, options: RequestOptions
 ) -> generation_pb2.GenerateRequest:
-    """Return a prompt's message, or a message's copy, with an id.
+    """Return a message with an id, for a prompt or a message.
 
     Raises:
         TypeError: for an unknown option.
-        InvalidInputError: for an invalid option, or any option in addition to a message.
+        InvalidInputError: for an invalid option, or an option given together with a message.
     """
     check_names(options)
     if isinstance(prompt, generation_pb2.GenerateRequest):
@@ -130,7 +130,9 @@ def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt, chat: b
         elif isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32:
             request.tokens.ids.append(item)
         else:
-            raise InvalidInputError(f"prompt[{index}]", item, "must be a token id, or a role and a content")
+            raise InvalidInputError(
+                f"prompt[{index}]", item, "must be a token id, or a mapping with role and content"
+            )
 
 
 def _texts(given: str | Sequence[str]) -> Sequence[str]:

@@ -1,9 +1,10 @@
 """Continue a stream of tokens at other gateways after failures. Pure.
 
-`Resume` receives replies and failures and returns the next call; clocks and random numbers are arguments.
+`Resume` receives replies and failures, and returns new tokens and the next call to make. Clocks and random numbers are
+arguments.
 
-Invariant: each token is returned exactly once, in order. A reply's text cannot be split by tokens, but a
-gateway attaches exactly at the requested token, so each reply is returned or dropped as a whole.
+Invariant: each token is returned exactly once, in order. A gateway attaches exactly at the requested token, so each
+reply is new as a whole, or dropped as a whole.
 """
 
 from collections.abc import Callable
@@ -23,11 +24,11 @@ class Piece:
     """Number of generated tokens before this piece."""
     token_ids: tuple[int, ...]
     text: str
-    """Newly completed text; may lag the tokens."""
+    """New text; incomplete characters and possible stop strings come later."""
     logprobs: tuple[float, ...] = ()
     """Log-probabilities of the tokens, if requested."""
     token_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Tokens with log-probabilities, and alternatives if requested."""
+    """Log-probabilities by token, with the requested alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,17 @@ Item: TypeAlias = Accepted | Piece | Summary
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Time and number of retries of a lost stream."""
+    """Duration and intervals of retries after a stream is lost."""
 
     patience_s: float = 60.0
     """Seconds without a new token after which retries end; 0: no retry."""
     for_room: bool = True
-    """True: also retry on a full queue or an exhausted quota."""
+    """True: also retry if the queue or the quota is full."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
 
     def wait_s(self, rounds: int, jitter: float) -> float:
-        """Return the seconds to wait, doubled after each round over all addresses.
+        """Return the seconds before a retry: doubled per round over all addresses.
 
         `jitter` in [0, 1) subtracts up to half, so that clients do not retry simultaneously.
         """
@@ -67,7 +68,7 @@ class NextCall:
     address: int
     """Index into the addresses."""
     attach_from: int | None
-    """Token to `Attach` from; None: repeat `Generate` with the same id."""
+    """Received tokens for `Attach`; None: call `Generate`, with the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Retry:
     wait_s: float
     call: NextCall
     failures: int
-    """Failures since the last new token, this failure included."""
+    """Consecutive failures without a new token, including this one."""
 
 
 class Resume:
@@ -96,7 +97,7 @@ class Resume:
     ) -> None:
         """Create the state of a stream.
 
-        `attach_from` continues a request after this number of tokens; None generates.
+        `attach_from` is the number of tokens after which an existing request continues; None: a new request.
         """
         self._request_id, self._addresses = request_id, addresses
         self._patience, self._jitter = patience, jitter
@@ -105,12 +106,12 @@ class Resume:
         self._lost_at: float | None = None
         self._failures = 0
         self.position = attach_from or 0
-        """Position of the next token in the answer."""
+        """Number of tokens returned so far."""
         self.ended = False
 
     @property
     def call(self) -> NextCall:
-        """The call to make next.
+        """Return the call to make next.
 
         Before the first token this is `Generate`, which attaches to the request if it exists, and else
         creates the request.
@@ -143,7 +144,7 @@ class Resume:
         return Piece(self.position, tokens, reply.text, logprobs, read_logprobs(reply))
 
     def _had(self, reply: generation_pb2.GenerateReply) -> bool:
-        """Return whether all tokens of a reply were returned before."""
+        """Return whether all tokens of a reply were already returned."""
         end, last = reply.position + len(reply.token_ids), reply.HasField("summary")
         if reply.position > self.position:
             raise self._broken(reply, "tokens are missing")
@@ -167,8 +168,8 @@ class Resume:
             now: monotonic time in seconds.
 
         Raises:
-            RequestFailedError: if a retry cannot help.
-            StreamLostError: if the patience has ended.
+            RequestFailedError: if a retry cannot succeed.
+            StreamLostError: after `patience_s` without a new token.
         """
         if not failure.transient or (failure.no_room and not self._patience.for_room):
             raise RequestFailedError(failure)

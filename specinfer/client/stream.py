@@ -12,15 +12,15 @@ from specinfer.client.resume import Accepted, Item, Piece
 class AsyncStream:
     """An answer's pieces: an async iterator and context manager.
 
-    Leaving the context, or `aclose`, closes the connection; the request itself continues for the gateway's
-    linger time, so that `attach` can continue the stream. `AsyncClient.cancel` ends the request.
+    Leaving the context, or `aclose`, closes the connection. The request itself continues for the gateway's
+    `linger_seconds`, and `attach` can continue the stream. `AsyncClient.cancel` ends the request.
     """
 
     def __init__(self, request_id: str, items: AsyncGenerator[Item, None]) -> None:
         self._items = items
         self._started: float | None = None
         self._first: Item | None = None
-        """First piece, if `accepted` received it and it was not returned yet."""
+        """First item, if only `accepted` has read it."""
         self._first_count = 0
         self.answer = Answer(request_id=request_id)
         """Answer so far; with a summary once the stream has ended."""
@@ -64,7 +64,7 @@ class AsyncStream:
             self._note(item)
 
     def _start(self) -> float:
-        """Return the time at which reading began, in seconds."""
+        """Return the time of the first read, in `perf_counter` seconds."""
         if self._started is None:
             self._started = time.perf_counter()
         return self._started
@@ -83,7 +83,6 @@ class AsyncStream:
         return self.answer
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._items.aclose()
 
     async def __aenter__(self) -> Self:

@@ -57,7 +57,7 @@ class Stream:
 
 
 class Client:
-    """Uses the first available gateway. A context manager, shareable by threads."""
+    """Client of the first available gateway; a thread-safe context manager."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Client:
         return self._thread.call(self._client.status())
 
     def close(self) -> None:
-        """Close all connections and end the thread, for good."""
+        """Close all connections, and end the thread."""
         if not self._thread.stopped:
             self._thread.call(self._client.close())
             self._thread.stop()

@@ -1,4 +1,4 @@
-"""Watch steps of requests at all gateways, as any may run them."""
+"""Watch steps of requests at all gateways; any gateway may run them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,18 +12,18 @@ from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 
 _START_S = 2.0
-"""Seconds to wait at the start for gateways that do not answer."""
+"""Seconds to wait at the start for unresponsive gateways."""
 Reply: TypeAlias = generation_pb2.WatchReply
 _Replies: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
-"""Pairs (gateway's index, reply or failure); None: the start has timed out."""
+"""Pairs (gateway's index, reply or failure); None: `_START_S` are over."""
 
 
 async def watch_steps(
     gateways: Gateways, metadata: Metadata, request_id: str
 ) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-    """Yield an empty reply once all watches have begun; then each step.
+    """Yield an empty reply once all gateways watch, then each step.
 
-    With a `request_id`, the last step is the request's end.
+    With a `request_id`, the last reply reports the request's end.
 
     Raises:
         RequestFailedError: if the watches of all gateways have failed.
@@ -71,7 +71,7 @@ async def _read(index: int, call: Any, replies: _Replies) -> None:
 
 
 class _Tellers:
-    """Tracks which gateways watch, are not connected yet, or have failed."""
+    """Tracks which gateways watch, have not answered yet, or have failed."""
 
     def __init__(self, count: int) -> None:
         self._asked, self._telling = set(range(count)), set[int]()
@@ -79,11 +79,11 @@ class _Tellers:
 
     @property
     def ready(self) -> bool:
-        """True if a gateway watches and no other need be waited for."""
+        """True if a gateway watches, and others have answered or time out."""
         return bool(self._telling) and (self._late or not self._asked)
 
     def note(self, index: int, reply: Reply | Failure | None) -> Reply | None:
-        """Process a gateway's reply or failure; return its step, if any.
+        """Process a gateway's reply or failure; return a reply with a step.
 
         Raises:
             RequestFailedError: if the last gateway has failed.

@@ -28,10 +28,10 @@ _BUSY = (429, 503)
 """HTTP statuses of a full server; the request is retried."""
 _DONE = range(200, 300)
 _REFUSALS = (400, 404, 413, 422)
-"""HTTP statuses that are answers; other errors leave a request unanswered."""
+"""HTTP statuses of refusals; they count as answers, unlike other errors."""
 _LONGEST_PAUSE_S = 60.0
 _WRITE_AGAIN_S = 1.0
-"""Pause in seconds before writing to a full disk is retried."""
+"""Seconds between two attempts to write an answer."""
 _BEGINNING = b'{"id": "batch_req_'
 """Prefix of every output line."""
 Answered: TypeAlias = tuple[dict[str, Any], int | None]
@@ -61,11 +61,11 @@ def sole_run(output: Path) -> Iterator[None]:
     """Lock OUTPUT.lock, so that no other run writes the same output.
 
     Raises:
-        InvalidInputError: if another run writes the output, it is not a file, or the lock fails.
+        InvalidInputError: if another run writes the output, the output is not a file, or the lock fails.
     """
     path = output.resolve()
     if path.exists() and not path.is_file():  # a device would be replaced by a file
-        raise InvalidInputError("output", str(output), "must be a file")
+        raise InvalidInputError("output", str(output), "must be a regular file")
     lock = path.with_name(f"{path.name}.lock")
     with ExitStack() as closing:
         try:
@@ -73,16 +73,16 @@ def sole_run(output: Path) -> Iterator[None]:
             file = closing.enter_context(lock.open("w"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InvalidInputError("output", str(output), "another run writes it") from error
+            raise InvalidInputError("output", str(output), "another run writes it now") from error
         except OSError as error:
-            reason = f"{lock.name} next to it: {error.strerror or 'cannot be locked'}"
+            reason = f"its lock file {lock.name}: {error.strerror or 'cannot be locked'}"
             raise InvalidInputError("output", str(output), reason) from error
         closing.callback(lock.unlink, missing_ok=True)
         yield
 
 
 def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
-    """Return the ids that an earlier run answered; remove lines without answers.
+    """Return the ids with answers in the output; remove its other lines.
 
     Raises:
         InvalidInputError: if the file has answers of other requests, or cannot be written.
@@ -96,7 +96,9 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
         row = read_object(f"{path}:{number}", text)
         identity = row.get("custom_id")
         if not isinstance(identity, str) or identity not in known:
-            raise InvalidInputError(f"{path}:{number}: custom_id", identity, "no request of the input has it")
+            raise InvalidInputError(
+                f"{path}:{number}: custom_id", identity, "is not a custom_id of the input"
+            )
         response = row.get("response")
         if isinstance(response, dict) and _is_final(response.get("status_code")):
             kept[identity] = text
@@ -122,7 +124,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return whether a line is the beginning of an output line."""
+    """Return whether a line is an incomplete output line."""
     if not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
     try:
@@ -216,7 +218,7 @@ def _to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Answered:
-    """Return a request's output line, and its HTTP status, if any."""
+    """Return a request's output line, and its HTTP status or None."""
     row: dict[str, Any] = {
         "id": f"batch_req_{job.line}",
         "custom_id": job.custom_id,

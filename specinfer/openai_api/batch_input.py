@@ -14,7 +14,7 @@ URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A line of the input."""
+    """A request of the input file."""
 
     line: int
     custom_id: str
@@ -27,7 +27,7 @@ def read_jobs(path: Path) -> list[BatchJob]:
     """Return the requests of a file.
 
     Raises:
-        InvalidInputError: naming the line that is not a request or repeats an id.
+        InvalidInputError: naming the first line that is no request or repeats a custom_id.
     """
     jobs, lines = list[BatchJob](), dict[str, int]()
     for number, text in enumerate(read_text("input", path).split("\n"), 1):
@@ -49,10 +49,12 @@ def _read_job(place: str, number: int, text: str) -> BatchJob:
     row = read_object(place, text)
     for name in row:
         if name not in ("custom_id", "method", "url", "body"):
-            raise InvalidInputError(f"{place}: {name}", row[name], "unknown field")
+            raise InvalidInputError(
+                f"{place}: {name}", row[name], "unknown field: a line has custom_id, method, url and body"
+            )
     identity, url, body = row.get("custom_id"), row.get("url"), row.get("body")
     if not isinstance(identity, str) or not identity:
-        raise InvalidInputError(f"{place}: custom_id", identity, "must be a non-empty text")
+        raise InvalidInputError(f"{place}: custom_id", identity, "must be a non-empty string")
     if row.get("method", "POST") != "POST":
         raise InvalidInputError(f"{place}: method", row["method"], "must be POST")
     if url not in URLS:
@@ -68,12 +70,12 @@ def read_object(place: str, text: str) -> dict[str, Any]:
     """Return the JSON object of a line.
 
     Raises:
-        InvalidInputError: naming the place of a line that is not a JSON object.
+        InvalidInputError: if the line is not a JSON object; `place` (PATH:LINE) is in the message.
     """
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(place, text[:60], f"invalid JSON: {error}") from error
+        raise InvalidInputError(place, text[:60], f"must be a JSON object: {error}") from error
     if not isinstance(row, dict):
-        raise InvalidInputError(place, text[:60], "must be an object")
+        raise InvalidInputError(place, text[:60], "must be a JSON object")
     return row

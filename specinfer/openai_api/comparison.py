@@ -1,4 +1,4 @@
-"""Compare answers with plain decoding: the first difference, and its size."""
+"""Find the first difference of an answer from plain decoding's answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ class Divergence:
     """First difference of an answer from plain decoding's answer."""
 
     position: int
-    """Number of equal tokens before it; of characters if tokens are equal."""
+    """Number of equal tokens (or characters, see `unit`) before the difference."""
     plain: str
-    """Text of plain decoding's token; empty at its end."""
+    """Plain decoding's token; empty if its answer has ended."""
     other: str
-    """Text of the other answer's token; empty at its end."""
+    """The other answer's token; empty if the answer has ended."""
     gap: float | None = None
-    """Plain decoding's log-probability difference between the tokens, in nats.
+    """Difference of the tokens' log-probabilities under plain decoding, in nats.
 
     None without log-probabilities; negative if plain decoding sampled the less probable token.
     """
     unit: Literal["token", "character"] = "token"
-    """Unit of the position."""
+    """Unit of `position`; "character" if the tokens do not differ."""
 
 
 def first_divergence(plain: Completion, other: Completion) -> Divergence | None:
-    """Return the first difference from plain decoding's answer, if any."""
+    """Return the first difference from plain decoding's answer; None if equal."""
     if plain.tokens and other.tokens:
         for position, (token, its) in enumerate(zip_longest(plain.tokens, other.tokens, fillvalue="")):
             if token != its:
@@ -66,7 +66,7 @@ class Compared:
     """First difference between plain decoding's two answers; None: equal."""
 
     def is_wrong(self, tie: float) -> bool:
-        """Return whether speculation changed the answer beyond a `tie` in nats."""
+        """Return whether speculation changed the answer by a `gap` above `tie`."""
         difference = self.difference
         if difference is None or self.is_excused:
             return False
@@ -74,7 +74,7 @@ class Compared:
 
     @property
     def is_excused(self) -> bool:
-        """True if plain decoding's two answers differ no later than `difference`."""
+        """True if plain decoding's own answers differ before or at `difference`."""
         difference, drifts = self.difference, self.unrepeated
         if difference is None or drifts is None:
             return False
@@ -82,7 +82,7 @@ class Compared:
 
 
 def exit_code(compared: Sequence[Compared], tie: float) -> int:
-    """Return 1 for changed answers, 3 if no plain answer repeats."""
+    """Return 1: an answer changed; 3: nothing is proved; else 0."""
     if any(one.is_wrong(tie) for one in compared):
         return 1
     return 3 if all(one.is_excused for one in compared) else 0

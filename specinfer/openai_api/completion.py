@@ -25,9 +25,9 @@ class Completion:
 
     text: str
     tokens: tuple[str, ...] = ()
-    """Tokens as text; empty if the server sends none."""
+    """Texts of the tokens; empty if the server sends no tokens."""
     top: tuple[Mapping[str, float], ...] = ()
-    """Per position, log-probabilities of likely tokens and the chosen one."""
+    """By position, the log-probabilities of likely tokens and the chosen token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A server, and the body fields that switch its speculation."""
+    """A server, with body fields that switch its speculation on or off."""
 
     server: ApiServer
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Side:
 
 
 def read_completion(answer: Any, place: str) -> Completion:
-    """Return the completion in the JSON of an answer.
+    """Return the completion in an answer's JSON; `place` appears in errors.
 
     Raises:
         ServerRefusedError: if the answer has no completion.
@@ -77,7 +77,7 @@ def read_completion(answer: Any, place: str) -> Completion:
         choice = answer["choices"][0]
         text, logprobs = choice["text"], choice.get("logprobs") or {}
         if not isinstance(text, str):
-            raise TypeError(text)
+            raise TypeError(f"text = {text!r}: must be a string")
         if rows := logprobs.get("content"):  # llama.cpp
             tokens = tuple(str(row["token"]) for row in rows)
             top = tuple(

@@ -28,7 +28,7 @@ PROMPTS = (
 def sides(
     speculating: ApiServer, against: ApiServer | None, off: dict[str, object] | None
 ) -> tuple[Side, Side]:
-    """Return the plain side and the speculating side of the comparison.
+    """Return the server without speculation, and the server to check.
 
     Args:
         speculating: the server to check.
@@ -64,13 +64,13 @@ def check(
         plain: server without speculation.
         speculating: server to check.
         questions: requests, each sent twice to `plain` and once to `speculating`.
-        concurrency: maximum requests that run at once; faults may depend on the batch.
+        concurrency: maximum requests that run at once.
         model: model id at both servers; None: the first in each server's list.
         done: called after each answer.
 
     Raises:
         ServerRefusedError: if all answers are empty.
-        SpecInferError: as `Side.complete`.
+        SpecInferError: the errors of `Side.complete`.
     """
     rounds: list[list[Completion]] = []
     for side in (plain, plain, speculating):
@@ -84,7 +84,9 @@ def check(
         with ThreadPoolExecutor(concurrency) as pool:
             rounds.append(list(pool.map(one, questions)))
     if not any(answer.text for answers in rounds for answer in answers):
-        raise ServerRefusedError(f"{speculating.server.base_url}: all answers are empty: nothing to compare")
+        raise ServerRefusedError(
+            f"{speculating.server.base_url}: all answers are empty, so nothing can be compared"
+        )
     numbers = {prompt: place for place, prompt in enumerate(dict.fromkeys(q.prompt for q in questions))}
     return [
         Compared(

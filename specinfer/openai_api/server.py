@@ -14,7 +14,7 @@ from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 _PATIENCE_S = 600.0
 _MAX_WORDS = 2000
 _MAX_BYTES = 1 << 28
-"""Maximum bytes of an answer; longer ones are errors."""
+"""Maximum bytes of an answer; a longer answer is an error."""
 
 
 class ServerRefusedError(SpecInferError):
@@ -29,7 +29,7 @@ class Reply:
     headers: Mapping[str, str]
     """Headers by lower-case names."""
     content: Any
-    """Parsed JSON of the body; the text if it is not JSON."""
+    """Parsed JSON of the body, or the body's text if invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ApiServer:
             raise ServerRefusedError(f"{self.base_url}/models lists no model: {str(listed)[:200]}") from error
 
     def get_json(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        """Return a successful call's JSON; a body makes it a POST.
+        """Return the JSON answer to a GET, or a POST of `body`.
 
         Raises:
             UnavailableError: if the server does not answer.
@@ -83,7 +83,7 @@ class ApiServer:
         return reply.content
 
     def call(self, path: str, body: Mapping[str, Any] | None) -> Reply:
-        """Return an answer of any status; a body makes a POST.
+        """Return the answer to a GET, or to a POST of `body`.
 
         Raises:
             UnavailableError: if the server does not answer.
@@ -107,7 +107,7 @@ class ApiServer:
 
 
 def _opener(host: str) -> urllib.request.OpenerDirector:
-    """Return an opener with the environment's proxy, except for this machine."""
+    """Return an opener that uses the environment's proxy, except for loopback."""
     name = urllib.parse.urlsplit(f"//{host}").hostname or ""
     here = name == "localhost" or name == "::1" or name.startswith("127.")
     return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else []))
@@ -116,14 +116,14 @@ def _opener(host: str) -> urllib.request.OpenerDirector:
 def _read(answer: Any, url: str) -> bytes:
     content: bytes = answer.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise UnavailableError(f"{url}: more than {_MAX_BYTES} bytes")
+        raise UnavailableError(f"{url}: the answer has more than {_MAX_BYTES} bytes")
     if answer.length:  # missing bytes of the announced length
         raise http.client.IncompleteRead(content, answer.length)
     return content
 
 
 def read_reply(status: int, headers: Any, body: bytes) -> Reply:
-    """Parse an answer. Invalid or too deeply nested JSON stays text."""
+    """Parse an answer; content that is not valid JSON stays text."""
     text = body.decode(errors="replace")
     try:
         content = json.loads(text)

@@ -1,1 +1,1 @@
-"""Settings, server, channels, threads, metrics and logs of every service."""
+"""Provide settings, servers, channels, threads, metrics and logs to services."""

@@ -1,7 +1,7 @@
 """Read and write the file of API keys, in JSON lines.
 
 The file contains the SHA-256 of each key, never the key. A key is 256 random bits and cannot be guessed, so
-a plain SHA-256 is enough; slow, salted hashes are for passwords. A user that can write it can make keys.
+a plain SHA-256 is enough; slow, salted hashes are for passwords. A user that can write the file can add keys.
 """
 
 import hashlib
@@ -18,43 +18,41 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from specinfer.errors import InvalidInputError, NotFoundError, SettingError
 
 KEY_PREFIX = "specinfer_"
-"""Prefix of every key, so that scanners for leaked secrets find keys."""
+"""Prefix of every key; scanners for leaked secrets can search for it."""
 SETTING = "api_keys"
 NEW_FILE_MODE = 0o600
 ID_CHARACTERS = 8
 MAX_PRIORITY = 2**31 - 1
-"""Highest priority of any request, and the default limit of a key."""
+"""Maximum priority of a request; the default of `ApiKey.max_priority`."""
 
 
 class ApiKey(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(pattern="^[A-Za-z0-9_.@-]{1,64}$")
-    """Name of the caller. Several keys may share it, for replacements."""
+    """Name of the caller; several keys may have it, for rotation."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     max_concurrent: int = Field(0, ge=0)
-    """Maximum unfinished requests; 0 for no limit."""
+    """Maximum unfinished requests; 0: no limit."""
     tokens_per_minute: int = Field(0, ge=0)
-    """Maximum tokens generated in a minute; 0 for no limit."""
+    """Maximum tokens generated per minute; 0: no limit."""
     max_priority: int = Field(MAX_PRIORITY, ge=-(2**31), le=MAX_PRIORITY)
-    """Highest priority that requests with this key may have."""
+    """Maximum priority of requests with this key."""
     no_training: bool = False
     """True if speculators must not learn from requests with this key."""
     expires: AwareDatetime | None = None
-    """Time of expiry, with time zone; None for never."""
+    """Time of expiry, with time zone; None: never."""
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of the key."""
         return bytes.fromhex(self.sha256)
 
     @property
     def key_id(self) -> str:
-        """First `ID_CHARACTERS` of the hash, which distinguish keys of equal names."""
+        """First `ID_CHARACTERS` of the hash, to distinguish keys of the same name."""
         return self.sha256[:ID_CHARACTERS]
 
     def has_expired(self, now: datetime) -> bool:
-        """Return whether the key has expired at `now`."""
         return self.expires is not None and now >= self.expires
 
 
@@ -73,7 +71,6 @@ def make_key(name: str, **limits: Any) -> tuple[str, ApiKey]:
 
 
 def digest_of(key: str) -> bytes:
-    """Return the SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -98,7 +95,7 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     """Replace a key file atomically. A new file has mode 0600.
 
     Raises:
-        SettingError: if it cannot be written.
+        SettingError: if the file cannot be written.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -119,7 +116,7 @@ def limits_of(key: ApiKey) -> dict[str, Any]:
 
 
 def revoke(keys: Sequence[ApiKey], name: str, key_id: str | None = None) -> list[ApiKey]:
-    """Return the keys except those of `name`, or except its key `key_id`.
+    """Return the keys without those of `name`, or without key `key_id`.
 
     Raises:
         NotFoundError: if no key matches.
@@ -144,7 +141,7 @@ def _read_line(path: Path, number: int, line: str) -> ApiKey:
 
 
 def _keep_access(path: Path, new: Path) -> None:
-    """Copy the old file's mode, and its owner if that differs."""
+    """Give the new file the old file's mode, owner and group."""
     if not path.exists():
         return
     old = path.stat()

@@ -14,7 +14,7 @@ from specinfer.service.tls import ClientTls, channel_credentials
 log = logging.getLogger(__name__)
 
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
-"""Schemes of gRPC targets that precede `host:port`."""
+"""gRPC's schemes before `host:port`."""
 
 
 def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str, int]:
@@ -33,7 +33,9 @@ def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str
 
 
 def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
-    """Check a channel's target: `host:port`, `dns:///host:port`, `unix:path`, `in-process:NAME`.
+    """Check a gRPC target.
+
+    A target is `host:port`, `dns:///host:port`, `ipv4:` or `ipv6:` with `host:port`, `unix:path` or `in-process:NAME`.
 
     Raises:
         SettingError: if `address` is not a target.
@@ -66,9 +68,9 @@ DEFAULT_MAX_MESSAGE = 64 * 1024 * 1024
 def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[str, int]]:
     """Return the options that servers and channels share.
 
-    Channels ping after 30 idle seconds, so that a dead peer is noticed. By default, servers end a connection
-    with ENHANCE_YOUR_CALM after three pings without data; these servers allow them. When a connection is
-    lost, its name is looked up again, at most once a second (default: 30 seconds), to find new replicas.
+    Channels ping after 30 idle seconds to detect a dead peer; servers allow these pings, which they would refuse
+    with ENHANCE_YOUR_CALM by default. After a lost connection, the name is resolved again, at most once per second
+    (default: every 30 seconds), to find new replicas.
     """
     return [
         *direct(),
@@ -115,7 +117,7 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
 async def resolve(entries: list[str]) -> list[str]:
     """Return the addresses of a list of `host:port` and `dns:///name:port`.
 
-    A name that cannot be resolved now has no addresses, and is logged.
+    A name that cannot be resolved is logged, and has no addresses in the result.
     """
     addresses: list[str] = []
     for entry in entries:

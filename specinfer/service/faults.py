@@ -1,7 +1,7 @@
-"""Guard a server against faults, too many keyless calls and late messages.
+"""Protect a server from exceptions, too many calls without key, late messages.
 
-By default, gRPC writes the whole exception of a fault to the log and to the caller's status. Here the status
-is INTERNAL with the exception's type, without values of the request.
+By default, gRPC writes an unexpected exception to the log and to the caller's status. Here the status is INTERNAL with
+the exception's type, without values of the request.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from specinfer.wire.status import abort
 log = logging.getLogger(__name__)
 
 OURS = "/specinfer."
-"""Prefix of methods of SpecInfer's services. Health and reflection lack the prefix."""
+"""Prefix of SpecInfer's methods; health and reflection have other prefixes."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Method: TypeAlias = Callable[[Any, Any], Any]
 Places: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Returns a context that counts a call; entering may raise."""
+"""Creates the context of an open call; entering may raise a `SpecInferError`."""
 MESSAGE_S = 20.0
 """Maximum seconds between a call's headers and its message."""
 KEYLESS_STREAMS, _KEYLESS_PART = 64, 8
-"""Maximum open calls per health or reflection method; divisor of `max_calls`."""
+"""Maximum open calls per health or reflection method: 64, or `max_calls` / 8."""
 KEYLESS_S = 3600.0
-"""Maximum seconds of a call of health or reflection. Clients may reconnect."""
+"""Maximum seconds of a health or reflection call; clients reconnect."""
 
 
 class KeylessInterceptor(grpc.aio.ServerInterceptor):
@@ -47,7 +47,7 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Return the method's handler; calls of health and reflection are limited.
+        """Return the method's handler; health and reflection have limits.
 
         The message of a unary call must arrive within `MESSAGE_S`.
         """
@@ -76,8 +76,8 @@ def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, max_s: flo
     message itself, so that a call without a message ends after `MESSAGE_S` seconds.
 
     Args:
-        handler: any handler except of a method with a request stream and one reply.
-        place: context of an open call; raises a `SpecInferError` if too many are open.
+        handler: handler of any method, except with a stream of requests and one reply.
+        place: creates the context of an open call; raises a `SpecInferError` if too many calls are open.
         max_s: maximum seconds of a call; None: no limit.
     """
     method: Method | None = handler.unary_unary or handler.unary_stream or handler.stream_stream
@@ -113,7 +113,9 @@ async def _first(messages: AsyncIterator[Any]) -> Any:
         async with asyncio.timeout(MESSAGE_S):
             return await anext(aiter(messages))
     except (TimeoutError, StopAsyncIteration):
-        raise InvalidInputError("message", None, f"must arrive within {MESSAGE_S:.0f} s") from None
+        raise InvalidInputError(
+            "message", None, f"must arrive within {MESSAGE_S:.0f} s after the headers"
+        ) from None
 
 
 class FaultInterceptor(grpc.aio.ServerInterceptor):
@@ -124,7 +126,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Return the method's handler, guarded."""
+        """Return the method's handler, which converts unexpected exceptions."""
         handler, name = await continuation(handler_call_details), handler_call_details.method
         if handler is None or not name.startswith(OURS):
             return handler

@@ -20,11 +20,11 @@ from specinfer.service.tls import ClientTls, channel_credentials
 
 PROGRAM = "python -m specinfer.service.health"
 FLAGS_VARIABLE = "SPECINFER_HEALTH_FLAGS"
-"""Environment variable with additional flags, such as TLS flags in images."""
+"""Environment variable with further flags, such as TLS flags in containers."""
 
 
 def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
-    """Return if the service at this address is serving.
+    """Check that the service at this address is serving.
 
     Raises:
         SettingError: if the address is invalid, or a file of `tls` is missing, cannot be read or is invalid.

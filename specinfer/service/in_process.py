@@ -25,7 +25,7 @@ _servers: dict[str, "InProcessServer"] = {}
 
 
 class InProcessServer:
-    """Registers the methods of servicers under a name, until `close`."""
+    """Server for `in-process:NAME`: registers servicers' methods until `close`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,10 +50,10 @@ class InProcessServer:
 
 
 class InProcessChannel:
-    """The part of `grpc.aio.Channel` that stubs use."""
+    """Channel with the methods of `grpc.aio.Channel` that stubs use."""
 
     def __init__(self, address: str) -> None:
-        """Open a channel to `in-process:NAME`; the server may be created later."""
+        """Create a channel to `in-process:NAME`; its server may be created later."""
         self._name = address.removeprefix(SCHEME)
         self._calls: set[_StreamCall] = set()
 
@@ -95,7 +95,6 @@ class InProcessChannel:
         return call
 
     async def close(self) -> None:
-        """Cancel the calls."""
         for call in list(self._calls):
             call.cancel()
 
@@ -124,12 +123,12 @@ class _AbortedError(Exception):
 
 
 class _CallContext:
-    """The part of `grpc.aio.ServicerContext` that servicers use."""
+    """Context with the methods of `grpc.aio.ServicerContext` that servicers use."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = tuple(metadata)
         self.replies: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
-        """Queue of one unread reply, so that methods wait for slow readers."""
+        """Queue of one unread reply: methods wait for slow readers."""
 
     def invocation_metadata(self) -> Metadata:
         return self._metadata
@@ -142,7 +141,7 @@ class _CallContext:
 
 
 class _StreamCall:
-    """The part of `grpc.aio.StreamStreamCall` that clients use."""
+    """Call with the methods of `grpc.aio.StreamStreamCall` that clients use."""
 
     def __init__(self, begin: Any, context: _CallContext) -> None:
         self._context = context
@@ -151,7 +150,6 @@ class _StreamCall:
         self.task.add_done_callback(self._end)
 
     async def requests(self) -> AsyncIterator[Any]:
-        """Yield the client's messages."""
         while (request := await self._requests.get()) is not _ENDED:
             yield request
 
@@ -188,7 +186,7 @@ class _StreamCall:
             await replies
 
     def _end(self, task: "asyncio.Task[None]") -> None:
-        """Queue the end for the reader; if cancelled, drop an unread reply."""
+        """Queue the stream's end; if cancelled, drop the unread reply."""
         replies = self._context.replies
         if task.cancelled():
             while not replies.empty():
@@ -200,7 +198,7 @@ class _StreamCall:
 
 
 async def _guarded(work: Any) -> Any:
-    """Return a method's result; exceptions become statuses, as in a server."""
+    """Return a method's result; convert exceptions to gRPC errors."""
     try:
         return await work
     except _AbortedError as error:

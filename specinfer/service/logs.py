@@ -7,7 +7,7 @@
 JSON lines have `request_id` if they are about one request, `trace_id` if it is traced, and `exception`.
 
 Exceptions of libraries may quote requests, so by default only their type and traceback are written.
-SpecInfer's own errors have a description without the value, `for_logs`.
+SpecInfer's own errors have a message without such values, `for_logs`.
 """
 
 import json
@@ -53,7 +53,7 @@ class DiscreetFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes one JSON object per line, with messages of another formatter."""
+    """Writes one JSON object per line; formatter `inner` formats the messages."""
 
     def __init__(self, service: str, inner: logging.Formatter) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def make_formatter(service: str, log_format: str = "text", quote_requests: bool = False) -> logging.Formatter:
-    """Return the formatter of a service's lines; parameters as in `set_up_logs`."""
+    """Return a service's log formatter; the parameters are those of `set_up_logs`."""
     kind = logging.Formatter if quote_requests else DiscreetFormatter
     if log_format == "json":
         return JsonFormatter(service, kind("%(message)s"))
@@ -102,7 +102,7 @@ class _WithoutHandlers(logging.Logger):
     """Logger for libraries; ignores the handlers that they add."""
 
     def addHandler(self, hdlr: logging.Handler) -> None:
-        """Ignore the handler, as the root logger's handler writes the lines."""
+        """Ignore the handler; the root logger's handler writes the lines."""
 
     @property
     def propagate(self) -> bool:
@@ -115,7 +115,7 @@ class _WithoutHandlers(logging.Logger):
 
 
 def _take_foreign_lines() -> None:
-    """Log warnings, uncaught exceptions and libraries' lines."""
+    """Log Python's warnings, uncaught exceptions and libraries' lines in our format."""
     logging.captureWarnings(True)
     sys.excepthook = _log_fault
     threading.excepthook = lambda fault: _log_fault(fault.exc_type, fault.exc_value, fault.exc_traceback)
@@ -140,7 +140,7 @@ def _utc(seconds: float) -> str:
 
 
 def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """Yield an exception's causes in order, including groups, then itself."""
+    """Yield an exception's causes (or a group's members) in order, then itself."""
     if id(error) in seen:
         return
     seen.add(id(error))

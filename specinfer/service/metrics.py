@@ -1,4 +1,4 @@
-"""Define Prometheus metrics of all services: build, model, step counters and histograms."""
+"""Define Prometheus metrics of all services, and fast counters and histograms."""
 
 import errno
 import logging
@@ -35,13 +35,13 @@ def service_registry() -> CollectorRegistry:
 
 
 def declare_build_info(registry: CollectorRegistry) -> None:
-    """Declare a metric with the version of SpecInfer as label."""
+    """Declare the metric whose label is SpecInfer's version."""
     info = Gauge("specinfer_build_info", "Version of SpecInfer; always 1.", ["version"], registry=registry)
     info.labels(__version__).set(1)
 
 
 def declare_model_info(registry: CollectorRegistry) -> Gauge:
-    """Declare a metric with the target and its execution as labels."""
+    """Declare the metric whose labels describe the model and its execution."""
     return Gauge(
         "specinfer_model_info",
         "The target model and how it runs; always 1.",
@@ -51,9 +51,9 @@ def declare_model_info(registry: CollectorRegistry) -> Gauge:
 
 
 class Observing:
-    """Calls functions that update metrics; a fault in one is only logged.
+    """Calls functions that update metrics; logs their exceptions.
 
-    Call it on the engine's thread if a counter depends on earlier counts.
+    Must be called on the engine's thread if a metric depends on the engine's earlier counts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,11 +67,11 @@ class Observing:
             now = self._clock()
             if self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S:
                 self._logged_at = now
-                log.exception("a metric could not be updated; metrics are incomplete from now on")
+                log.exception("a metric could not be updated and misses this event")
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
-    """Serve a registry's `/metrics` from a thread; port 0 disables it.
+    """Serve a registry's metrics from a thread; port 0: do nothing.
 
     Raises:
         SettingError: if the port is in use, or the host is not an address of this machine.
@@ -93,7 +93,7 @@ TO_MINUTES_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
-"""Bucket bounds in seconds for waits of requests."""
+"""Bucket bounds in seconds for requests' waiting times."""
 TO_SECONDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0),
@@ -114,11 +114,10 @@ class StepCounter(Collector):
         registry.register(self)
 
     def add(self, count: float, *labels: str) -> None:
-        """Add to the counter; 0 makes it visible to scrapes."""
+        """Add to the counter with these labels; adding 0 exports the counter."""
         self._values[labels] += count
 
     def describe(self) -> Iterator[CounterMetricFamily]:
-        """Yield name and type, for the registry."""
         yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -130,7 +129,7 @@ class StepCounter(Collector):
 
 
 class _Cell:
-    """Observations with one value of the label."""
+    """Observations for one value of a histogram's label."""
 
     __slots__ = ("counts", "total")
 
@@ -170,7 +169,6 @@ class StepHistogram(Collector):
         cell.total += value * times
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """Yield name and type, for the registry."""
         yield self._family()
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

@@ -18,7 +18,7 @@ def backoff(first_s: float, failures: int, longest_s: float) -> float:
 
 @dataclass(slots=True)
 class Outage:
-    """Tracks for how long a service has not answered."""
+    """Tracks since when a service does not answer, and logs it."""
 
     name: str = "the verifier"
     since: float | None = None

@@ -16,7 +16,7 @@ from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""Maximum bytes of a service's message. Senders split larger contents."""
+"""Maximum bytes of a message; senders split larger contents."""
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # fail if another process listens on the address
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none, as sizes are checked only after unpacking
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
-"""Environment variable with an id, by which a launcher recognises its service."""
+"""Environment variable with the id of the system that started this service."""
 LIVENESS = "liveness"
 """Health service name for liveness checks.
 
@@ -35,12 +35,12 @@ It ignores Redis and the verifiers, as restarting the gateway would not repair t
 
 
 def instance_service(instance: str) -> str:
-    """Return the health service's name for this instance identifier."""
+    """Return the name in health checks for an `INSTANCE_VARIABLE`."""
     return f"instance/{instance}"
 
 
 class ServiceServer:
-    """A gRPC server with health, reflection and limits. `start`, later `stop`."""
+    """gRPC server with health, reflection and limits of calls."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ServiceServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_calls: int | None = None,
     ) -> None:
-        """Create a server; `max_calls` limits concurrent calls; None: no limit."""
+        """Create a server with at most `max_calls` concurrent calls; None: no limit."""
         self._settings = settings
         self._names = list(service_names)
         self._serving = True
@@ -97,14 +97,14 @@ class ServiceServer:
             raise SettingError("listen", listen, reason) from error
 
     async def set_serving(self, serving: bool) -> None:
-        """Set the health status of all names except `LIVENESS`."""
+        """Set the health status of all service names except `LIVENESS`."""
         if serving != self._serving:
             self._serving = serving
             for name in ["", *self._names]:
                 await self._health.set(name, SERVING if serving else NOT_SERVING)
 
     async def stop(self) -> None:
-        """Report NOT_SERVING, and end running calls after the drain time."""
+        """Report NOT_SERVING; end running calls after `drain_seconds`."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._settings.drain_seconds)
 

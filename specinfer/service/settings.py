@@ -26,10 +26,10 @@ _UNRECOGNIZED = "unrecognized arguments: "
 
 
 class ProcessSettings(BaseSettings):
-    """Settings of every serving process, with gRPC or HTTP."""
+    """Settings of every process that serves gRPC or HTTP."""
 
     group: ClassVar[str] = "Process"
-    """Heading of the class's settings in `--help`."""
+    """Heading of this class's settings in `--help`."""
 
     model_config = SettingsConfigDict(
         cli_kebab_case=True,
@@ -94,7 +94,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def _wrong_arguments(cls, argv: Sequence[str], message: str) -> SettingError:
-        """Return the error for wrong arguments, with a suggested flag."""
+        """Return the error for invalid arguments, with any similar flag."""
         _, unknown, rest = message.partition(_UNRECOGNIZED)
         if not unknown:
             return SettingError("arguments", list(argv), message)
@@ -108,7 +108,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def as_given(cls, error: SettingError, argv: Sequence[str]) -> SettingError:
-        """Return a field's error, naming the flag or variable that was given."""
+        """Rename an error's field to the flag or variable that was given."""
         if error.field not in cls.model_fields:
             return error
         flag = f"--{error.field.replace('_', '-')}"
@@ -117,7 +117,7 @@ class ProcessSettings(BaseSettings):
         return error.renamed(variable if variable in os.environ and flag not in flags else flag)
 
     def check(self) -> None:
-        """Check settings that pydantic cannot check alone.
+        """Check settings that pydantic cannot check by itself.
 
         Raises:
             SettingError: for an invalid field.
@@ -148,6 +148,6 @@ def as_path(text: str) -> Path | None:
 
 
 def exit_with(error: SettingError, program: str) -> None:
-    """Print the error of a setting, and exit with 2."""
+    """Print the error, and exit with code 2."""
     print(f"{program}: error: {error}", file=sys.stderr)
     sys.exit(2)

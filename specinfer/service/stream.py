@@ -49,7 +49,7 @@ class WireMeter:
 
 
 class MeteredChannel:
-    """A channel for generated stubs that counts bytes; it has no `close`."""
+    """Channel for generated stubs that counts bytes; close the inner channel."""
 
     def __init__(self, channel: grpc.aio.Channel, meter: WireMeter) -> None:
         self._channel, self._meter = channel, meter
@@ -77,7 +77,7 @@ class MeteredChannel:
 
 
 Channel: TypeAlias = grpc.aio.Channel | MeteredChannel
-"""Channels on which stubs can be created."""
+"""Channels from which generated stubs can be created."""
 
 
 class MeterInterceptor(grpc.aio.ServerInterceptor):
@@ -113,7 +113,7 @@ Reply = TypeVar("Reply")
 
 
 class MessageStream(Generic[Request, Reply]):
-    """Sends a message and returns the next reply. Calls must not overlap."""
+    """Exchanges messages on one stream; exchanges must not overlap."""
 
     def __init__(
         self, name: str, open_stream: "Callable[[], grpc.aio.StreamStreamCall[Request, Reply]]"
@@ -122,7 +122,7 @@ class MessageStream(Generic[Request, Reply]):
         self._call: grpc.aio.StreamStreamCall[Request, Reply] | None = None
 
     async def exchange(self, request: Request, patience_s: float | None = None) -> Reply:
-        """Exchange one message.
+        """Send a message, and return the next reply.
 
         Args:
             request: the message to send.

@@ -19,11 +19,10 @@ class EngineThread:
         self.name = name
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._waiting: set[object] = set()
-        """One entry per call that has not begun."""
+        """One object per call whose function has not begun."""
 
     @property
     def waiting(self) -> bool:
-        """True if any call has not begun."""
         return bool(self._waiting)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -49,10 +48,10 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines of other threads on an event loop."""
+    """Event loop in a thread; other threads call coroutines on it."""
 
     def __init__(self, name: str, stopped: str = "the event loop has ended") -> None:
-        """Start the loop; `stopped` is the error's message for calls after `stop`."""
+        """Start the loop; `stopped` is the message of errors after `stop`."""
         self._message = stopped
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
@@ -63,7 +62,7 @@ class LoopThread:
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Wait for a coroutine and return its result.
 
-        An exception while waiting, as by Ctrl-C, cancels the coroutine.
+        An exception while waiting, for example by Ctrl-C, cancels the coroutine.
 
         Raises:
             UnavailableError: if the loop has ended, or ends before the result.

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 FileStamp: TypeAlias = tuple[int, int, int] | None
-"""Inode, modification time in ns, size in bytes; None without a file."""
+"""(inode, modification time in ns, size in bytes); None without a file."""
 
 
 def stamp_of(path: Path) -> FileStamp:
@@ -40,13 +40,13 @@ class ClientTls:
     key: Path | None = None
     """Private key of the certificate."""
     server_name: str = ""
-    """Expected name in the server's certificate; empty: the address's host."""
+    """Expected name in the server's certificate; empty: the host in the address."""
     prefix: str = "tls"
     """Prefix of the settings' names in errors, as `tls` in `tls_ca`."""
 
     @property
     def wanted(self) -> bool:
-        """True if anything is set."""
+        """True if any setting is given."""
         return bool(self.ca or self.certificate or self.key or self.server_name)
 
     def check(self) -> None:
@@ -72,11 +72,11 @@ class ServerTls:
     key: Path | None = None
     """Private key of the certificate."""
     client_ca: Path | None = None
-    """Authorities of client certificates; other clients are refused."""
+    """Authorities of client certificates; clients without such a certificate are refused."""
 
     @property
     def wanted(self) -> bool:
-        """True if anything is set."""
+        """True if any setting is given."""
         return bool(self.certificate or self.key or self.client_ca)
 
     @property
@@ -100,7 +100,7 @@ class ServerTls:
 
 
 def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """Return the credentials of a client, read once.
+    """Return a client's credentials; the files are read only now.
 
     Raises:
         SettingError: if a file is missing, unreadable or invalid.
@@ -112,7 +112,7 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Return a server's credentials. Changed files are read at new connections.
+    """Return a server's credentials; new connections use changed files.
 
     Raises:
         SettingError: if a file is missing, unreadable or invalid.
@@ -138,7 +138,11 @@ def redis_tls(
     named = {name: str(path) for name, path in files.items() if path is not None}
     if not url.startswith("rediss://"):
         if named:
-            raise SettingError("redis_url", url.partition("//")[0] + "//...", "TLS files need rediss://")
+            raise SettingError(
+                "redis_url",
+                url.partition("//")[0] + "//...",
+                "must begin with rediss://, as TLS files are set",
+            )
         return {}
     if named:
         ClientTls(ca, certificate, key, prefix="redis_tls").check()
@@ -146,15 +150,15 @@ def redis_tls(
 
 
 class ServerCertificates:
-    """A server's TLS files; gRPC calls `refresh` for every connection."""
+    """TLS files of a server; gRPC calls `refresh` for every connection."""
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls, self._seen = tls, [stamp_of(path) for path in tls.files]
         self.configuration = _configuration(tls)
-        """Latest valid files."""
+        """gRPC's configuration from the latest valid files."""
 
     def refresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return changed valid files; else None, to keep the old ones."""
+        """Return a new configuration if changed files are valid, else None."""
         now = [stamp_of(path) for path in self._tls.files]
         if now == self._seen:
             return None
@@ -163,7 +167,7 @@ class ServerCertificates:
             self._tls.check()
             self.configuration = _configuration(self._tls)
         except SettingError as error:
-            log.error("the old TLS files stay in use, the changed ones are not used: %s", error)
+            log.error("the previous TLS files stay in use, the changed files are not used: %s", error)
             return None
         log.info("the changed TLS files are used for new connections")
         return self.configuration
@@ -178,7 +182,7 @@ def _configuration(tls: ServerTls) -> grpc.ServerCertificateConfiguration:
 
 
 def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None:
-    """Check that a key belongs to a certificate, or both are missing."""
+    """Check that certificate and key match, if given."""
     if certificate is None and key is None:
         return
     if certificate is None or key is None:
@@ -194,7 +198,7 @@ def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None
 
 
 def _no_password() -> str:
-    """Return no password, so that TLS does not prompt for one."""
+    """Return an empty password, so that OpenSSL never asks for a password."""
     return ""
 
 

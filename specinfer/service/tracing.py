@@ -1,7 +1,7 @@
 """Send OpenTelemetry traces, if `otlp_endpoint` is set.
 
 Spans contain ids, counts and times, never text or tokens. A call is traced if its `traceparent` (W3C Trace
-Context, https://www.w3.org/TR/trace-context/) is sampled; calls without are sampled by a ratio.
+Context, https://www.w3.org/TR/trace-context/) is sampled; of other calls, a given share is traced.
 """
 
 import threading
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from specinfer.service.settings import ServiceSettings
 
 HEADER = "traceparent"
-"""Name of the trace context in a call's metadata."""
+"""Key of the trace context in a call's metadata."""
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 _NO_ATTRIBUTES: Attributes = {}
 _CLOSE_S = 2.0
-"""Maximum seconds to wait for the collector when a service ends."""
+"""Maximum seconds to send the remaining spans when a service ends."""
 
 
 class Tracer:
-    """Makes spans. Times are seconds of `time.monotonic` or `time.perf_counter`."""
+    """Creates spans; times are seconds of `time.monotonic` or `time.perf_counter`."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider, self._tracer = provider, provider.get_tracer("specinfer")
@@ -43,7 +43,7 @@ class Tracer:
         links: "Sequence[Span]" = (),
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> "Span | None":
-        """Start a span, child of the trace context; None if not sampled."""
+        """Start a span within the trace context; return None if not sampled."""
         from opentelemetry.trace import Link
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -99,12 +99,12 @@ def trace_id_of(span: "Span") -> str:
 
 
 def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -> Tracer | None:
-    """Return the tracer of a service; None without an endpoint.
+    """Return the tracer of a service; None without `otlp_endpoint`.
 
     Args:
         service: name of the service.
         settings: settings with `otlp_endpoint`.
-        ratio: share of calls without a trace context that are traced.
+        ratio: traced share of calls without a trace context, 0 to 1.
 
     Raises:
         SettingError: if the packages are missing, or the endpoint is invalid.
@@ -131,7 +131,7 @@ def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -
 def service_step(
     tracer: Tracer | None, name: str, traceparent: str, requests: int
 ) -> AbstractContextManager[None]:
-    """Return a context that records a step's span, if traced."""
+    """Return a context that records a span if the step is traced."""
     if tracer is None or not traceparent:
         return nullcontext()
     return _service_step(tracer, name, traceparent, requests)

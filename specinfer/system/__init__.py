@@ -1,1 +1,1 @@
-"""Operating system: processors, directories, processes, log lines, progress."""
+"""Use the operating system: processors, directories, processes, log lines, progress."""

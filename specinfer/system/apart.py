@@ -18,9 +18,9 @@ _REFUSED, _NOT_STORED = 3, 4
 
 @contextmanager
 def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
-    """Start a module; yield a function that waits for its output.
+    """Start a module's process; yield a function that returns its output.
 
-    Leaving the context kills the process if it still runs. The errors are raised by the function.
+    The function waits for the end, and raises the errors. Leaving the context kills a running process.
 
     Raises:
         IncompatibleError: if the module ended with a SpecInferError.
@@ -50,7 +50,7 @@ def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
 
 
 def finish(work: Callable[[], str]) -> int:
-    """Run a module's work; print output or error; return the exit code."""
+    """Call `work`; print its output or error; return the exit code."""
     gc.disable()  # the process ends soon and frees all memory
     try:
         print(work())

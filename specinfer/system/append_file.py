@@ -22,15 +22,15 @@ class AppendFile:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self.size = _end_of_records(path)
-            """Bytes of complete records."""
+            """Bytes of all complete records."""
             os.ftruncate(self._file, self.size)
         except OSError:
             os.close(self._file)
             raise
         self._torn = False
-        """True while a partial record may follow the last complete one."""
+        """True if a partial record may follow the last complete record."""
         self._refused = 0
-        """Bytes of the last record if its write failed, else 0."""
+        """Bytes of the last record if its write failed; 0 after success."""
 
     def append(self, record: bytes) -> None:
         """Append a record.
@@ -50,10 +50,10 @@ class AppendFile:
         self._refused = 0
 
     def check(self) -> None:
-        """Check, after a failed append, that the record would fit now.
+        """Check, after a failed append, that the record could be written now.
 
         Raises:
-            OSError: if the record would fail again.
+            OSError: if it would fail again.
         """
         if self._refused:
             self._cut_torn_end()
@@ -105,7 +105,7 @@ class AppendFile:
 
 
 def read_records(path: Path) -> tuple[list[bytes], bytes]:
-    """Return a file's complete records, and a partial last one.
+    """Return a file's complete records, and its partial last record or b"".
 
     Raises:
         OSError: if the file cannot be read.

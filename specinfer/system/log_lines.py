@@ -1,6 +1,6 @@
 """Attach request and trace ids to log lines, and limit their rate.
 
-A call or a step sets the context variables; a line about another request passes `extra=about(...)`.
+A call or a step sets `REQUEST_ID` and `TRACE_ID`; a line about another request passes `extra=about(...)`.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class LogPace:
     _last: float | None = None
 
     def due(self, now: float) -> bool:
-        """Return whether to log now (in seconds); if so, count a line."""
+        """Return whether to log at `now` (seconds); if so, record the time."""
         if self._last is not None and now - self._last < LOG_EVERY_S:
             return False
         self._last = now

@@ -33,7 +33,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def _field(name: str) -> str:
-    """Return a field of the first processor in /proc/cpuinfo, or ""."""
+    """Return the first field of this name in /proc/cpuinfo; "" if missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -46,7 +46,7 @@ _UNLIMITED = 2**62
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the available bytes; `root` contains proc and sys."""
+    """Return the available bytes; `root` is the directory of proc and sys."""
     return min(_of_machine(root), _of_cgroup(root / "sys/fs/cgroup"))
 
 
@@ -58,7 +58,7 @@ def _of_machine(root: Path) -> int:
 
 
 def _of_cgroup(folder: Path) -> int:
-    """Return a cgroup's free bytes. Inactive cached files count as free."""
+    """Return a cgroup's free bytes; inactive page cache counts as free."""
     limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
     if not limit.isdigit() or not used.isdigit():  # no limit, or cgroup v1
         return _UNLIMITED

@@ -16,13 +16,13 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Send this process a signal when its parent thread ends."""
+    """Let the kernel signal this process when its parent thread ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """Return a command that gets SIGTERM when the calling thread ends."""
+    """Return a command whose process gets SIGTERM when the calling thread ends."""
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 

@@ -12,13 +12,13 @@ from typing import Protocol
 LOGGER = "specinfer.progress"
 log = logging.getLogger(LOGGER)
 _EVERY_S = 2.0
-"""Minimum seconds between two lines about the same work."""
+"""Minimum seconds between two progress lines of one work."""
 _LONG_S = 1.0
-"""Minimum seconds of work whose duration is logged."""
+"""Work of at least this many seconds logs its duration."""
 
 
 class Report(Protocol):
-    """Receives the amounts of finished and total work, in any unit."""
+    """Callback for the amounts of finished and total work, in any unit."""
 
     def __call__(self, done: int, total: int) -> None:
         """Log the percentage, at most every `_EVERY_S` seconds."""
@@ -26,7 +26,7 @@ class Report(Protocol):
 
 @contextmanager
 def progress(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
-    """Log the start and progress of work, and a long duration."""
+    """Log the start of work, its progress, and a duration over `_LONG_S`."""
     started = last = clock()
     log.info("%s", what)
 

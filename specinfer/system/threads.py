@@ -24,7 +24,7 @@ class _Mount(NamedTuple):
     """A mounted hierarchy of cgroups."""
 
     root: PurePosixPath
-    """Group at the mount point."""
+    """The cgroup at the mount point."""
     point: Path
     unified: bool
     """True for cgroup v2."""
@@ -47,14 +47,14 @@ def thread_count(threads: int) -> int:
 
 
 def default_threads() -> int:
-    """Return the minimum of `usable_processors` and OMP_NUM_THREADS."""
+    """Return the lower of `usable_processors` and OMP_NUM_THREADS."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     usable = usable_processors()
     return min(int(given), usable) if given.isdecimal() and int(given) else usable
 
 
 def usable_processors(root: Path = Path("/"), affinity: int | None = None) -> int:
-    """Return the minimum of CPU affinity and cgroup quotas, at least 1.
+    """Return the lower of CPU affinity and cgroup quotas, at least 1.
 
     Args:
         root: directory that contains `proc` and `sys`.
@@ -71,7 +71,7 @@ def _affinity() -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quotas, in processors, of this process's groups and ancestors."""
+    """Yield the quotas of this process's cgroups and their ancestors, in processors."""
     for mount in _mounts(root):
         group = _own_group(root, mount.unified)
         if group is None:
@@ -86,7 +86,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
-    """Yield the mounted hierarchies that limit processor time."""
+    """Yield the mounted cgroup hierarchies that limit processor time."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         place, _, kind = line.partition(" - ")
         fields, types = place.split(), kind.split()
@@ -107,7 +107,7 @@ def _own_group(root: Path, unified: bool) -> PurePosixPath | None:
 
 
 def _quota(group: Path, unified: bool) -> float | None:
-    """Return a group's quota in processors; None without a limit."""
+    """Return a cgroup's quota in processors; None without a limit."""
     if unified:
         words = _read(group / "cpu.max").split()
     else:
@@ -126,11 +126,11 @@ def _read(path: Path) -> str:
 
 
 LATER, LAST = 10, 19
-"""Niceness of background work that is awaited, and of other expensive work."""
+"""Niceness of background work: awaited by requests, and not awaited."""
 
 
 def give_way(niceness: int) -> None:
-    """Lower the priority of this thread; no effect where not permitted."""
+    """Set this thread's niceness on Linux, if permitted."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -1,1 +1,1 @@
-"""Converts domain objects to protobuf messages, and errors to gRPC status codes."""
+"""Convert objects to protobuf messages, and errors to gRPC status codes."""

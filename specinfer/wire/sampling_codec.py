@@ -36,9 +36,9 @@ def encode_sampling(
 
 
 def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> Sampling:
-    """Decode sampling parameters. An unset temperature is 1, not greedy.
+    """Decode sampling parameters; an unset temperature is 1.
 
-    Every step of a request has the same message, so results are cached.
+    Results are cached, since every step of a request has the same message.
 
     Raises:
         InvalidInputError: for an invalid field.

@@ -19,7 +19,7 @@ from specinfer.errors import (
 )
 
 RETRY_HINT_KEY = "grpc-retry-pushback-ms"
-"""Trailing metadata of retryable errors: milliseconds before a retry; negative: none."""
+"""Metadata key: milliseconds before a retry; negative: do not retry."""
 
 _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -36,7 +36,7 @@ _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
 
 
 def status_of(error: SpecInferError) -> grpc.StatusCode:
-    """Return the code of the error's nearest class with a code."""
+    """Return the code of the error's class or nearest base class."""
     for cls in type(error).__mro__:
         if cls in _CODES:
             return _CODES[cls]

@@ -12,9 +12,9 @@ from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeLimits
 from specinfer.v1 import speculator_pb2, tree_pb2, verifier_pb2
 
 _NODE, _CANDIDATE, _SUPPORT = 5 + 10 + 4, 5 + 5, 5 + 4
-"""Maximum encoded bytes of a node, a candidate, a token of q."""
+"""Maximum encoded bytes of a node, candidate, and token of q."""
 _PROPOSAL, _TREE = 40, 64
-"""Maximum encoded bytes of a proposal's and a tree's other fields."""
+"""Maximum encoded bytes of other fields per proposal and tree."""
 _ROOT_PARENTS, _ROOT_SCORES = np.array([-1], np.int32), np.ones(1, np.float32)
 _ROOT_PARENTS.flags.writeable = _ROOT_SCORES.flags.writeable = False  # shared by all trees of plain decoding
 
@@ -38,7 +38,7 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
 def max_bytes(tree: TokenTree) -> int:
     """Return the maximum bytes that a tree adds to a message.
 
-    A number takes at most five bytes; a candidate occurs in a proposal and in the order.
+    A number has at most five bytes. A candidate occurs twice, in its proposal and in `order`.
     """
     candidates = sum([len(proposal.children) for proposal in tree.proposals])
     support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
@@ -52,7 +52,7 @@ def max_bytes(tree: TokenTree) -> int:
 
 
 def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> TokenTree:
-    """Decode a tree; `speculator`, if given, replaces the number in all proposals.
+    """Decode a tree; `speculator` replaces the number in all proposals unless None.
 
     Raises:
         MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.
@@ -76,7 +76,7 @@ def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> T
 
 
 def _is_bare_root(message: tree_pb2.TokenTree) -> bool:
-    """Return whether the message of one token equals `TokenTree.root_only`."""
+    """Return whether a message with one token encodes `TokenTree.root_only`."""
     bare = not message.proposals and not message.order
     return bare and message.parents[:] == [-1] and message.scores[:] in ([], [1.0])
 
@@ -94,7 +94,7 @@ def _decode_proposal(message: tree_pb2.Proposal, speculator: int | None) -> Prop
 
 
 def decode_limits(message: speculator_pb2.DraftEntry | verifier_pb2.TreePlan) -> TreeLimits:
-    """Decode a tree's limits; the depth is at most the nodes."""
+    """Decode a tree's limits; reduce its depth to its number of nodes."""
     width = 1 if message.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     depth = min(message.max_depth, message.node_budget)
     worth = message.min_path_probability, message.tokens_per_second

@@ -246,7 +246,7 @@ def test_the_output_is_a_file_and_stays_where_it_is(files: Files) -> None:
     """Run by root, a batch into /dev/null must not put a file in its place."""
     files.write(job("a"))
     os.mkfifo(files.output)
-    with pytest.raises(InvalidInputError, match=r"output = '.*out.jsonl': must be a file"):
+    with pytest.raises(InvalidInputError, match=r"output = '.*out.jsonl': must be a regular file"):
         files.run("http://127.0.0.1:1")
     assert files.output.is_fifo()
     files.output.unlink()
@@ -282,7 +282,7 @@ def test_a_file_of_windows_and_strange_answers_are_read(files: Files) -> None:
 
 def test_what_nests_too_deeply_is_no_json(files: Files) -> None:
     files.input.write_text("[" * 100_000)
-    with pytest.raises(InvalidInputError, match=r"in.jsonl:1 = .*invalid JSON"):
+    with pytest.raises(InvalidInputError, match=r"in.jsonl:1 = .*must be a JSON object"):
         files.run("http://127.0.0.1:1")
     assert read_reply(200, {}, b"[" * 100_000).content == "[" * 100_000
 
@@ -314,7 +314,7 @@ def test_a_server_that_does_not_answer_is_the_lines_error(files: Files) -> None:
     ("rows", "words"),
     [
         ([], r"input = '.*in.jsonl': has no requests"),
-        ([job("a"), 3], r"in.jsonl:2 = '3': must be an object"),
+        ([job("a"), 3], r"in.jsonl:2 = '3': must be a JSON object"),
         ([job("a"), job("a")], r"in.jsonl:2 = 'a': repeats the custom_id of line 1"),
         ([job("")], r"in.jsonl:1: custom_id = ''"),
         ([job("a", method="GET")], r"in.jsonl:1: method = 'GET': must be POST"),

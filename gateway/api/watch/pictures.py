@@ -20,7 +20,7 @@ _MAX_KEPT = 100_000
 
 
 class TokenTexts:
-    """Caches the texts of single tokens, as decoding is slow."""
+    """Cache of the texts of single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -52,7 +52,7 @@ class RequestText:
 
 
 def reply_of(seen: Seen, dropped: int, texts: TokenTexts, text: RequestText) -> generation_pb2.WatchReply:
-    """Return the message of an event; `text` is the request's text."""
+    """Return an event's message; `dropped` counts events dropped before."""
     item, finish = seen.item, seen.item.state.finish if seen.item.final else None
     step = None if item.counts is None else seen.step  # a failed entry has no verified tree
     return generation_pb2.WatchReply(
@@ -90,9 +90,9 @@ def _step(
 def _nodes(
     tree: TokenTree, asked: Sequence[int], drafts: Sequence[tuple[int, TokenTree]], texts: TokenTexts
 ) -> Iterator[generation_pb2.WatchedNode]:
-    """Yield the nodes of a tree.
+    """Yield the messages of a merged tree's nodes.
 
-    `asked` are the speculators' numbers; proposals refer to their index in this list.
+    `asked` has the numbers of the step's speculators; a proposal's `speculator` is an index into this list.
     """
     proposals = _proposals(
         tree, {number: index for index, number in enumerate(asked)}, _own_chances(tree, drafts)
@@ -115,7 +115,7 @@ def _nodes(
 def _proposals(
     tree: TokenTree, index: Mapping[int, int], own_chances: Mapping[tuple[int, int], float]
 ) -> dict[int, list[generation_pb2.WatchedProposal]]:
-    """Return the proposals of each node."""
+    """Return the proposals by node; `index` maps speculator numbers to message indices."""
     proposals: dict[int, list[generation_pb2.WatchedProposal]] = {}
     for proposal in tree.proposals:
         if proposal.speculator == NOBODY:
@@ -134,7 +134,7 @@ def _proposals(
 def _chance(
     proposal: Proposal, node: int, tree: TokenTree, own_chances: Mapping[tuple[int, int], float]
 ) -> float:
-    """Return the probability of a candidate by its speculator."""
+    """Return the speculator's own probability of a candidate."""
     if proposal.kind is ProposalKind.POINT:
         return own_chances.get((proposal.speculator, node), 0.0)
     drawn = proposal.q_probabilities[proposal.q_token_ids == tree.token_ids[node]]
@@ -142,7 +142,7 @@ def _chance(
 
 
 def _own_chances(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
-    """Map (speculator, node of the merged tree) to the draft's uncorrected score."""
+    """Map (speculator, node of `tree`) to the speculator's uncalibrated score."""
     parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
     place_of = {(parents[node], tokens[node]): node for node in range(1, len(tree))}
     chances: dict[tuple[int, int], float] = {}
@@ -159,7 +159,7 @@ def _own_chances(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> di
 
 
 class WatchReplies:
-    """Makes the streams of replies for one gateway's watches."""
+    """Creates the reply streams of `Watch` calls at one gateway."""
 
     def __init__(self, watches: Watches, tokenizer: Tokenizer) -> None:
         self._watches, self._tokenizer = watches, tokenizer
@@ -170,7 +170,7 @@ class WatchReplies:
 
         Raises:
             InvalidInputError, ExhaustedError: as in `Watches.open`.
-            UnavailableError: when this gateway ends.
+            UnavailableError: when this gateway shuts down.
         """
         texts: dict[str, RequestText] = {}
         with self._watches.open(caller, request_id) as watch:

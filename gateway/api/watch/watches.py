@@ -1,4 +1,4 @@
-"""Keep the watches of a gateway, and the unsent events of each.
+"""Queue finished steps for the `Watch` calls ("watches") at a gateway.
 
 A step is sent only to watches of its request or of all its caller's requests, and only once its tokens are
 stored. If steps finish faster than they are sent, the oldest unsent steps are dropped and counted.
@@ -21,11 +21,11 @@ PER_SECOND = 200
 A reply with a tree of 30 nodes takes 0.5 ms, so this is a tenth of the event loop's time.
 """
 AT_ONCE = 20
-"""Maximum replies without delay after a pause."""
+"""Maximum replies in a burst after a pause."""
 
 
 class Pace:
-    """Limits replies to `PER_SECOND`."""
+    """Token bucket of `PER_SECOND` replies with bursts of `AT_ONCE`."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -37,19 +37,19 @@ class Pace:
 
 
 MAX_WATCHES = 64
-"""Maximum watches of a gateway. An API key may have half."""
+"""Maximum open watches of a gateway; one API key may open half."""
 MAX_UNREAD = 64
 """Maximum unsent events of a watch."""
 
 
 class Seen(NamedTuple):
-    """An event of a request: a step's outcome, or its finish."""
+    """A request's event: its tokens of a step, or its finish."""
 
     item: Progress
     step: FinishedStep | None
-    """The finished step; None: the request ended between steps."""
+    """The finished step; None if the request ended between steps."""
     names: Sequence[str]
-    """Names of the speculators, by number."""
+    """`names[i]` is the name of speculator i."""
 
 
 class Watch:
@@ -66,7 +66,7 @@ class Watch:
     def put(self, seen: Seen) -> None:
         """Add an event.
 
-        If `MAX_UNREAD` events wait, the oldest step is dropped; a finish is dropped only if all are finishes.
+        If `MAX_UNREAD` events wait, the oldest step is dropped, or the oldest finish if no step waits.
         """
         if len(self._unread) >= MAX_UNREAD:
             steps = (place for place, old in enumerate(self._unread) if not old.item.final)
@@ -93,13 +93,13 @@ class Watch:
             await self._changed.wait()
 
     def take(self) -> tuple[Seen, int]:
-        """Return the next event, and the number of events dropped before."""
+        """Return the next event, and how many events before it were dropped."""
         dropped, self._dropped = self._dropped, 0
         return self._unread.popleft(), dropped
 
 
 class Watches:
-    """All watches of one gateway; false if there are none."""
+    """Open watches of one gateway; `bool` is false without any."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[Watch]] = {}
@@ -113,14 +113,14 @@ class Watches:
 
     @contextmanager
     def open(self, caller: Caller, request_id: str) -> Iterator[Watch]:
-        """Watch one request, or all of a caller's, until the context ends.
+        """Open a watch of one request, or of all the caller's requests.
 
         Raises:
-            InvalidInputError: for an empty id without API keys, when only its secret id protects a request.
+            InvalidInputError: if the id is empty and there are no API keys: then only its id protects a request.
             ExhaustedError: if there are too many watches.
         """
         if not request_id and not caller.name:
-            raise InvalidInputError("request_id", request_id, "required without API keys")
+            raise InvalidInputError("request_id", request_id, "required if the gateway has no API keys")
         self._check_room(caller)
         watch, key = Watch(request_id), (caller.name, request_id)
         self._open.setdefault(key, []).append(watch)
@@ -132,7 +132,7 @@ class Watches:
                 del self._open[key]
 
     def tell(self, step: FinishedStep | None, progress: Sequence[Progress], names: Sequence[str]) -> None:
-        """Send requests' stored progress, with its step, to their watches."""
+        """Add an event to the request's watches for each item of `progress`."""
         for item in progress:
             caller = item.state.request.caller
             for key in ((caller, item.request_id), (caller, "")):
@@ -140,7 +140,6 @@ class Watches:
                     watch.put(Seen(item, step, names))
 
     def close(self) -> None:
-        """End all watches after their remaining events."""
         for watches in self._open.values():
             for watch in watches:
                 watch.close()

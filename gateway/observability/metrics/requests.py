@@ -73,7 +73,7 @@ class RequestCounters:
             self._refused(code)
 
     def refused(self, code: grpc.StatusCode) -> None:
-        """Count a call that was refused."""
+        """Count a refused call by its status code."""
         self._refused(code.name).inc()
 
     def admitted(self, state: RequestState) -> None:

@@ -12,14 +12,14 @@ from specinfer.service.metrics import StepCounter, StepHistogram
 from specinfer.statuses import EntryStatus
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
-"""Outcomes of drafts, as in `specinfer.remote.faults`."""
+"""Outcomes of draft calls, defined in `specinfer.remote.faults`."""
 VERIFIER = "verifier"
-"""Value of `service` for the verifier's resyncs."""
+"""Value of label `service` for the verifier's RESYNC verdicts."""
 _SPECULATOR = ("service", "speculator")
 
 
 class SpeculationMetrics:
-    """Counts trees and drafts."""
+    """Metrics of trees, drafts and their acceptance."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str, *labels: str) -> StepCounter:
@@ -74,7 +74,7 @@ class SpeculationMetrics:
         self.scores = ScoreMetrics(registry)
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        """Count a step; `names` are the speculators' names by number."""
+        """Count a step; `names[i]` is the name of speculator i."""
         counts = step.counts
         for number, did in counts.speculators.items():
             self._count_speculator(names[number], did)
@@ -89,7 +89,7 @@ class SpeculationMetrics:
     def service(
         self, address: str, outcomes: Mapping[str, int], resyncs: int, quarantines: Mapping[str, int]
     ) -> None:
-        """Count draft outcomes of a speculator service; `quarantines` by speculator name."""
+        """Add a service's new draft outcomes, resyncs, and quarantines by speculator."""
         for outcome, count in outcomes.items():
             self._outcomes.add(count, address, outcome)
         self._resyncs.add(resyncs, address)
@@ -97,7 +97,7 @@ class SpeculationMetrics:
             self._quarantines.add(count, name)
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Export counts of 0 for available speculators."""
+        """Export 0 for counts of these speculators that do not exist yet."""
         for named in names:
             self.scores.announce(named)
             self._count_speculator(named, SpeculatorCounts())
@@ -139,7 +139,7 @@ class ScoreMetrics:
         )
 
     def announce(self, named: Named) -> None:
-        """Create a speculator's collapse gauge with 0, unless it exists."""
+        """Export 0 for a speculator's collapse gauge before its first value."""
         self._collapsed.labels(*named)
 
     def collapse(self, named: Named, collapsed: bool) -> None:

@@ -12,7 +12,7 @@ from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepCounter, StepHis
 
 
 class PlannerMetrics:
-    """Counts choices, and sums expected and actual results."""
+    """Metrics of the planner's choices: expected and actual seconds and tokens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str, *labels: str) -> StepCounter:
@@ -31,7 +31,7 @@ class PlannerMetrics:
             self._choices.add(0, reason)
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        """Count a step; `names` are the speculators' names by number."""
+        """Count a step; `names[i]` is the name of speculator i."""
         choice = step.choice
         self._choices.add(1, choice.reason)
         for number in choice.speculators:
@@ -44,13 +44,13 @@ class PlannerMetrics:
             self._actual_tokens.add(sum([1 + len(verdict.accepted) for verdict in step.verdicts.values()]))
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Show the counts of reached speculators, which start at 0."""
+        """Export 0 for counts of these speculators that do not exist yet."""
         for named in names:
             self._asked.add(0, named.speculator)
 
 
 class StepMetrics:
-    """Counts finished steps while the next step's drafts are computed."""
+    """Metrics of finished steps: phases, batch size, speculation, planner."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.speculation, self.planner = SpeculationMetrics(registry), PlannerMetrics(registry)
@@ -86,7 +86,7 @@ class StepMetrics:
         )
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        """Count a step; `names` are the speculators' names by number."""
+        """Count a step; `names[i]` is the name of speculator i."""
         for phase, seconds in zip(PHASES, step.phases, strict=True):
             self._phase.observe(seconds, phase)
         self._batch.observe(len(step.entries))
@@ -95,6 +95,6 @@ class StepMetrics:
         self.planner.count(step, names)
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Show the counts of reached speculators, which start at 0."""
+        """Export 0 for counts of these speculators that do not exist yet."""
         self.speculation.announce(names)
         self.planner.announce(names)

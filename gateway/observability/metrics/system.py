@@ -14,7 +14,7 @@ PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Summed use of the caches of a gateway's verifiers."""
+    """Summed KV cache use of a gateway's verifiers."""
 
     used_tokens: int
     """Tokens reserved for running requests, including their trees."""
@@ -23,7 +23,7 @@ class CacheUse:
 
     @property
     def part(self) -> float:
-        """Share in use, from 0 to 1."""
+        """Share of the capacity in use, 0 to 1."""
         return min(1.0, self.used_tokens / self.capacity_tokens) if self.capacity_tokens else 0.0
 
 
@@ -96,7 +96,7 @@ class SystemMetrics:
         return self._meters[peer]
 
     def show(self, view: SystemView) -> None:
-        """Set all gauges; remove gauges of services that are gone."""
+        """Set all gauges; remove gauges of services absent in `view`."""
         self._running.set(view.running)
         self._waiting.set(view.waiting)
         self._redis.set(view.redis_ready)
@@ -133,7 +133,7 @@ class VllmMetrics:
         )
 
     def show(self, running: int, waiting: int, cache: CacheUse) -> None:
-        """Set the load. Without a verifier, `cache_config_info` is absent."""
+        """Set the load; export `cache_config_info` only with a verifier."""
         self._running.labels(**self._labels).set(running)
         self._waiting.labels(**self._labels).set(waiting)
         self._usage.labels(**self._labels).set(cache.part)
@@ -144,7 +144,7 @@ class VllmMetrics:
 
 
 def _show(gauge: Gauge, values: Mapping[tuple[str, ...], bool]) -> None:
-    """Set a gauge's children, and remove all others."""
+    """Set a gauge's values by labels, and remove all other labels."""
     shown = {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
     for labels in shown - values.keys():
         gauge.remove(*labels)

@@ -21,12 +21,12 @@ class InProcessClient:
     """Answers requests in this process."""
 
     def __init__(self, llm: AsyncLLM, names: Sequence[str]) -> None:
-        """Create the client; `names` are the speculators' names by number."""
+        """Create the client; `names[i]` is the name of speculator i."""
         self._llm, self._names = llm, names
 
     @classmethod
     def load(cls, model: str, **options: Any) -> Self:
-        """Load a model, as `LLM` does."""
+        """Load a model; `options` are those of `LLM`."""
         llm = AsyncLLM(model, **options)
         return cls(llm, llm.speculators)
 
@@ -107,7 +107,7 @@ def prompt_of(message: generation_pb2.GenerateRequest) -> Prompt:
             return list(message.tokens.ids)
         case "chat":
             return {"messages": [{"role": m.role, "content": m.content} for m in message.chat.messages]}
-    raise InvalidInputError("prompt", None, "one of text, chat and tokens is needed")
+    raise InvalidInputError("prompt", None, "needs text, chat or tokens")
 
 
 def params_of(message: generation_pb2.GenerateRequest) -> SamplingParams:

@@ -10,12 +10,12 @@ from specinfer.hub import DEFAULT_MODEL
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """Options of a local system. `Flags` are a service's flags without dashes."""
+    """Options of a local system; `Flags` maps flags without dashes to values."""
 
     model: str = DEFAULT_MODEL
     dtype: str = "bfloat16"
     device: str | None = None
-    """Device of the models; None: the services' variables, else the CPU."""
+    """Device of the models; None: from the services' environment, else the CPU."""
     listen: str | None = None
     """Address of the gateway; None: a free port of loopback."""
     verifier: Flags = field(default_factory=dict)
@@ -25,16 +25,16 @@ class LocalOptions:
     addresses: Sequence[str] = ()
     """Addresses of running speculator services to use in addition."""
     draft: str | None = None
-    """The verifier's `--draft`; None: "auto", or "none" with services."""
+    """The verifier's `--draft`; None: "auto", or "none" if `speculators` is set."""
     metrics: bool = False
-    """True if the gateway serves metrics, at its default port."""
+    """True if the gateway serves metrics at its default port."""
     http: str | None = None
     """Address of the HTTP service; None: no HTTP service."""
     http_flags: Flags = field(default_factory=dict)
 
     @property
     def hosted_draft(self) -> str:
-        """The verifier's `--draft`, with its default resolved."""
+        """The verifier's `--draft`, after applying the default."""
         if self.draft is not None:
             return self.draft
         return AUTO_DRAFT if self.speculators is None else NO_DRAFT

@@ -22,7 +22,7 @@ from specinfer.system.progress import LOGGER
 DEFAULT_METRICS_PORT = 9464
 """Default port of a gateway's metrics."""
 PORTS = range(20_000, 32_000)
-"""Ports of `free_ports`, below Linux' range of ephemeral ports."""
+"""Ports that `free_ports` returns, below Linux's ephemeral ports."""
 _next_port = itertools.count(random.randrange(len(PORTS)))
 
 
@@ -44,21 +44,23 @@ def check_metrics_port() -> None:
 
 
 def check_http(address: str) -> None:
-    """Check that the HTTP service can be started at an address.
+    """Check that the HTTP service could listen at an address.
 
     Raises:
         InvalidInputError: if the address cannot be used, or the extra `http` is not installed.
     """
     if find_spec("fastapi") is None:
-        raise InvalidInputError("http_listen", address, "needs pip install '.[http]'; or give none")
+        raise InvalidInputError(
+            "http_listen", address, "needs `pip install '.[http]'`; or give --http-listen none"
+        )
     check_listen_address(address, "http_listen", "choose another address, or none for no HTTP")
 
 
 def free_ports(count: int) -> list[int]:
     """Return different TCP ports of loopback that are free at this moment.
 
-    They are below the ephemeral ports, so that no outgoing connection takes one before the server listens. A
-    process returns a port again only after all others.
+    Ports are below the ephemeral range, so no outgoing connection takes a port before its server listens. Each call
+    returns ports after the previous ones, and begins again at the end of `PORTS`.
     """
     ports: list[int] = []
     for _ in range(len(PORTS)):
@@ -68,7 +70,7 @@ def free_ports(count: int) -> list[int]:
         if not _why_not_bound(socket.AF_INET, ("127.0.0.1", port)):
             ports.append(port)
     if len(ports) < count:
-        raise InvalidInputError("port", f"{PORTS[0]} to {PORTS[-1]}", "all are in use")
+        raise InvalidInputError("port", f"{PORTS[0]} to {PORTS[-1]}", "all are in use on this machine")
     return ports
 
 
@@ -100,7 +102,7 @@ def check_listen_address(
 
 
 def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
-    """Return the error number of binding a socket; 0 if possible."""
+    """Return the error number of binding a socket; 0 without error."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
@@ -111,7 +113,7 @@ def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
 
 
 _PROGRESS = re.compile(rf'{re.escape(LOGGER)}(?:: |", "message": ")([^"\n]*)')
-"""Progress lines in a log, as text or JSON."""
+"""Matches the text of a log's progress lines (text or JSON)."""
 
 
 class Child:
@@ -132,7 +134,7 @@ class Child:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise UnavailableError with the last log line if the process has ended."""
+        """Raise UnavailableError with the exit status if the process has ended."""
         if reason := self.end():
             raise UnavailableError(reason)
 
@@ -142,7 +144,7 @@ class Child:
         return "" if code is None else f"{self.name} {describe_exit(code)}: {self.last_line()}"
 
     def last_line(self) -> str:
-        """Return the log's last error, else its last line."""
+        """Return the log's last line with an error, else its last line."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         errors = [line for line in lines if ": error: " in line]
         return [*lines, *errors][-1] if lines else "(no output)"
@@ -153,7 +155,6 @@ class Child:
         return lines[-1] if lines else ""
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
@@ -171,7 +172,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Return words for the exit code of a child."""
+    """Describe the exit code of a child; negative codes are signals."""
     if code >= 0:
         return f"ended with code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"

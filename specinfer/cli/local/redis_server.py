@@ -25,7 +25,7 @@ def check_redis(url: str) -> None:
 
     Raises:
         SettingError: if the URL is malformed.
-        UnavailableError: if no Redis answers there.
+        UnavailableError: if nothing listens at this address.
     """
     shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
     try:
@@ -48,7 +48,7 @@ def find_redis_binary() -> str:
     """Return the path of a `redis-server` binary.
 
     Raises:
-        UnavailableError: if none is found, with ways to get one.
+        UnavailableError: if there is no binary; the message lists ways to get Redis.
     """
     python_folder = str(Path(sys.executable).parent)
     path = os.pathsep.join([os.environ.get("PATH", ""), python_folder])
@@ -59,7 +59,7 @@ def find_redis_binary() -> str:
         binary = Path(spec.origin).parent / "bin" / "redis-server"
         if binary.is_file():
             return str(binary)
-    raise UnavailableError("no Redis: set REDIS_URL, install redis-server, or `pip install '.[local]'`")
+    raise UnavailableError("no Redis found: set REDIS_URL, install redis-server, or `pip install '.[local]'`")
 
 
 def redis_command(port: int, directory: Path) -> list[str]:

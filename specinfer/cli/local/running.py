@@ -25,7 +25,7 @@ def pull(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path
 
 @contextmanager
 def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
-    """Start a local system, with progress; yield it, and stop it."""
+    """Start a local system, showing progress; yield it, then stop it."""
     system = LocalSystem(options)
     with waiting("starting") as report:
         system.report = report
@@ -53,7 +53,7 @@ def load_in_process(model: str, **options: Any) -> "InProcessClient":
 
 @contextmanager
 def gateway(connection: Connection, local: LocalOptions | None) -> Iterator[Connection]:
-    """Yield the connection, or a connection to a temporary local system."""
+    """Yield `connection`, or start the system `local` and connect to it."""
     if local is None:
         yield connection
         return

@@ -63,7 +63,7 @@ NO_METRICS = {
     "speculator_svc": {"SPECINFER_SPECULATOR_METRICS_PORT": "0"},
     "gateway": {"SPECINFER_GATEWAY_METRICS_PORT": "0"},
 }
-"""Switches a service's metrics off, unless the user has set their port."""
+"""Variables that disable a service's metrics; the user's variables override them."""
 _TRY_OFTEN = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -74,7 +74,7 @@ _TRY_OFTEN = (
 
 
 class LocalSystem:
-    """A system that runs within its context. Errors name its logs."""
+    """System of child processes, started and stopped as a context manager."""
 
     def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
         self._options, self.report = options, report
@@ -85,16 +85,16 @@ class LocalSystem:
         self.address = options.listen or gateway
         self.redis_url = redis_url_from_environment() or ""
         self.instance = secrets.token_hex(8)
-        """Random id of this system: an address may be another system's service."""
+        """Random id in the services' health replies, to recognise our own services."""
         self._failed = False
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._restarts = Counter[str]()
         self._due: dict[str, float] = {}
-        """Time at which each ended speculator is restarted, in monotonic seconds."""
+        """By ended speculator, the time of its restart in monotonic seconds."""
 
     @cached_property
     def logs(self) -> Path:
-        """Directory of the services' logs; kept if a service fails."""
+        """Directory of the services' logs; deleted unless a service failed."""
         return Path(tempfile.mkdtemp(prefix="specinfer-"))
 
     def __enter__(self) -> Self:
@@ -140,18 +140,18 @@ class LocalSystem:
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
 
     def _restart(self, name: str, reason: str, now: float) -> None:
-        """Restart a speculator after a pause, twice as long each time."""
+        """Restart a speculator after a pause that doubles each time."""
         if name not in self._due:
             pause_s = backoff(_FIRST_PAUSE_S, self._restarts[name], _LONGEST_PAUSE_S)
             self._restarts[name] += 1
             self._due[name] = now + pause_s
-            log.warning("%s; starting it again in %.0f s", reason, pause_s)
+            log.warning("%s; restarting it in %.0f s", reason, pause_s)
         if now >= self._due[name]:
             del self._due[name]
             self._launch(name)
 
     def _check_first(self) -> None:
-        """Check settings before children start, so that errors come at once.
+        """Check models, addresses and Redis before any process starts.
 
         Raises:
             InvalidInputError: if the model, the gateway's address or $REDIS_URL is unusable.
@@ -240,7 +240,11 @@ class LocalSystem:
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
     def _wait(self, name: str, address: str) -> None:
-        """Wait until our service answers there, not another system's."""
+        """Wait until our own service at `address` is serving.
+
+        Raises:
+            UnavailableError: if the process ends, or after `START_TIMEOUT_S`.
+        """
         self.report(f"starting {name}")
         child, shown = self.children[name], ""
         deadline = time.monotonic() + START_TIMEOUT_S

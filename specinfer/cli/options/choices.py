@@ -32,7 +32,7 @@ class DtypeChoice(StrEnum):
 
 
 def format_name(text: str) -> str:
-    """Check a weight format's name. Errors name an old name's successor."""
+    """Check a weight format's name; errors about old names suggest new ones."""
     if text not in FORMATS:
         raise typer.BadParameter(f"{text!r} {unknown_format(text)}")
     return text
@@ -60,7 +60,7 @@ class KvTypeChoice(StrEnum):
 
 
 def planner_name(text: str) -> str:
-    """Return a planner's name, or a weights file's absolute path."""
+    """Return a planner's name, or the absolute path of its weights."""
     if text in PLANNERS:
         return text
     if not Path(text).is_file():

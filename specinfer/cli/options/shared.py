@@ -20,7 +20,7 @@ from specinfer.prompts import read_text
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
 LOCAL_OPTIONS = ("model", "dtype", "weights", "kv_type", "offload", "device", "speculator", "draft")
-"""Parameters of a local system, which a running gateway cannot change."""
+"""Parameters for a local system, refused with a running gateway."""
 TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
 GATEWAY, LOCAL = "Gateway", "Local system"
 """Groups of options in `--help`."""
@@ -144,7 +144,7 @@ LocalDevice = Annotated[
 
 
 def read_constraint(text: str | None) -> ConstraintOptions:
-    """Parse a constraint, `KIND=VALUE` or `KIND=@FILE`; empty for None.
+    """Parse a constraint, `KIND=VALUE` or `KIND=@FILE`; {} for None.
 
     Raises:
         InvalidInputError: if the kind is unknown, the file unreadable, or a choice not a JSON list of texts.
@@ -170,7 +170,7 @@ def _read_list(text: str) -> list[str]:
 
 
 def refuse_with(context: typer.Context, options: tuple[str, ...], reason: str) -> None:
-    """Refuse options that would have no effect.
+    """Refuse options that have no effect with another option.
 
     Raises:
         InvalidInputError: naming the first of `options` (parameter names) that the user gave.
@@ -183,7 +183,7 @@ def refuse_with(context: typer.Context, options: tuple[str, ...], reason: str) -
 
 
 def was_given(context: typer.Context, name: str) -> bool:
-    """Return whether a parameter stands on the command line."""
+    """Return whether a parameter was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

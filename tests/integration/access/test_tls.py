@@ -256,7 +256,7 @@ async def test_redis(certificates: Certificates, redis_url: str) -> None:
 def test_redis_without_tls_gets_no_arguments(certificates: Certificates) -> None:
     assert redis_tls("redis://here") == {}
     assert redis_tls("rediss://here") == {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
-    with pytest.raises(SettingError, match=r"redis_url = 'redis://\.\.\.': TLS files need rediss://"):
+    with pytest.raises(SettingError, match=r"redis_url = 'redis://\.\.\.': must begin with rediss://"):
         redis_tls("redis://:secret@here", certificates.ca.certificate)
 
 

@@ -162,7 +162,7 @@ async def test_where_nobody_asks_nothing_is_tokenized_stored_or_sent(
             await system.store._connection.redis.hget(request_key(name), "content")
             for name in ("off", "tree")
         ]
-        with pytest.raises(grpc.aio.AioRpcError, match=r"references = '': must not be empty"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"references = '': every reference must have text"):
             await system.tokens(PROMPT, references=["abc", ""])
     assert tokenized == ["abc"] * asks
     assert ["references" in text for text in content] == [False, asks]

@@ -48,7 +48,7 @@ async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the loop goes on"
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "internal error: IndexError" in (caught.value.details() or "")
-    assert any("request poison ends by a fault" in record.getMessage() for record in caplog.records)
+    assert any("request poison ends by an internal fault" in record.getMessage() for record in caplog.records)
 
 
 async def test_a_fault_in_merging_costs_the_trees_and_no_request(
@@ -77,7 +77,7 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
         assert system.loop is session, "it goes on"
         assert session.machine.choice == PLAIN
-    records = [record for record in caplog.records if "decode plainly" in record.getMessage()]
+    records = [record for record in caplog.records if "decodes without drafts" in record.getMessage()]
     assert len(records) == 1, "not a line for every step"
 
 
@@ -137,7 +137,9 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
     failed = [
         record
         for record in caplog.records
-        if record.getMessage().startswith(("request poison ends by a fault", "request poison failed"))
+        if record.getMessage().startswith(
+            ("request poison ends by an internal fault", "request poison failed")
+        )
     ]
     assert [getattr(record, "request_id", "") for record in failed] == ["poison"]
 

@@ -39,7 +39,7 @@ async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
         (
             {"logit_bias": {str(token): 1 for token in range(1025)}},
             "logit_bias",
-            ": at most 1024 entries, not 1025",
+            ": has 1025 entries, at most 1024",
         ),
     ],
 )

@@ -48,7 +48,7 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "no messages": ({"messages": []}, "messages", "messages = []: "),
     "messages as text": ({"messages": "hi"}, "messages", "messages = 'hi': "),
     "unknown role": (turn(role="function"), "messages[0].role", "messages[0].role = 'function': "),
-    "no content": (turn(content=None), "messages[0]", "content: needed"),
+    "no content": (turn(content=None), "messages[0]", "content: required with role user"),
     "references as text": ({"references": "hi"}, "references", "references = 'hi': "),
     "a reference as number": ({"references": ["a", 1]}, "references[1]", "references[1] = 1: "),
     "lone surrogate": (turn(content="\ud800"), "messages[0].content", "without lone surrogates"),
@@ -176,7 +176,10 @@ async def test_bad_fields_are_named() -> None:
         for missing in ("model", "messages"):
             reply = await http.plain.post(CHAT, json={k: v for k, v in ASKED.items() if k != missing})
             error = error_of(reply)
-            assert (error["message"], error["code"]) == (f"{missing}: needed", "missing_required_parameter")
+            assert (error["message"], error["code"]) == (
+                f"{missing}: required field is missing",
+                "missing_required_parameter",
+            )
         assert gateway.calls == []
 
 
@@ -187,7 +190,7 @@ async def test_a_body_that_is_no_json_object(content: Any) -> None:
     async with served() as (_, http):
         reply = await http.plain.post(CHAT, content=content, headers=JSON)
         assert reply.status_code == 400
-        assert error_of(reply)["message"].startswith(("body: ", "a = nan: unknown", "model: needed"))
+        assert error_of(reply)["message"].startswith(("body: ", "a = nan: unknown", "model: required field"))
 
 
 def unsupported(model: type[BaseModel]) -> list[str]:

@@ -61,7 +61,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
             ]
         },
         "messages[0].tool_calls[0].arguments",
-        "not JSON",
+        "must be a JSON object",
     ),
 ]
 

@@ -106,7 +106,8 @@ def test_what_the_http_service_needs_is_missed_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("specinfer.cli.local.processes.find_spec", lambda name: None)
     with pytest.raises(
-        InvalidInputError, match=r"http_listen = '127.0.0.1:1': needs pip install .*or give none"
+        InvalidInputError,
+        match=r"http_listen = '127.0.0.1:1': needs .pip install .*or give --http-listen none",
     ):
         check_http("127.0.0.1:1")
 
