@@ -46,7 +46,7 @@ def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[gener
     if body.callable:
         options = _with_calls(options, body, form)
     request = make_request(turns, **options)
-    _tell(body, body.messages, request.chat)
+    _set_chat_fields(body, body.messages, request.chat)
     return _choices(body, [request], request_id)
 
 
@@ -55,7 +55,7 @@ def tokenize_request(body: TokenizeBody) -> generation_pb2.TokenizeRequest:
         plain = body.add_special_tokens is False
         return generation_pb2.TokenizeRequest(text=body.prompt, no_special_tokens=plain)
     chat = make_request([_turn(message) for message in body.messages]).chat
-    _tell(body, body.messages, chat)
+    _set_chat_fields(body, body.messages, chat)
     return generation_pb2.TokenizeRequest(chat=chat)
 
 
@@ -84,7 +84,9 @@ def _top_logprobs(body: Body) -> int:
     return (body.top_logprobs or 0) if isinstance(body, ChatBody) else 0
 
 
-def _tell(body: Conversation, messages: Sequence[Message], chat: generation_pb2.ChatMessages) -> None:
+def _set_chat_fields(
+    body: Conversation, messages: Sequence[Message], chat: generation_pb2.ChatMessages
+) -> None:
     """Set functions, earlier calls, template variables and ending in `chat`."""
     if body.continue_final_message:
         chat.end = generation_pb2.CHAT_END_CONTINUED

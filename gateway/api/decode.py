@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gateway.api.callers import Caller
 from gateway.api.conversation import end_of, texts_of, tools_of, turns_of, variables_of
-from gateway.api.turns import FairPlaces, FairThreads
+from gateway.api.turns import FairSemaphore, FairThreads
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
@@ -91,7 +91,7 @@ class RequestDecoder:
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
         self._limits = limits or RequestLimits()
-        self._threads, self._checking = FairThreads(self._limits.tokenizing, "tokenizing"), FairPlaces(2)
+        self._threads, self._checking = FairThreads(self._limits.tokenizing, "tokenizing"), FairSemaphore(2)
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
         """Return the request of a message, with all defaults set.

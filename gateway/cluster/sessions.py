@@ -117,7 +117,7 @@ class VerifierSessions:
             )
             log.info(template, request_id, error, extra=about(request_id))
             self._shared.token_streams.moved([request.request_id])
-            await self._shared.store.disown([request.request_id], in_vain=True)
+            await self._shared.store.disown([request.request_id], not_run=True)
             return
         self._shared.events.request_adopted(request, len(record.tokens))
         if state.finish is not None:  # its stored tokens end it, but the end was not stored

@@ -153,7 +153,7 @@ class Persistence:
         for item in progress:
             if written[item.request_id] in (Written.OK, Written.CANCEL):
                 self._publisher.publish(item)
-        self._heed(written)
+        self._apply_replies(written)
         self._forget([item.request_id for item in progress if item.final])
 
     async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
@@ -228,7 +228,7 @@ class Persistence:
                 state, token_stream, self._model, self.unfinished[request_id], time.monotonic()
             )
 
-    def _heed(self, written: dict[str, Written]) -> None:
+    def _apply_replies(self, written: dict[str, Written]) -> None:
         """Cancel requests that clients cancelled; release requests of other gateways."""
         for request_id, what in written.items():
             if what is Written.CANCEL and request_id in self._scheduler.states:

@@ -140,13 +140,13 @@ class RedisConnection:
             except (RedisError, OSError) as error:
                 if not is_no_primary(error):
                     raise
-                _heed_cancellation()
+                _raise_suppressed_cancellation()
                 self._leave(asked, error)
                 answer = await ask(self.redis)
         except (RedisError, OSError) as error:
-            _heed_cancellation()
+            _raise_suppressed_cancellation()
             raise UnavailableError(f"Redis does not answer: {redis_reason(error)}") from error
-        _heed_cancellation()
+        _raise_suppressed_cancellation()
         return answer
 
     def _leave(self, asked: Redis, error: Exception) -> None:
@@ -199,7 +199,7 @@ def _read(script: str) -> str:
     return (resources.files("gateway.store") / "scripts" / f"{script}.lua").read_text(encoding="utf-8")
 
 
-def _heed_cancellation() -> None:
+def _raise_suppressed_cancellation() -> None:
     """Raise a cancellation that the Redis client suppressed.
 
     The client suppresses a cancellation during an answer or an error; without this, a retrying task never ends.

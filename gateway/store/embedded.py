@@ -112,13 +112,13 @@ class EmbeddedStore(RequestStore):
             entry.owned, entry.adoption = True, entry.adoption + 1
         return [entry.record(now) for entry in chosen]
 
-    async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
+    async def disown(self, request_ids: Sequence[str], not_run: bool = False) -> None:
         """Remove the owner of these requests."""
         for request_id in request_ids:
             entry = self._entries.get(request_id)
             if entry is not None and entry.owned:
                 entry.owned = False
-                entry.unowned_since = entry.unowned_since if in_vain else self._clock()
+                entry.unowned_since = entry.unowned_since if not_run else self._clock()
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
         """End an unowned request; mark an owned request as cancelled."""

@@ -45,12 +45,12 @@ class Journal:
             except (OSError, ValueError) as error:
                 raise SettingError("store", str(path), f"cannot be used: {error}") from error
             self._locked = closing.pop_all()
-        self._write_anew()
+        self._rewrite()
 
     def shorten(self) -> None:
         """Rewrite the file if its size has doubled since the last rewriting."""
         if self._file.size >= max(_SMALL, 2 * self._size):
-            self._write_anew()
+            self._rewrite()
 
     def write(self, lines: Sequence[Line]) -> None:
         """Write all lines as one record; after a failure, none is written.
@@ -90,7 +90,7 @@ class Journal:
             if entry.ending is not None and entry.ended < oldest:
                 del self._entries[name]
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         """Rewrite the file with all current requests; keep it on failure."""
         try:
             self._file.replace(to_record(entry.all_lines()) for entry in self._entries.values())

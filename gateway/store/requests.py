@@ -191,15 +191,15 @@ class RequestStore(RequestReader):
             await self._end_unowned(request_id, ending)
             return None
 
-    async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
+    async def disown(self, request_ids: Sequence[str], not_run: bool = False) -> None:
         """Remove this gateway as owner of requests.
 
         Args:
             request_ids: requests of this gateway.
-            in_vain: True if the requests were adopted but could not run; their waiting time continues.
+            not_run: True if the requests were adopted but could not run; their waiting time continues.
         """
         if request_ids:
-            await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
+            await self._connection.run("disown", self.gateway_id, int(not_run), *request_ids)
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
         """Mark an owned request as cancelled; end an unowned request.

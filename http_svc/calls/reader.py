@@ -22,7 +22,7 @@ from specinfer.chat.turns import call_id_of
 
 MAX_CALLS = 32
 """Maximum calls of an answer."""
-_UNDECIDED_MOST = 2048
+_MAX_UNDECIDED = 2048
 """Maximum characters buffered because they may become a call; more are text."""
 Delta = dict[str, Any]
 
@@ -139,7 +139,7 @@ class CallReader:
         undecided = UNDECIDED.search(self._text, start)
         assert undecided is not None
         place = undecided.start()
-        if len(self._text) - place > _UNDECIDED_MOST:
+        if len(self._text) - place > _MAX_UNDECIDED:
             place = len(self._text)
         return self._take_words(place)
 

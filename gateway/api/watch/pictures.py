@@ -95,7 +95,7 @@ def _nodes(
     `asked` has the numbers of the step's speculators; a proposal's `speculator` is an index into this list.
     """
     proposals = _proposals(
-        tree, {number: index for index, number in enumerate(asked)}, _own_chances(tree, drafts)
+        tree, {number: index for index, number in enumerate(asked)}, _draft_scores(tree, drafts)
     )
     forced = tree.forced
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
@@ -113,7 +113,7 @@ def _nodes(
 
 
 def _proposals(
-    tree: TokenTree, index: Mapping[int, int], own_chances: Mapping[tuple[int, int], float]
+    tree: TokenTree, index: Mapping[int, int], draft_scores: Mapping[tuple[int, int], float]
 ) -> dict[int, list[generation_pb2.WatchedProposal]]:
     """Return the proposals by node; `index` maps speculator numbers to message indices."""
     proposals: dict[int, list[generation_pb2.WatchedProposal]] = {}
@@ -125,23 +125,23 @@ def _proposals(
                 generation_pb2.WatchedProposal(
                     speculator=index[proposal.speculator],
                     kind=int(proposal.kind),  # type: ignore[arg-type]  # the enums share their numbers
-                    chance=_chance(proposal, node, tree, own_chances),
+                    chance=_chance(proposal, node, tree, draft_scores),
                 )
             )
     return proposals
 
 
 def _chance(
-    proposal: Proposal, node: int, tree: TokenTree, own_chances: Mapping[tuple[int, int], float]
+    proposal: Proposal, node: int, tree: TokenTree, draft_scores: Mapping[tuple[int, int], float]
 ) -> float:
     """Return the speculator's own probability of a candidate."""
     if proposal.kind is ProposalKind.POINT:
-        return own_chances.get((proposal.speculator, node), 0.0)
+        return draft_scores.get((proposal.speculator, node), 0.0)
     drawn = proposal.q_probabilities[proposal.q_token_ids == tree.token_ids[node]]
     return float(drawn.sum())
 
 
-def _own_chances(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
+def _draft_scores(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
     """Map (speculator, node of `tree`) to the speculator's uncalibrated score."""
     parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
     place_of = {(parents[node], tokens[node]): node for node in range(1, len(tree))}

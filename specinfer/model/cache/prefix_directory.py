@@ -50,7 +50,7 @@ class PrefixDirectory:
         self._directory, self._limit = directory, limit_bytes
         self._sizes: OrderedDict[Path, int] = OrderedDict()
         self._total = 0
-        self._left_aside: set[Path] = set()
+        self._excluded: set[Path] = set()
         self._failed = False
         self._writer = ThreadPoolExecutor(1, "prefixes")
         self._tasks: deque[tuple[Path, Future[None]]] = deque()
@@ -77,7 +77,7 @@ class PrefixDirectory:
         """Return whether a block has a file that seems usable."""
         self._collect()
         path = self._path(key)
-        return path in self._sizes and path not in self._left_aside
+        return path in self._sizes and path not in self._excluded
 
     def read(self, key: bytes, size: int) -> bytes | None:
         """Return a block's `size` bytes; None if its file is unusable."""
@@ -92,11 +92,11 @@ class PrefixDirectory:
             self._forget(path)
             return None
         except OSError as error:
-            self._leave_aside(path, str(error))
+            self._exclude(path, str(error))
             return None
         header, data = content[: sum(_PARTS)], content[sum(_PARTS) :]
         if header != self._header(key, data) or len(data) != size:
-            self._leave_aside(path, "the file is damaged, or belongs to another model or format")
+            self._exclude(path, "the file is damaged, or belongs to another model or format")
             return None
         self.read_blocks += 1
         return data
@@ -126,7 +126,7 @@ class PrefixDirectory:
             if not self._cancel_oldest():
                 return
         path = self._path(key)
-        self._left_aside.discard(path)
+        self._excluded.discard(path)
         self._forget(path)
         self._sizes[path] = sum(_PARTS) + len(data)
         self._total += self._sizes[path]
@@ -188,9 +188,9 @@ class PrefixDirectory:
     def _forget(self, path: Path) -> None:
         self._total -= self._sizes.pop(path, 0)
 
-    def _leave_aside(self, path: Path, reason: str) -> None:
+    def _exclude(self, path: Path, reason: str) -> None:
         log.warning("%s: this cached prefix is not used: %s", path, reason)
-        self._left_aside.add(path)
+        self._excluded.add(path)
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()

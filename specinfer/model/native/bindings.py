@@ -241,10 +241,10 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
     ours, theirs = dict(_layout()), dict(_layout_of(library))
     different = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     if different:
-        told = [
+        differences = [
             f"{name}: {ours.get(name)} in Python, {theirs.get(name)} in C++" for name in sorted(different)
         ]
-        raise AssertionError(f"bindings.py and bindings.h differ: {'; '.join(told)}")
+        raise AssertionError(f"bindings.py and bindings.h differ: {'; '.join(differences)}")
     return library
 
 

@@ -21,7 +21,7 @@ Reference = Callable[[Sequence[int], int], torch.Tensor]
 """Returns the reference's logits [T, V] of tokens, from a position on."""
 LONGEST_PROMPT = 24
 """Maximum prompt length in tokens, more than one block of the cache."""
-_BEHIND = 3
+_POSITIONS_AFTER_PROMPT = 3
 
 
 class Runs(Protocol):
@@ -46,7 +46,7 @@ class WayDistance(NamedTuple):
 
 def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> list[int]:
     """Return a random prompt without `avoided` tokens, the same at each call."""
-    length = min(LONGEST_PROMPT, max_positions - _BEHIND)
+    length = min(LONGEST_PROMPT, max_positions - _POSITIONS_AFTER_PROMPT)
     draw = torch.Generator().manual_seed(0)
     drawn: list[int] = torch.randint(vocab_size, (4 * length + len(avoided),), generator=draw).tolist()
     return [token for token in drawn if token not in avoided][:length]

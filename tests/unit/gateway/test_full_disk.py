@@ -54,7 +54,7 @@ class Client:
             "discard": self.discard,
         }
         if what == "shorten":
-            self.store._journal._write_anew()  # type: ignore[union-attr]
+            self.store._journal._rewrite()  # type: ignore[union-attr]
         elif (what == "create") != (name in self.acknowledged):
             await calls[what](name, count)
 

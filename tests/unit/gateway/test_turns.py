@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.callers import ANYBODY, Caller
-from gateway.api.turns import FairPlaces
+from gateway.api.turns import FairSemaphore
 from specinfer.errors import ExhaustedError
 
 EVIL, GOOD = Caller("evil"), Caller("good")
 
 
 async def test_a_caller_with_much_work_delays_another_by_one_piece() -> None:
-    turns, order = FairPlaces(1), list[str]()
+    turns, order = FairSemaphore(1), list[str]()
 
     async def work(caller: Caller) -> None:
         async with turns.take(caller):
@@ -33,7 +33,7 @@ async def test_a_caller_with_much_work_delays_another_by_one_piece() -> None:
 
 
 async def test_a_key_of_few_requests_may_let_few_wait() -> None:
-    turns, few = FairPlaces(1), Caller("few", max_concurrent=2)
+    turns, few = FairSemaphore(1), Caller("few", max_concurrent=2)
     async with turns.take(GOOD):
 
         async def work() -> None:
@@ -49,7 +49,7 @@ async def test_a_key_of_few_requests_may_let_few_wait() -> None:
 
 async def test_no_key_holds_all_places() -> None:
     """So long pieces of work of one caller delay no other at all; where there are no keys, all places are used."""
-    places, release = FairPlaces(2), asyncio.Event()
+    places, release = FairSemaphore(2), asyncio.Event()
 
     async def hold(caller: Caller) -> None:
         async with places.take(caller):
@@ -77,7 +77,7 @@ def test_places_are_neither_lost_nor_given_twice(places: int, jobs: list[tuple[s
     """Whoever leaves while it waits, works, or is just given a place leaves nothing behind."""
 
     async def run() -> None:
-        turns, busy = FairPlaces(places), Counter[str]()
+        turns, busy = FairSemaphore(places), Counter[str]()
 
         async def work(name: str, length: int) -> None:
             async with turns.take(Caller(name)):

@@ -42,7 +42,7 @@ _FURTHER = {
     "final_layernorm": "nextn.shared_head_norm",
 }
 _NEXT = "qwen3next"
-_BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
+_AFTER_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
 """Tensors whose value rows come after query and key rows."""
 
 
@@ -115,7 +115,7 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
     if part == "norm.weight":
         return tensor
     keys, values = meta.count("ssm.group_count"), meta.count("ssm.time_step_rank")
-    before = 2 * keys * meta.count("ssm.state_size") if part in _BEHIND_KEYS else 0
+    before = 2 * keys * meta.count("ssm.state_size") if part in _AFTER_KEYS else 0
     if meta.architecture == _NEXT:
         keys = values  # Qwen 3 Next's value heads are in order
     if part == "out_proj.weight":
