@@ -26,7 +26,7 @@ class CallForm:
 
     name: str
     mark: str
-    """Text before the first call, found nowhere else; empty: plain JSON."""
+    """Text that only the first call begins with; empty for `JSON`."""
     begin: str
     """Optional second text before the first call."""
     before: str
@@ -40,7 +40,10 @@ class CallForm:
     end: str
     """Text after the last call."""
     parameters: tuple[str, str, str] = ("", "", "")
-    """Texts before a parameter, before and after its value; empty: JSON."""
+    """Texts around a parameter: before its name, before and after its value.
+
+    Empty if the arguments are JSON.
+    """
 
 
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '

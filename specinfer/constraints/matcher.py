@@ -37,7 +37,7 @@ class Matcher:
         """Read the next tokens.
 
         Raises:
-            ConstraintError: if a token is not allowed; then none was read.
+            ConstraintError: if a token is not allowed; then no token was read.
         """
         allowed = self.try_read(tokens)
         if allowed < len(tokens):
@@ -95,7 +95,7 @@ class Matcher:
         return mask if self._rows is None else self._rows.narrowed(mask)
 
     def forced(self) -> list[int]:
-        """Return tokens of the text that must follow; empty if undetermined.
+        """Return tokens of the text that must follow; empty without such text.
 
         Other tokens may spell the same text, so the target may choose differently.
         """
@@ -113,7 +113,7 @@ class Matcher:
             self.seconds += time.thread_time() - before
 
     def _check(self) -> None:
-        """Raise the error that llguidance recorded, since it raises none."""
+        """Raise the error that llguidance recorded, if there is one."""
         if self._inner.is_error():
             raise ConstraintError(f"too complex: {first_line(self._inner.get_error())}")
 
