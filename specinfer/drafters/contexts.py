@@ -40,17 +40,17 @@ class FeatureBuffer:
         max_rows = max(1, MAX_BYTES // max(states[0].nbytes, 1))
         kept.drop(kept.stop - max_rows)
 
-    def take(self, drafter: int, places: Sequence[int]) -> Features | None:
-        """Return the states of these layers not yet given to a drafter."""
+    def take(self, drafter: int, layer_indices: Sequence[int]) -> Features | None:
+        """Return the states of these layers that a drafter has not received."""
         kept = self._kept
         if kept is None:
             return None
         start = max(kept.start, self._given.get(drafter, 0))
         self._given[drafter] = kept.stop
-        return Features(start, kept.read(start)[:, places])
+        return Features(start, kept.read(start)[:, layer_indices])
 
     def drop(self, drafters: Sequence[int]) -> None:
-        """Drop states that only these drafters have not received."""
+        """Drop the states that all these drafters have received."""
         kept = self._kept
         if kept is None:
             return
@@ -110,6 +110,6 @@ class Contexts:
         return self._contexts.pop(request_id, None) is not None
 
     def idle(self) -> list[str]:
-        """Drop contexts idle for the time-to-live; return their request ids."""
+        """Return the ids of requests idle for longer than the time-to-live."""
         limit = self._clock() - self._idle_seconds
         return [request_id for request_id, context in self._contexts.items() if context.last_used < limit]

@@ -79,7 +79,7 @@ class CustomDrafter:
                 raise MalformedTreeError(
                     "tree.proposals",
                     "drawn",
-                    "a function that draws needs another --proposal than point",
+                    "the function returned sampled children, which --proposal point forbids",
                 )
         except MalformedTreeError as error:
             return error

@@ -1,4 +1,4 @@
-"""Read and check the drafters and services that options name."""
+"""Parse and check options that name drafters and speculator services."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -31,7 +31,7 @@ TRAINED: dict[str, Mapping[str, str]] = {
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
 """Flags of an SSM for slow (offloaded) targets.
 
-A pass of such a target takes many times the SSM's pass, and as long for 128 nodes as for one.
+A pass of such a target takes many times longer than the SSM's pass, and equally long for 1 and 128 nodes.
 """
 
 
@@ -50,7 +50,7 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
     A single `none` means no service.
 
     Raises:
-        InvalidInputError: naming a text of another form.
+        InvalidInputError: naming a text that has another form.
     """
     if not texts:
         return None
