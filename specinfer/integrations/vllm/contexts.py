@@ -38,7 +38,7 @@ class Context:
     """Number of steps since the latest step with this request."""
 
     def grow(self, tokens: Int32) -> list[int]:
-        """Set the tokens to the row's; return the new ones."""
+        """Extend the context to `tokens`; return the new tokens."""
         new: list[int] = tokens[len(self.tokens) :].tolist()
         if self.state is None:
             # vLLM reports neither sampling parameters, maximum length, nor caller: use greedy drafts, and
@@ -58,7 +58,7 @@ class Context:
         return StepEntry(self.state, last, (self.state.tokens[last],), True, limits, depth)
 
     def end(self) -> None:
-        """End the request; late answers for it are ignored."""
+        """End the request, so that late answers are ignored."""
         if self.state is not None:
             self.state.finish = FinishReason.CANCELLED
 
@@ -77,7 +77,7 @@ class ContextTable:
     """The requests of the latest steps.
 
     Args:
-        patience: number of steps without the request after which it counts as ended.
+        patience: number of steps without a request after which the request counts as ended.
     """
 
     def __init__(self, patience: int) -> None:
@@ -88,7 +88,7 @@ class ContextTable:
         return len(self._contexts)
 
     def match(self, rows: Sequence[BatchRow]) -> list[Context]:
-        """Return the rows' contexts, with the previous step's tokens."""
+        """Return each row's context, which still has the previous step's tokens."""
         matched = self._by_length(rows)
         matched_ids = set(map(id, matched))
         left = [context for context in self._contexts if id(context) not in matched_ids]

@@ -46,7 +46,8 @@ class VllmSettings(BaseSettings):
         """
         for name in os.environ:
             if name.startswith(PREFIX) and name[len(PREFIX) :].lower() not in cls.model_fields:
-                raise SettingError(name, os.environ[name], "unknown setting")
+                known = ", ".join(f"{PREFIX}{field.upper()}" for field in cls.model_fields)
+                raise SettingError(name, os.environ[name], f"unknown setting: must be one of {known}")
         try:
             settings = cls()  # type: ignore[call-arg]  # from the environment
         except ValidationError as error:
