@@ -67,12 +67,14 @@ class LocalEngine:
         request.check_against(config.vocab_size, limits.max_context_len)
         if request.constraint is not None:
             if self._compiler is None:
-                raise request.constraint.error("the model's tokenizer allows no constraints")
+                raise request.constraint.error(
+                    "must be absent: the model's tokenizer does not allow constraints"
+                )
             self._compiler.begin(request.constraint).result()  # no wait if `compile` was called before
         return self.machine.scheduler.submit(request, time.monotonic(), self.pool.draws)
 
     def compile(self, constraint: Constraint) -> "Future[Matcher] | None":
-        """Compile a constraint in the background; None if the tokenizer allows none."""
+        """Compile a constraint in the background; None if constraints are unsupported."""
         return None if self._compiler is None else self._compiler.begin(constraint)
 
     def cancel(self, request_id: str) -> None:

@@ -72,7 +72,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics | None = None
-    """None while an answer grows."""
+    """None until all answers are complete."""
     num_cached_tokens: int = 0
     """Number of the prompt's tokens found in the cache."""
 

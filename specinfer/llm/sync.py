@@ -105,7 +105,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several, as `generate` does; messages are OpenAI's.
+        """Answer one or several conversations of OpenAI's messages, like `generate`.
 
         Args:
             messages: messages of one conversation, or of each of several.
@@ -162,7 +162,7 @@ class LLM:
         self.close()
 
     def _submit(self, submits: Sequence[Callable[[], Request]]) -> list[Request]:
-        """Queue all prompts, or none if one is refused."""
+        """Queue all prompts; if one is refused, queue none and raise."""
         requests: list[Request] = []
         self._driver.check_process()  # checked before the lock, which a fork may have copied locked
         with self._lock:
@@ -193,7 +193,7 @@ class LLM:
         return [request.output for request in requests]
 
     def _advance(self, request: Request) -> list[TextDelta]:
-        """Step until a request has new text or has ended; return it.
+        """Step until a request has text or has ended; return the text.
 
         Another caller's step may have produced the text already.
 
@@ -221,7 +221,7 @@ class LLM:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UnavailableError("this LLM is closed")
+            raise UnavailableError("this LLM is closed: create a new one")
         self._driver.check_process()
 
 
