@@ -25,9 +25,9 @@ class ByteRules:
     """Rules by which a decoder converts tokens' names to bytes."""
 
     read: ReadName
-    """Converts a name after other tokens."""
+    """Converts the name of a token that is not the text's first."""
     read_first: ReadName
-    """Converts a name at the start of the text."""
+    """Converts the name of the text's first token."""
     strip: int = 0
     """Maximum leading blanks removed from a text."""
     replaces_each: bool = False
@@ -81,7 +81,7 @@ def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
 def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
     """Return the rules of SentencePiece's stages; None for any other sequence.
 
-    These are, in this order and all optional: replacements, byte fallback, fusion, stripped leading blanks.
+    The stages are, all optional, in this order: Replace, ByteFallback, Fuse, Strip of leading blanks.
     """
     left, pairs = list(stages), list[tuple[str, str]]()
     while left and left[0]["type"] == "Replace" and "String" in left[0]["pattern"]:
@@ -101,14 +101,13 @@ def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
 
 
 def _byte_level(name: str) -> bytes:
-    """Map characters to bytes; a name with other characters is plain text."""
+    """Map GPT-2's characters to bytes; encode any other name in UTF-8."""
     if all(char in BYTES for char in name):
         return bytes([BYTES[char] for char in name])
     return name.encode()
 
 
 def _replacing(pairs: Sequence[tuple[str, str]], byte_fallback: bool = False) -> ReadName:
-    """Return a reader that applies replacements in order."""
 
     def read(name: str) -> bytes:
         for old, new in pairs:

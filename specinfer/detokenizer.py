@@ -15,7 +15,7 @@ from specinfer.byte_decoder import ByteDecoder
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
 _MAX_DELAYED = 4
-"""Maximum tokens delayed as the beginning of a character."""
+"""Maximum number of delayed tokens of one incomplete character."""
 _READ_AFTER = 8
 """Number of preceding tokens on which a text's beginning may depend."""
 _EACH = "specinfer.each"
