@@ -33,7 +33,7 @@ class SpeculatorDirectory:
         self.names: list[str] = []
         """Speculator names by number; the list is extended, never replaced."""
         self.places: list[str] = []
-        """Each speculator's service by number, as the operator wrote it."""
+        """Service of each speculator by number, as written in the setting."""
         self._numbers: dict[tuple[str, str, int], int] = {}
         """Numbers by (service, name, index among equal names). Replicas share them."""
         self._present: dict[str, dict[str, SpeculatorService]] = {}
@@ -43,7 +43,7 @@ class SpeculatorDirectory:
         """Describe a service, and add its speculators to the pool.
 
         Raises:
-            UnavailableError: if it does not answer.
+            UnavailableError: if the service does not answer.
             IncompatibleError: if its speculators do not fit the target.
         """
         assert service.stub is not None, "residents are described by the verifier"
@@ -68,8 +68,8 @@ class SpeculatorDirectory:
     async def keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
         """Describe an unavailable service again and again until it answers.
 
-        The pause grows with consecutive losses. A service that does not fit the target is retried at the
-        longest pause, as the operator may replace it.
+        The pause grows with consecutive failures. A service that does not fit the target is retried at the
+        longest pause, as the operator may replace the service.
         """
         unfit, pause = "", 0.0 if at_once else self._policy.retry_after(service.losses)
         while service.description is None:

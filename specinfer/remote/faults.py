@@ -1,4 +1,4 @@
-"""Count outcomes; quarantine speculators with malformed trees. Pure."""
+"""Count outcomes of drafts; quarantine speculators that send malformed trees. Pure."""
 
 import logging
 from collections import Counter, defaultdict
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 IN_A_ROW = 8
 """Consecutive malformed trees that cause a quarantine.
 
-A working speculator sends no malformed trees. A single one, from an unusual request, must not cost all other
-trees.
+A working speculator sends no malformed trees. A single malformed tree, from an unusual request, must not stop the
+speculator's other drafts.
 """
 FIRST_S = 1.0
 LONGEST_S = 300.0
@@ -64,7 +64,7 @@ MAX_REASON = 200
 
 @dataclass(slots=True)
 class DraftFaults:
-    """Faults of an address' speculators, by their numbers in the pool."""
+    """Counts and logs faults of the speculators at one address."""
 
     address: str
     drafts: Counter[int] = field(default_factory=Counter)
@@ -110,7 +110,7 @@ class DraftFaults:
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Counts of messages answered in time, and of missed steps."""
+    """Counts of messages: answered in time, or missed (late or lost)."""
 
     answered: int = 0
     missed: int = 0

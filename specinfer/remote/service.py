@@ -44,7 +44,7 @@ class SpeculatorService:
     """None for the verifier's resident speculators, which have no connection."""
     stream: DraftStream | None
     members: tuple[int, ...] = ()
-    """Numbers of its speculators in Describe's order; empty before the first answer."""
+    """Numbers of the replica's speculators, in Describe's order; empty before an answer."""
     drawing: SpeculatorSet = frozenset()
     """Numbers of speculators that may draw."""
     distrusted: SpeculatorSet = frozenset()
@@ -60,7 +60,7 @@ class SpeculatorService:
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     refusals: Refusals = field(default_factory=Refusals)
     losses: int = 0
-    """Consecutive losses since the last answer."""
+    """Number of consecutive failed calls since the last answer."""
     busy: bool = False
     last_seconds: float = 0.0
     """Seconds from the latest message to its answer."""
@@ -69,7 +69,6 @@ class SpeculatorService:
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
-    """Faults of its speculators."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -130,7 +129,7 @@ class SpeculatorService:
 
     @property
     def target_top_k(self) -> int:
-        """The target's predicted tokens that it reads per node; 0: none."""
+        """Number of target predictions read per node; 0: none."""
         return self.description.target_top_k if self.description else 0
 
     def encode(
@@ -218,10 +217,12 @@ class SpeculatorService:
                 continue
             try:
                 if speculator not in speculators or speculator in trees:
-                    raise MalformedTreeError("draft.speculator", draft.speculator, "unrequested or repeated")
+                    reason = "must be a requested speculator, and occur once"
+                    raise MalformedTreeError("draft.speculator", draft.speculator, reason)
                 tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
                 if tree.has_draws and not self._may_draw(speculator, entry):
-                    raise MalformedTreeError("tree.proposals", "drawn", "only points are allowed here")
+                    reason = "must be points: speculators may not sample for this request"
+                    raise MalformedTreeError("tree.proposals", "drawn", reason)
             except MalformedTreeError as error:
                 wrong.add(speculator)
                 self.note_malformed(speculator, error)
