@@ -50,7 +50,7 @@ class RunningBatch:
             self.queue.leave(state)
 
     def admit(self, now: float) -> None:
-        """Move waiting requests to the running ones while there is space."""
+        """Start waiting requests while there is space."""
         if not len(self.queue):
             return
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in self.running.values())
@@ -65,7 +65,7 @@ class RunningBatch:
             self.running[state.request.request_id] = state
 
     def preempt(self) -> None:
-        """Move running requests to the queue until the others fit the cache."""
+        """Return running requests to the queue until the others fit the cache."""
         used = self.cache_tokens
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
             state = self._cheapest_to_preempt(used - self._limits.kv_capacity_tokens)

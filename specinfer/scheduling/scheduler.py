@@ -79,9 +79,9 @@ class Scheduler:
         drawn_for: bool | None = None,
         arrived_ago_s: float = 0.0,
     ) -> RequestState:
-        """Queue a request: a new one, or another gateway's.
+        """Queue a new request, or a request that another gateway has begun.
 
-        If its generated tokens end it, it is not queued, and the returned state has its `finish` set.
+        If the generated tokens already end the request, it is not queued; the returned state has `finish` set.
 
         Args:
             draws: whether any speculator samples its drafts for sampled requests.
@@ -117,10 +117,10 @@ class Scheduler:
         return self.could_hold(request) and self._batch.has_room(request, generated)
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next reap.
+        """End a request at the next call of `reap`.
 
         Raises:
-            NotFoundError: if it is neither waiting nor running.
+            NotFoundError: if the request is neither waiting nor running.
         """
         self._table.cancel(request_id)
 
@@ -130,7 +130,7 @@ class Scheduler:
         Later answers of the verifier for the request are ignored; the caller must release it at the verifier.
 
         Raises:
-            NotFoundError: if it is neither waiting nor running.
+            NotFoundError: if the request is neither waiting nor running.
         """
         state = self._table.get(request_id)
         self._release(state)
@@ -153,8 +153,8 @@ class Scheduler:
     def admit(self, now: float) -> tuple[int, dict[str, int]]:
         """Admit waiting requests while there is space.
 
-        Return the number of running requests, and the context tokens by request id of those that want
-        drafts.
+        Returns:
+            number of running requests; context tokens of running requests with speculation, by request id.
         """
         self._batch.admit(now)
         running = self._batch.running.items()
@@ -185,7 +185,7 @@ class Scheduler:
         return self._batch.take_preempted()
 
     def take_admitted(self) -> list[RequestState]:
-        """Return newly admitted requests, except another gateway's."""
+        """Return newly admitted requests, except requests begun by another gateway."""
         return [state for state in self._batch.take_admitted() if not state.new_tokens]
 
     def commit(
