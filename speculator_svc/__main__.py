@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from speculator_svc.learning.learner import Learner
 
 _LEARN_TOKENS, _LEARN_SECONDS = 1_000_000, 3600.0
-"""Maximum tokens of finished requests kept for training, and seconds kept."""
+"""Maximum tokens and age in seconds of texts stored for training."""
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
 LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name

@@ -1,4 +1,4 @@
-"""Directory of a learning service: an offered checkpoint and accepted versions."""
+"""Store an offered checkpoint and accepted versions in a learning service's directory."""
 
 import fcntl
 import shutil
@@ -8,7 +8,7 @@ from specinfer.errors import InvalidInputError, SettingError
 
 FILES = ("config.json", "model.safetensors")
 MAX_BYTES, MAX_PART_BYTES = 2**30, 2**20
-"""Maximum bytes of an offered checkpoint, and of a message's part."""
+"""Maximum bytes of an offered checkpoint, and of one message's part."""
 
 
 class Checkpoints:
@@ -79,10 +79,10 @@ class Checkpoints:
         if name not in FILES:
             raise InvalidInputError("file", name, f"must be one of {', '.join(FILES)}")
         if len(data) > MAX_PART_BYTES:
-            raise InvalidInputError("data", len(data), f"bytes, at most {MAX_PART_BYTES} in a part")
+            raise InvalidInputError("data", len(data), f"bytes: at most {MAX_PART_BYTES} in a message")
         self._size += len(data)
         if self._size > MAX_BYTES:
-            raise InvalidInputError("data", self._size, f"bytes, at most {MAX_BYTES} in a checkpoint")
+            raise InvalidInputError("data", self._size, f"bytes: at most {MAX_BYTES} in a checkpoint")
         with (self.offered / name).open("ab") as file:
             file.write(data)
 
@@ -94,7 +94,7 @@ class Checkpoints:
         """
         for name in FILES:
             if not (self.offered / name).is_file():
-                raise InvalidInputError("file", name, "is missing")
+                raise InvalidInputError("file", name, "is missing in the offer")
 
     def keep(self, number: int) -> Path:
         """Store the offer as this version; return its directory."""
@@ -106,7 +106,7 @@ class Checkpoints:
         shutil.rmtree(self.offered, ignore_errors=True)
 
     def keep_only(self, *numbers: int) -> None:
-        """Remove all versions but `numbers`."""
+        """Remove all versions except `numbers`."""
         for number in set(self.versions) - set(numbers):
             self.remove(number)
 

@@ -30,7 +30,7 @@ class Episode:
     """Text of a finished request."""
 
     number: int
-    """Number of the episode, increasing."""
+    """Increasing number of the episode."""
     caller: int
     tokens: tuple[int, ...]
     prompt_len: int
@@ -88,7 +88,7 @@ class Replay:
         self._lock = Lock()
 
     def begin(self, request_id: str, caller: int, prompt_len: int, tokens: Sequence[int]) -> None:
-        """Start a request's text, again if it exists."""
+        """Start a request's text; replace an unfinished text."""
         with self._lock:
             self._open[request_id] = _Open(caller, prompt_len, list(tokens), self._clock())
 
@@ -202,7 +202,7 @@ class Replay:
 
 
 MAX_TEMPERATURE = 1.0
-"""Maximum temperature of kept texts, since hotter ones are mostly noise."""
+"""Maximum temperature of stored texts; texts of higher temperatures are mostly noise."""
 
 
 def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Sequence[DraftOutcome]) -> None:
