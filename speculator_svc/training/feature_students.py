@@ -92,7 +92,7 @@ class HeadsStudent(FeatureStudent):
         trained: Mapping[str, torch.Tensor],
         frozen: Mapping[str, torch.Tensor],
     ) -> None:
-        """Create heads of the target `config`; `frozen`: `tensors_of_target`."""
+        """Create heads for the target `config`; `frozen` are its `tensors_of_target`."""
         super().__init__(trained, frozen)
         self._config, self._kind, self._count = config, kind, count
         self._markov = f"{MARKOV_OUT}.weight" in trained
@@ -123,7 +123,7 @@ def starting_heads(
 ) -> dict[str, torch.Tensor]:
     """Return initial heads, which predict the target's next token.
 
-    They have a Markov head if `rank` is not 0.
+    `rank` is the rank of the Markov head; 0: no Markov head.
     """
     hidden, generator = config.hidden_size, torch.Generator().manual_seed(seed)
     tensors = {}

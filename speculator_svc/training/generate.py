@@ -19,7 +19,7 @@ from specinfer.model.runner import ModelRunner
 from speculator_svc.training.corpus import Continuation, Labels
 
 _PROMPTS_PER_PASS = 4
-"""Maximum new prompts in a pass, so that others are not delayed."""
+"""Maximum new prompts in a pass, which would delay running continuations."""
 
 
 @dataclass(frozen=True, slots=True)

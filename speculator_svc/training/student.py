@@ -156,13 +156,13 @@ class Start(NamedTuple):
     target: Path
     ssm: DraftModel | None
     model: Path
-    """The target, or a smaller model with its embeddings."""
+    """The target, or a smaller model with the target's embeddings."""
     layers: Sequence[int]
     """Layers of `model`, or of the target to insert into an SSM."""
 
     @classmethod
     def read(cls, target: Path, start: Path | None, layers: str, insert: str) -> "Start":
-        """Parse `layers` and `insert`: comma-separated numbers, or nothing.
+        """Parse `layers` and `insert`: comma-separated numbers, or empty.
 
         Raises:
             SettingError: if a layer is missing, or `insert` is given without an SSM.
@@ -174,7 +174,7 @@ class Start(NamedTuple):
         if insert:
             raise SettingError("insert", insert, "needs an SSM as --start, into which layers are inserted")
         if start is not None and fingerprint_in(start) != fingerprint_in(target):
-            raise IncompatibleError(f"{start} has other embeddings than {target}")
+            raise IncompatibleError(f"start = {start}: must have the embeddings of the target {target}")
         config = load_config(start or target)
         usual = range(config.layers) if start else (0, config.layers - 1)
         return cls(target, None, start or target, _numbers("layers", layers, config) or usual)
@@ -192,7 +192,7 @@ def _numbers(name: str, text: str, config: ModelConfig) -> list[int]:
     """Parse comma-separated layer numbers of a model, and check them."""
     numbers = layer_numbers(name, text)
     if not all(0 <= number < config.layers for number in numbers):
-        raise SettingError(name, text, f"the model has layers 0 to {config.layers - 1}")
+        raise SettingError(name, text, f"must be layers of the model, 0 to {config.layers - 1}")
     return numbers
 
 
