@@ -200,7 +200,7 @@ class SpeculatorEngine:
         except Exception as error:  # drafters are extensions, which may raise anything
             if self._paces[speculator].due(self._clock()):
                 log.exception(
-                    "speculator %d failed to draft for a batch of %d requests", speculator, len(jobs)
+                    "drafting of speculator %d for a batch of %d requests failed", speculator, len(jobs)
                 )
             for job in jobs:
                 drafter.release(job.request_id)

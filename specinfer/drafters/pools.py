@@ -109,7 +109,7 @@ def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafte
     own_flags = dict(flags)
     methods = own_flags.pop("drafter").split("+")
     if len(set(methods)) < len(methods):
-        raise SettingError(setting, "+".join(methods), "names a drafter twice")
+        raise SettingError(setting, "+".join(methods), "must not name a drafter twice")
     common = {**target, "target": target["model"]} if MODEL_DRAFTERS & set(methods) else {}
     options = DrafterOptions.read({**common, **own_flags})
     return {method: make_drafter(method, options) for method in methods}
