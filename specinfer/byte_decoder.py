@@ -49,7 +49,7 @@ class ByteDecoder:
         return token_id not in self.skipped and self.names(token_id) is not None
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return a token's bytes after other tokens; b"" if not text."""
+        """Return the bytes of a token that is not a text's first."""
         data = self._cached.get(token_id)
         if data is None:
             name = None if token_id in self.skipped else self.names(token_id)
@@ -57,12 +57,11 @@ class ByteDecoder:
         return data
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """Return a token's bytes at the start of the text."""
         return self.rules.read_first(self.names(token_id) or "")
 
 
 def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
-    """Return a decoder's rules; None if it is unknown or context-dependent."""
+    """Return a decoder's rules; None for an unknown or context-dependent decoder."""
     if decoder is None:
         return None
     match decoder["type"]:

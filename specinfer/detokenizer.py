@@ -103,7 +103,7 @@ class _Bytes:
 
 
 class _Window:
-    """Reader for other decoders: decodes new tokens together with the previous ones."""
+    """Reader for other decoders: decodes new tokens together with previous tokens."""
 
     def __init__(self, tokenizer: Tokenizer, said: Sequence[int] | None) -> None:
         self._tokenizer = tokenizer
@@ -124,7 +124,6 @@ class _Window:
         return self._give_out(text)
 
     def _decode(self) -> str:
-        """Return the text of the delayed tokens."""
         before = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *self._delayed])[len(before) :]
 

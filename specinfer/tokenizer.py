@@ -99,7 +99,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """True if there is a chat template."""
         return bool(self._chat.texts)
 
     @property

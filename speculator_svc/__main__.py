@@ -37,7 +37,6 @@ LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name
 
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
-    """Load the drafters and create the engine."""
     if MODEL_DRAFTERS & set(settings.drafters):
         from specinfer.model.threads import use_threads  # imports torch, which other drafters do not need
 
@@ -98,7 +97,6 @@ async def serve(settings: SpeculatorSettings) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run `python -m speculator_svc`."""
     run_service(PROGRAM, SpeculatorSettings, argv, lambda settings: settings.name or settings.drafter, serve)
 
 

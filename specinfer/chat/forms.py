@@ -128,5 +128,5 @@ class ChatForm:
 
 
 def marks_of_thoughts(template: str) -> tuple[str, str]:
-    """Return a template's marks of reasoning; empty if it has none."""
+    """Return a template's marks of reasoning; empty strings without marks."""
     return next((pair for pair in THOUGHTS if pair[0] in template or pair[1] in template), ("", ""))

@@ -117,7 +117,7 @@ _CHANGES: tuple[tuple[Change, ...], ...] = (
     (without_system, with_short_ids, merged, answered),
     (without_system, with_short_ids, merged, answered, single_calls),
 )
-"""Sets of changes, tried in this order, the smallest first."""
+"""Sets of changes, tried in this order."""
 
 
 def variants(turns: Sequence[Message]) -> Iterator[list[Message]]:

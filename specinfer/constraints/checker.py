@@ -75,7 +75,6 @@ class Checker:
         return constraint in self._asked and self._asked[constraint].done()
 
     async def close(self) -> None:
-        """End the process."""
         for task in self._asked.values():
             task.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)

@@ -111,7 +111,6 @@ class Compiler:
         return constraint in self._expensive
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

@@ -61,7 +61,6 @@ class DigitRows:
         self._place = _Place()
 
     def copy(self) -> "DigitRows":
-        """Return an independent copy."""
         copied = DigitRows(self.tokens, self._all_json)
         copied._place = self._place
         return copied

@@ -108,7 +108,6 @@ def _parse(constraint: Constraint) -> Any:
 
 
 def _depth(parsed: Any) -> int:
-    """Return the nesting depth of lists and objects."""
     level, depth = [parsed], 0
     while level := [part for part in level if isinstance(part, dict | list)]:
         depth += 1

@@ -32,7 +32,7 @@ _VERY_EXPENSIVE = 20
 
 
 class MaskLateError(SpecInferError):
-    """A mask is not ready, and no step may wait for it."""
+    """A mask is not ready in time for the step."""
 
 
 class MaskState(NamedTuple):
@@ -201,7 +201,7 @@ class RequestMasks:
         except Exception:
             raise
         except BaseException as error:  # noqa: BLE001  # a panic of the parser is not an `Exception`
-            raise FaultError("computing a mask failed", error) from None
+            raise FaultError(f"computing a mask of {self.constraint.field} failed", error) from None
         finally:
             self._count(matcher.seconds - before)
 
@@ -222,7 +222,6 @@ class RequestMasks:
 
 
 def wait_for_any(masks: Sequence["Future[MaskState | None]"], seconds: float) -> None:
-    """Wait until one of these masks is ready."""
     wait(masks, seconds, FIRST_COMPLETED)
 
 

@@ -43,11 +43,11 @@ class Matcher:
         if allowed < len(tokens):
             self.take_back(allowed)
             raise ConstraintError(
-                f"the constraint does not allow token {allowed} of the {len(tokens)} next tokens"
+                f"the constraint does not allow the token at index {allowed} of {len(tokens)} tokens"
             )
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Read tokens up to the first forbidden one; return their number.
+        """Read tokens up to the first forbidden token; return the number read.
 
         Raises:
             ConstraintError: if the constraint exceeds llguidance's limits.
@@ -61,7 +61,7 @@ class Matcher:
         return read
 
     def _read_bounded(self, tokens: Sequence[int], rows: DigitRows) -> int:
-        """Read tokens up to the first forbidden one or too many digits."""
+        """Read tokens until a token is forbidden or has too many digits."""
         for count, token in enumerate(tokens):
             if rows.full and rows.tokens.starts_with_digit(token) and not self._narrowed_mask()[token]:
                 return count
@@ -119,5 +119,4 @@ class Matcher:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message."""
     return text.strip().partition("\n")[0]

@@ -46,7 +46,6 @@ class Features:
 
     @property
     def stop(self) -> int:
-        """Context position after the last state."""
         return self.start + len(self.states)
 
 
@@ -71,7 +70,8 @@ class TargetTopK:
         nodes, ids = len(token_ids), len(top_k)
         if not nodes or not ids or ids % nodes:
             raise InvalidInputError(
-                "target_top_k", ids, f"token ids: must be a positive multiple of the {nodes} nodes"
+                *("target_top_k", ids),
+                f"token ids: their number must be a positive multiple of {nodes}, the number of nodes",
             )
         if len(parents) != nodes or any(not -1 <= parent < node for node, parent in enumerate(parents)):
             raise InvalidInputError(
@@ -103,9 +103,9 @@ class DraftJob:
     features: Features | None = None
     """New hidden states of the target for this drafter, if any."""
     target_top_k: TargetTopK | None = None
-    """The target's predictions of the last step, for drafters that use them."""
+    """The target's predictions of the last step, for drafters with `target_top_k`."""
     references: References | None = None
-    """Texts that this request may copy from, if it has any."""
+    """Texts that this request may copy from; None without such texts."""
     cache_scope: str = ""
     """Requests share cached prompts only within a scope."""
 
@@ -137,7 +137,7 @@ class DrafterDescription:
 
 @dataclass(frozen=True, slots=True)
 class DrafterOptions:
-    """Options of all drafters; each drafter reads its own."""
+    """Options of all drafters; each drafter reads some of the options."""
 
     model: str = ""
     target: str = ""

@@ -39,8 +39,6 @@ _OWN = "mtp"
 
 
 class Draft(Protocol):
-    """A trained speculator."""
-
     algorithm: ClassVar[str]
     """Value of `speculators_model_type` in `config.json`."""
 

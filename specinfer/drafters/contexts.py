@@ -25,7 +25,7 @@ class FeatureBuffer:
     def __init__(self) -> None:
         self._kept: States | None = None
         self._given: dict[int, int] = {}
-        """Per drafter, the context position up to which it has received states."""
+        """End position of the states that each drafter has received."""
 
     def add(self, start: int, data: bytes, shape: tuple[int, int]) -> None:
         """Append states from a context position. After a gap, drop earlier states.
@@ -78,7 +78,6 @@ class Contexts:
         return len(self._contexts)
 
     def cached_len(self, request_id: str) -> int:
-        """Return the number of a request's cached tokens."""
         context = self._contexts.get(request_id)
         return len(context.tokens) if context else 0
 
@@ -90,7 +89,6 @@ class Contexts:
         return context.tokens
 
     def features(self, request_id: str) -> FeatureBuffer:
-        """Return the hidden states of a known request."""
         return self._contexts[request_id].features
 
     def refer(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
@@ -102,7 +100,6 @@ class Contexts:
         return self._contexts[request_id].references
 
     def cache_scope(self, request_id: str) -> str:
-        """Return the scope of a known request."""
         return self._contexts[request_id].cache_scope
 
     def release(self, request_id: str) -> bool:

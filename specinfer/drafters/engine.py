@@ -128,7 +128,6 @@ class SpeculatorEngine:
 
     @property
     def cached_requests(self) -> int:
-        """Number of requests with a context."""
         return len(self._contexts)
 
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
@@ -161,7 +160,7 @@ class SpeculatorEngine:
         try:
             job = self._with_target(_own_draws(job, speculator), speculator, top_k)
         except Exception as error:  # costs only this drafter's draft
-            log.exception("request %s: speculator %d cannot read hidden states", job.request_id, speculator)
+            log.exception("reading the target's outputs for speculator %d failed; it gets no job", speculator)
             return FaultError("internal error", error)
         max_len = self.drafters[speculator].description.max_context_len
         if not max_len:

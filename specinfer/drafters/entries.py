@@ -34,9 +34,9 @@ class DraftEntry:
     features_start: int = 0
     target_top_k: TargetTopK | None = None
     references: Sequence[Sequence[int]] = ()
-    """Token ids of the request's references, in its first entry."""
+    """Token ids of the request's references, in the first entry only."""
     cache_scope: str = ""
-    """Scope of shared prompts, in the request's first entry."""
+    """Scope of shared prompts, in the request's first entry only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,11 @@ def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: i
 def _check_features(size: int, description: DrafterDescription) -> None:
     token_bytes = 2 * description.feature_size * len(description.feature_layers)
     if size and not token_bytes:
-        raise InvalidInputError("target_features", size, "bytes: no speculator of this service reads them")
+        reason = "must be empty: no speculator of this service reads hidden states"
+        raise InvalidInputError("target_features", f"{size} bytes", reason)
     if size and size % token_bytes:
-        raise InvalidInputError("target_features", size, f"bytes: must be a multiple of {token_bytes}")
+        reason = f"must be {token_bytes} bytes per token"
+        raise InvalidInputError("target_features", f"{size} bytes", reason)
 
 
 def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
@@ -111,7 +113,8 @@ def _check_top_k(top_k: TargetTopK, k: int) -> None:
     """Check the predictions for a service whose drafters read `k` per node."""
     width = top_k.top_k.shape[1]
     if width != k:
-        raise InvalidInputError("target_top_k", width, f"tokens per node: this service reads {k}")
+        reason = f"must be {k}, the tokens per node that this service reads"
+        raise InvalidInputError("target_top_k", width, reason)
     largest = int(max(top_k.token_ids.max(), top_k.top_k.max()))
     if largest > _MAX_TOKEN:
         raise InvalidInputError("target_top_k", largest, f"must be a token id from 0 to {_MAX_TOKEN}")

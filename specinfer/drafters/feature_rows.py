@@ -37,8 +37,6 @@ class RowRunner(Protocol):
 
 @dataclass(slots=True)
 class _CachedContext:
-    """Cached rows of one request."""
-
     sequence: KVSequence
     start: int
     """Context position of the first row's hidden state."""
@@ -67,7 +65,6 @@ class FeatureRowsDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Description of the checkpoint."""
         return self._description
 
     def release(self, request_id: str) -> None:
@@ -76,7 +73,6 @@ class FeatureRowsDrafter:
             self._runner.cache.release(cached.sequence)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         results: dict[int, TokenTree | SpecInferError] = {}
         tasks: dict[int, EagleTask] = {}
         for index, job in enumerate(jobs):

@@ -93,8 +93,6 @@ class HeadsRunner:
 
 
 class HeadsDrafter:
-    """Draft with heads of one kind."""
-
     kind: ClassVar[type[HeadsSource]]
 
     def __init__(
@@ -125,14 +123,12 @@ class HeadsDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Description of the checkpoint."""
         return self._description
 
     def release(self, request_id: str) -> None:
         """Do nothing: the drafter stores no state of requests."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         newest = {i: state for i, job in enumerate(jobs) if (state := newest_state(job)) is not None}
         trees: list[TokenTree | SpecInferError] = [TokenTree.root_only(job.context[-1]) for job in jobs]
         if newest:

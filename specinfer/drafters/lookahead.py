@@ -56,7 +56,7 @@ class NgramPool:
         self._by_first: OrderedDict[int, OrderedDict[Ngram, None]] = OrderedDict()
 
     def add(self, ngram: Ngram) -> None:
-        """Add an n-gram; drop the oldest ones above the limits."""
+        """Add an n-gram; drop the oldest n-grams above the limits."""
         same = self._by_first.setdefault(ngram[0], OrderedDict())
         self._by_first.move_to_end(ngram[0])
         same[ngram[1:]] = None

@@ -71,7 +71,6 @@ class NgramDrafter:
         return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:

@@ -40,7 +40,6 @@ INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
 
 
 def trained_for(model: str) -> Mapping[str, str]:
-    """Return a model's shipped speculators by drafter."""
     return TRAINED.get(model, {})
 
 
@@ -96,7 +95,7 @@ SERVICE_FLAGS = frozenset(
 
 
 def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafter]:
-    """Load the drafters that flags name; return them by name.
+    """Return the loaded drafters that flags name, by name.
 
     Args:
         setting: name of the option that the flags are from.

@@ -33,7 +33,7 @@ class Refusals:
         return request_id in self._by_request
 
     def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
-        """Return the speculators to call in this step; counts the step."""
+        """Return the speculators to call; count one step of the others' pauses."""
         if request_id not in self._by_request:
             return list(speculators)
         known = self._by_request[request_id]

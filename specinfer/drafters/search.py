@@ -89,7 +89,7 @@ def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
 LONGEST = 32
 """Maximum length of a match in tokens; earlier tokens are not compared."""
 _MAX_OCCURRENCES = 64
-"""Maximum returned matches: the latest; in references, evenly spaced ones."""
+"""Maximum returned matches: the latest; in references, evenly spaced matches."""
 
 
 class Match(NamedTuple):
@@ -121,7 +121,7 @@ class Occurrences:
             self._ends.setdefault(tuple(text[end - self._shortest : end]), []).append((text, end))
 
     def drop(self, text: Sequence[int]) -> None:
-        """Remove a text; it must be the oldest one."""
+        """Remove the oldest text."""
         for end in range(self._shortest, len(text) + 1):
             key = tuple(text[end - self._shortest : end])
             filed = self._ends[key]

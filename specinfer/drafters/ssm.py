@@ -102,7 +102,6 @@ class SsmDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Description of the model."""
         return self._description
 
     def release(self, request_id: str) -> None:
@@ -111,7 +110,6 @@ class SsmDrafter:
             self._runner.cache.release(sequence)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         results: dict[int, TokenTree | SpecInferError] = {}
         tasks: dict[int, GrowthTask] = {}
         for index, job in enumerate(jobs):

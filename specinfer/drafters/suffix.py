@@ -56,13 +56,10 @@ class FinishedTexts:
 
 @dataclass(slots=True)
 class _RequestText:
-    """Indexed text of an unfinished request."""
-
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(_SHORTEST))
     text: list[int] = field(default_factory=list)
 
     def extend(self, context: Sequence[int]) -> None:
-        """Add the new tokens of a context."""
         filed = len(self.text)
         self.text += context[filed:]
         self.occurrences.file(self.text, filed)
@@ -85,11 +82,10 @@ class SuffixDrafter:
         return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Drop a request; with `suffix_learn`, index its text for others."""
+        """Drop a request; with `suffix_learn`, index the text for other requests."""
         request_text = self._requests.pop(request_id, None)
         if request_text is not None and self._finished is not None:
             self._finished.add(request_text.text)

@@ -37,8 +37,6 @@ _NO_TREES: Mapping[str, TokenTree] = MappingProxyType({})
 
 
 class HostPlan(NamedTuple):
-    """A step to run."""
-
     entries: Sequence[StepEntry]
     speculators: SpeculatorSet
     """Numbers of this process's drafters that draft in the step."""
@@ -66,8 +64,6 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True)
 class HostStep:
-    """A step that was run."""
-
     plan: HostPlan
     jobs: Sequence[VerifyJob]
     trees: Mapping[str, TokenTree]
@@ -88,7 +84,6 @@ class HostStep:
 
     @property
     def pass_s(self) -> float:
-        """Seconds of all passes of the step."""
         return sum([seconds for _, seconds in self.passes])
 
 
@@ -112,7 +107,6 @@ class Host:
         self._clock = clock
 
     def step(self, plan: HostPlan) -> HostStep:
-        """Draft, merge and verify one step."""
         started = self._clock()
         drafts, times, trees = self._draft(plan)
         drafted = self._clock()
@@ -167,7 +161,6 @@ class Host:
             plan = plan.next()
 
     def conclude(self, steps: Sequence[HostStep]) -> None:
-        """Compact the cache and learn from steps."""
         self.verifier.settle()
         for step in steps:
             try:

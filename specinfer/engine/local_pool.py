@@ -37,13 +37,12 @@ class MemberCounts:
     """Counts of one drafter's drafts in a step."""
 
     nodes: int = 0
-    """Nodes of its trees, roots excluded."""
+    """Number of drafted nodes, roots excluded."""
     failed: int = 0
     malformed: int = 0
     """Number of malformed trees."""
 
     def add(self, other: "MemberCounts") -> None:
-        """Add the counts of another step."""
         self.nodes += other.nodes
         self.failed += other.failed
         self.malformed += other.malformed
@@ -62,7 +61,7 @@ class DrafterGroup:
     """Context position after the last hidden state read, by request id."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     failed: set[int] = field(default_factory=set)
-    """Members whose failures were logged; later ones are only counted."""
+    """Members whose first failure was logged; later failures are only counted."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -76,8 +75,6 @@ class DrafterGroup:
 
 
 class LocalPool:
-    """All drafters of a host."""
-
     def __init__(
         self, engines: Sequence[tuple[SpeculatorEngine, Sequence[str]]], hidden_size: int, vocab_size: int
     ) -> None:

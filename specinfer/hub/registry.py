@@ -48,7 +48,6 @@ class KnownModel:
 
 
 def known_models() -> dict[str, KnownModel]:
-    """Return all entries by name."""
     table = tomllib.loads((resources.files("models") / "registry.toml").read_text())
     return {name: _entry(name, dict(row)) for name, row in table.items()}
 

@@ -19,7 +19,7 @@ LOCK = "lock"
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory; move it to `target` if no error occurs.
+    """Yield an empty directory, which becomes `target` if no error occurs.
 
     Raises:
         OSError: if the directory cannot be written.
@@ -32,7 +32,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def empty_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory next to `target`; remove it at the end.
+    """Yield an empty directory next to `target`, removed at the end.
 
     Raises:
         OSError: if the directory cannot be written.

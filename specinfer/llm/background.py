@@ -114,7 +114,6 @@ class AsyncLLM:
 
     @property
     def speculators(self) -> list[str]:
-        """Names of the speculators, by number."""
         return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:

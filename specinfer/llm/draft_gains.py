@@ -28,7 +28,6 @@ class Gains:
 
     @property
     def gain(self) -> float:
-        """Median ratio."""
         return median(self.ratios)
 
     def line(self) -> str:

@@ -97,7 +97,6 @@ class Driver:
 
     @property
     def busy(self) -> bool:
-        """True if any request is unfinished."""
         return bool(self._requests)
 
     def submit(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
@@ -178,7 +177,7 @@ class Driver:
             known = {"prompt", "prompt_token_ids"} & set(prompt)
             if len(prompt) != 1 or not known:
                 raise InvalidInputError(
-                    "prompt", sorted(prompt), "keys: must be prompt, prompt_token_ids or messages"
+                    "prompt", sorted(prompt), "must have the key prompt, prompt_token_ids or messages"
                 )
             return self._encode(prompt[known.pop()])
         if isinstance(prompt, str):

@@ -52,7 +52,6 @@ class LocalEngine:
 
     @property
     def busy(self) -> bool:
-        """True if any request waits or runs."""
         return bool(self.machine.scheduler.states)
 
     def submit(self, request: GenerationRequest) -> RequestState:

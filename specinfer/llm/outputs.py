@@ -32,8 +32,6 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer."""
-
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -44,7 +42,6 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """True if the answer is complete."""
         return self.finish_reason is not None
 
 
@@ -64,8 +61,6 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers."""
-
     request_id: str
     prompt: str | None
     """Text of the prompt; None if token ids were given."""
@@ -78,7 +73,6 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """True if all answers are complete."""
         return all(output.finished for output in self.outputs)
 
 

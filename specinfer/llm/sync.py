@@ -123,7 +123,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> "TextStreamOf":
-        """Stream an answer's text; closing or dropping the stream ends it.
+        """Stream an answer's text; closing or dropping the stream ends the request.
 
         Args:
             request_id: id of the request in logs; seeds the random stream of speculators that draw.
@@ -142,7 +142,6 @@ class LLM:
 
     @property
     def speculators(self) -> list[str]:
-        """Names of the speculators, by number."""
         return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:
@@ -238,7 +237,6 @@ class TextStreamOf:
         return self
 
     def __next__(self) -> TextDelta:
-        """Return the next piece of text."""
         if not self._ready and self._open:
             self._ready.extend(self._advance())
         if not self._ready:
@@ -265,7 +263,6 @@ def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 def _for_each(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> Sequence[SamplingParams]:
-    """Return the parameters of each prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params or DEFAULT_PARAMS] * count
     if len(params) != count:

@@ -35,7 +35,7 @@ class SpeculatorDirectory:
         self.places: list[str] = []
         """Service of each speculator by number, as written in the setting."""
         self._numbers: dict[tuple[str, str, int], int] = {}
-        """Numbers by (service, name, index among equal names). Replicas share them."""
+        """Numbers by (service, name, index among equal names), common to replicas."""
         self._present: dict[str, dict[str, SpeculatorService]] = {}
         """Replicas that ever answered, by service, then by address."""
 
@@ -66,7 +66,7 @@ class SpeculatorDirectory:
             )
 
     async def keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
-        """Describe an unavailable service again and again until it answers.
+        """Describe an unavailable service repeatedly until an answer arrives.
 
         The pause grows with consecutive failures. A service that does not fit the target is retried at the
         longest pause, as the operator may replace the service.
@@ -154,7 +154,7 @@ class SpeculatorDirectory:
         replicas[service.address] = service
 
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Number a service's speculators; note which of them may draw."""
+        """Number a service's speculators; store which speculators may draw."""
         names = [speculator.name for speculator in description.speculators]
         service.members = self._members(service.service, names)
         service.reads_references = description.reads_references

@@ -190,7 +190,6 @@ def sound_tree(
 
 
 def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
-    """Encode the target's predictions."""
     if predicted is None:
         return None
     return speculator_pb2.TargetTopK(

@@ -51,7 +51,6 @@ class Quarantine:
         return begun
 
     def sound(self) -> None:
-        """Count a valid tree."""
         self._malformed = 0
         self._sound += 1
         if self._sound >= IN_A_ROW:
@@ -77,11 +76,9 @@ class DraftFaults:
     _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
 
     def left_out(self, speculator: int, now: float) -> bool:
-        """Return whether a speculator is quarantined."""
         return self._quarantines[speculator].holds(now)
 
     def note(self, speculator: int, name: str, reason: str, now: float) -> None:
-        """Count a draft that failed."""
         self.drafts[speculator] += 1
         if self._paces[speculator].due(now):
             said = "".join(c if c.isprintable() else " " for c in reason[:MAX_REASON])  # untrusted text
@@ -134,7 +131,7 @@ class DraftStatistics:
             self.outcomes[outcome] += drafts
 
     def take(self) -> "DraftStatistics":
-        """Return the counts since the last call, and reset them."""
+        """Return the counts since the last call; reset the counts."""
         counts = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
         self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
         return counts

@@ -50,7 +50,7 @@ class SpeculatorPool:
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)
         self.resident: ResidentDrafts | None = None
-        """The verifier's own speculators, if it has any."""
+        """The verifier's own speculators; None without such speculators."""
         self.services = self._replicas.known
         """All services' replicas, available or not. The list is never replaced."""
         self._directory = SpeculatorDirectory(policy)
@@ -268,7 +268,7 @@ class SpeculatorPool:
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
         """Stop calling a service until it has been described again."""
-        log.warning("%s", error)
+        log.warning("%s; the service is not called until it answers again", error)
         changed = isinstance(error, ServiceChangedError)
         service.counters.missed += 1
         service.description = None

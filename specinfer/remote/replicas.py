@@ -61,7 +61,6 @@ class ReplicaShares:
         return {request_id: self._place[request_id] for request_id in names}
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Remove the assignments of ended requests."""
         for request_id in request_ids:
             self._place.pop(request_id, None)
 

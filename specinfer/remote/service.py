@@ -38,7 +38,7 @@ class SpeculatorService:
     """A replica of a service and its statistics."""
 
     service: str
-    """The service as the operator wrote it, common to all replicas."""
+    """The service's name in the setting, common to all replicas."""
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub | None
     """None for the verifier's resident speculators, which have no connection."""
@@ -65,7 +65,7 @@ class SpeculatorService:
     last_seconds: float = 0.0
     """Seconds from the latest message to its answer."""
     learning: common_pb2.LearningState | None = None
-    """State of learning in the latest reply that contained it."""
+    """Latest state of learning in a reply; None before the first."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
@@ -249,7 +249,6 @@ class SpeculatorService:
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
     def note_failed(self, speculator: int, reason: str) -> None:
-        """Count a draft that failed."""
         self.statistics.count("failed")
         self.faults.note(speculator, self._name(speculator), reason, self.clock())
 
@@ -261,7 +260,7 @@ class SpeculatorService:
             self.refusals.refuse(request_id, speculator)
 
     def note_malformed(self, speculator: int, error: MalformedTreeError) -> None:
-        """Count a malformed tree; `IN_A_ROW` consecutive ones cause a quarantine."""
+        """Count a malformed tree; `IN_A_ROW` consecutive trees cause a quarantine."""
         self.statistics.count("malformed")
         if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
             self.statistics.quarantines[speculator] += 1
@@ -280,7 +279,6 @@ class SpeculatorService:
         return DraftTime(frozenset(self.members), own_s, wire_s, read)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Remove all records of requests."""
         for request_id in request_ids:
             self.cached_len.pop(request_id, None)
             self.features_len.pop(request_id, None)

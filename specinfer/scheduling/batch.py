@@ -10,7 +10,7 @@ from specinfer.scheduling.request import GenerationRequest, RequestState
 
 
 class RunningBatch:
-    """Running requests in order of admission, and the queue of waiting ones."""
+    """Running requests in order of admission, and the queue of waiting requests."""
 
     def __init__(self, room: CacheRoom) -> None:
         self._room, self._limits = room, room.limits
@@ -43,7 +43,6 @@ class RunningBatch:
         return min(places, free * len(admitted) // used) if admitted else places
 
     def remove(self, state: RequestState) -> None:
-        """Remove a running or waiting request."""
         if self.running.pop(state.request.request_id, None) is None:
             self.queue.remove(state)
         else:
@@ -77,7 +76,6 @@ class RunningBatch:
             self._preempted.append(state.request.request_id)
 
     def take_preempted(self) -> list[str]:
-        """Return the requests preempted since the last call."""
         preempted, self._preempted = self._preempted, []
         return preempted
 

@@ -68,7 +68,7 @@ class Ending:
 
     @property
     def failure(self) -> SpecInferError | None:
-        """Error to raise for the request's clients; None if it succeeded."""
+        """Error to raise for the request's clients; None after a success."""
         if self.finish is not FinishReason.ERROR:
             return None
         # the id is used up: a client must not retry it, only send the request again under another id

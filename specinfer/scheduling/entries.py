@@ -86,12 +86,10 @@ class LatestDrafts:
         return drafts if length == entry.context_len else ()
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Remove the drafts of requests."""
         for request_id in request_ids:
             self._drafts.pop(request_id, None)
 
     def clear(self) -> None:
-        """Remove all drafts."""
         self._drafts.clear()
 
 

@@ -132,7 +132,7 @@ class CacheRoom:
 
     @property
     def _whole_blocks(self) -> int:
-        """Tokens of the cache's whole blocks."""
+        """Capacity of the cache in tokens, rounded down to whole blocks."""
         return self.limits.kv_capacity_tokens // self.limits.kv_block_tokens * self.limits.kv_block_tokens
 
     def _cached(self, tokens: int) -> int:

@@ -82,7 +82,6 @@ class FinishRate:
         self._finishes.clear()
 
     def finish(self, now: float) -> None:
-        """Count a finished request."""
         if len(self._finishes) == _REMEMBERED:
             self._since = self._finishes[0]
         self._finishes.append(now)
@@ -103,7 +102,7 @@ several callers share the queue evenly, and some places always remain for other 
 
 
 class WaitingQueue:
-    """Waiting requests, and the number of running ones by caller."""
+    """Waiting requests, and the number of running requests by caller."""
 
     def __init__(self) -> None:
         self._states: dict[str, RequestState] = {}
@@ -127,7 +126,6 @@ class WaitingQueue:
         return iter(self._states.values())
 
     def running_of(self, caller: str) -> int:
-        """Return the number of a caller's running requests."""
         return self._running[caller]
 
     def full_for(self, caller: str, places: int) -> str:
@@ -176,7 +174,6 @@ class WaitingQueue:
         self._rank(caller)
 
     def remove(self, state: RequestState) -> None:
-        """Remove a waiting request."""
         request_id, caller = state.request.request_id, state.request.caller
         del self._states[request_id]
         self._by_caller[caller].remove(request_id)

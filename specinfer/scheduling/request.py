@@ -62,7 +62,9 @@ class GenerationRequest:
         if self.max_new_tokens <= 0:
             raise InvalidInputError("max_new_tokens", self.max_new_tokens, "must be positive")
         if len(self.stop_strings) > MAX_STOP_STRINGS:
-            raise InvalidInputError("stop_strings", len(self.stop_strings), f"at most {MAX_STOP_STRINGS}")
+            raise InvalidInputError(
+                "stop_strings", len(self.stop_strings), f"must be at most {MAX_STOP_STRINGS}"
+            )
         if "" in self.stop_strings:
             raise InvalidInputError("stop_strings", "", "must not be empty")
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:  # also refuses NaN
@@ -170,12 +172,10 @@ class RequestState:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens generated so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be generated."""
         return self.request.max_new_tokens - self.new_tokens
 
     @property

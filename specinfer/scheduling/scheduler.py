@@ -46,12 +46,10 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests not admitted yet."""
         return len(self._batch.queue)
 
     @property
     def running(self) -> int:
-        """Requests being decoded."""
         return len(self._batch.running)
 
     @property
@@ -229,7 +227,8 @@ class Scheduler:
             keep = self._stops.find(progress.request_id, progress.tokens, last=progress.final)
         except Exception as error:
             request_id = progress.request_id
-            log.exception("request %s failed: its text cannot be read", request_id, extra=about(request_id))
+            reason = "request %s failed: searching its text for stop strings failed"
+            log.exception(reason, request_id, extra=about(request_id))
             progress.cut(0)
             progress.final = True
             reason = FaultError("internal error", error).for_logs
@@ -254,7 +253,7 @@ class Scheduler:
         return [Progress(state, [], [], state.new_tokens, True) for state in failed]
 
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
-        """Record the reason of a request's end, and remove it."""
+        """Record the reason of a request's end; remove the request."""
         state.end(reason, now)
         if self._table.has(state):
             self._finished(state, now)

@@ -125,7 +125,6 @@ class FeatureRelay:
             self._kept[request_id] = States(start, states)
 
     def bytes_of(self, layers: Sequence[int]) -> int:
-        """Return the bytes of one token's features."""
         return 2 * self.hidden * len(layers)
 
     def until(self, start: int, data: bytes, layers: Sequence[int]) -> int:

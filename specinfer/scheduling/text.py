@@ -13,8 +13,6 @@ from specinfer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Result of `TextStream.push`."""
-
     text: str
     used: int
     """Number of pushed tokens, up to the end of a stop string."""
@@ -139,5 +137,4 @@ class StopStrings:
         return piece.used if piece is not None and piece.stopped else None
 
     def forget(self, request_id: str) -> None:
-        """Stop searching the text of a request."""
         self._texts.pop(request_id, None)

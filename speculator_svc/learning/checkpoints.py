@@ -15,7 +15,7 @@ class Checkpoints:
     """Files of an offered checkpoint and of accepted versions."""
 
     def __init__(self, directory: Path) -> None:
-        """Lock a directory; create it if missing.
+        """Lock a directory, created if missing.
 
         Raises:
             SettingError: if the directory cannot be written, or another service uses it.
@@ -38,7 +38,6 @@ class Checkpoints:
 
     @property
     def offered(self) -> Path:
-        """Directory of the checkpoint that is being offered."""
         return self._directory / ".offered"
 
     @property
@@ -56,12 +55,10 @@ class Checkpoints:
 
     @property
     def versions(self) -> list[int]:
-        """Numbers of the stored versions."""
         names = [path.name.removeprefix("version-") for path in self._directory.glob("version-*")]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def version(self, number: int) -> Path:
-        """Return the directory of a version."""
         return self._directory / f"version-{number}"
 
     def begin(self) -> None:
@@ -102,7 +99,6 @@ class Checkpoints:
         return self.offered.rename(self.version(number))
 
     def drop(self) -> None:
-        """Remove the offer."""
         shutil.rmtree(self.offered, ignore_errors=True)
 
     def keep_only(self, *numbers: int) -> None:

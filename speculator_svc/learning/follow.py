@@ -116,7 +116,7 @@ class LearningLink:
     tls: ClientTls
 
     async def model(self, given: str) -> str:
-        """Return the given SSM, or the one that the service started with.
+        """Return the given SSM; if empty, the SSM of the service's start.
 
         Raises:
             SettingError: if the service does not learn.

@@ -50,8 +50,6 @@ class LearningCounts:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Version and model of served weights."""
-
     version: int
     """Number of the version; 0: the initial weights."""
     model: str
@@ -87,7 +85,6 @@ class Learner:
 
     @property
     def state(self) -> common_pb2.LearningState:
-        """State as a protobuf message."""
         return common_pb2.LearningState(
             version=self._served.version,
             replay_tokens=self.replay.tokens,
@@ -98,11 +95,10 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Version of the served weights."""
         return self._served.version
 
     async def offer(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> learning_pb2.OfferReply:
-        """Judge a checkpoint, and serve it if it is better.
+        """Judge a checkpoint, and serve a better checkpoint.
 
         Raises:
             InvalidInputError: naming the invalid field of a part.

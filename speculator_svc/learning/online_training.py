@@ -50,7 +50,7 @@ class OnlineTraining:
         self._name, self._out, self._rate, self._place = name, out, learning_rate, place
         self._first = load_ssm(directory, self._target)
         self._accepted: dict[int, DraftModel] = {}
-        """Last two accepted drafts by version: the service may revert one."""
+        """Last two accepted drafts by version: the service may revert the last."""
         self._version: int | None = None
         """Version of the served weights, once known."""
         self._draft = self._first
@@ -93,7 +93,6 @@ class OnlineTraining:
         return float(np.mean(losses)), self._seen
 
     def save(self) -> None:
-        """Write the SSM to `out`."""
         trained = {"command": f"specinfer train follow, from {self._name}", "tokens_seen": self._seen}
         config, tensors = self._student.config, self._student.tensors()
         token_ids = self._draft.token_ids

@@ -19,7 +19,7 @@ from speculator_svc.clients import own_id
 HELD_OUT = 0.2
 """Share of the texts that is held out."""
 MAX_LENGTH = 1024
-"""Maximum tokens of a text; only the last ones are kept."""
+"""Maximum stored tokens of a text: the last tokens."""
 EXPIRE_EVERY_S = 1.0
 MIN_OUTPUT = 8
 """Minimum tokens of a kept answer."""
@@ -27,8 +27,6 @@ MIN_OUTPUT = 8
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Text of a finished request."""
-
     number: int
     """Increasing number of the episode."""
     caller: int
@@ -40,8 +38,6 @@ class Episode:
 
 @dataclass(slots=True)
 class _Open:
-    """Text of an unfinished request."""
-
     caller: int
     prompt_len: int
     tokens: list[int]
@@ -50,8 +46,6 @@ class _Open:
 
 @dataclass(slots=True)
 class _Shelf:
-    """Episodes of one caller."""
-
     training: deque[Episode] = field(default_factory=deque)
     held_out: deque[Episode] = field(default_factory=deque)
     tokens: int = 0
@@ -100,7 +94,7 @@ class Replay:
     def continue_request(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
         """Append tokens of a known request.
 
-        A request with missing tokens is dropped.
+        If `base_len` shows that tokens are missing, the request is dropped.
         """
         with self._lock:
             episode = self._open.get(request_id)
@@ -146,7 +140,6 @@ class Replay:
         return sorted(chosen, key=lambda episode: episode.number)
 
     def expires_s(self, episode: Episode) -> float:
-        """Return the seconds until an episode expires."""
         return max(0.0, episode.ended + self._keep_s - self._clock())
 
     @property
@@ -156,7 +149,6 @@ class Replay:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all kept episodes."""
         return self._tokens
 
     def _newer(self, after: int, part: Callable[[_Shelf], deque[Episode]]) -> list[Episode]:

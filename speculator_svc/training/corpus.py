@@ -72,8 +72,6 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One prompt and the target's answer."""
-
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     labels: Labels | None = field(default=None, compare=False)
@@ -118,7 +116,7 @@ def _encoded(labels: Labels) -> str:
 
 
 def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) -> int:
-    """Append (id, continuation) rows as they come; return their number."""
+    """Append (id, continuation) rows one by one; return the number of rows."""
     count = 0
     with closing(AppendFile(path)) as file:
         for job_id, item in rows:
@@ -182,8 +180,6 @@ def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int
 
 
 class Teaching(Protocol):
-    """A training batch."""
-
     @property
     def next_tokens(self) -> torch.Tensor:
         """[R] the target's next token of each row."""

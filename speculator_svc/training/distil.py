@@ -248,7 +248,6 @@ console = Console(stderr=True)
 
 
 def progress_bar() -> Progress:
-    """Return a bar with elapsed and remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
 

@@ -72,7 +72,7 @@ class EagleStudent(FeatureStudent):
 
 
 class UnrolledAttention:
-    """Attention of rows [B * T]: causal to step 0, then to own rows."""
+    """Attention of rows [B * T]: causal to step 0, then to themselves."""
 
     def __init__(self, batch: int, length: int, group: int) -> None:
         self._shape, self._group = (batch, length), group

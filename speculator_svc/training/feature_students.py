@@ -21,7 +21,7 @@ from speculator_svc.training.student import parameter_key, tensor_name
 
 @dataclass(frozen=True, slots=True)
 class UnrolledRows:
-    """Labels of a step k: row j predicts token j + 2 + k."""
+    """Labels of training step k: row j predicts token j + 2 + k."""
 
     rows: torch.Tensor
     label_ids: torch.Tensor
@@ -61,7 +61,7 @@ class FeatureStudent(nn.Module):
     """
 
     def __init__(self, trained: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:
-        """Register tensors; `frozen` ones are neither trained nor saved."""
+        """Register tensors; `frozen` tensors are neither trained nor saved."""
         super().__init__()
         for name, tensor in trained.items():
             self.register_parameter(parameter_key(name), nn.Parameter(tensor.float().clone()))
@@ -73,7 +73,6 @@ class FeatureStudent(nn.Module):
         return next(self.parameters()).device
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the trained tensors by name."""
         return {tensor_name(key): value.detach() for key, value in self.named_parameters()}
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
@@ -98,7 +97,6 @@ class HeadsStudent(FeatureStudent):
         self._markov = f"{MARKOV_OUT}.weight" in trained
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
-        """Compute the logits of the steps."""
         parts = Parts(self._config, self.all_tensors(), torch.float32, str(self.device))
         heads = Heads(self._kind, self._count, self._config, parts, self._markov)
         outs = heads.outs(batch.states[:, :, -1].flatten(0, 1).float())

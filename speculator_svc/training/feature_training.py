@@ -76,8 +76,6 @@ class TrainingMethod(Generic[S]):
 
 
 class FeatureTraining:
-    """One run of a command."""
-
     def __init__(self, asked: TrainingOptions) -> None:
         """Check the options.
 

@@ -51,8 +51,6 @@ _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 class LayerStart(NamedTuple):
-    """Initial weights of a layer."""
-
     weights: Weights
     layer: int
     silent: bool = False
@@ -106,7 +104,6 @@ class Student(nn.Module):
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers."""
         return self.config.layers
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -146,7 +143,6 @@ def parameter_key(name: str) -> str:
 
 
 def tensor_name(key: str) -> str:
-    """Return the name of a parameter's tensor in the checkpoint."""
     return key.replace("/", ".")
 
 
@@ -189,7 +185,7 @@ class Start(NamedTuple):
 
 
 def _numbers(name: str, text: str, config: ModelConfig) -> list[int]:
-    """Parse comma-separated layer numbers of a model, and check them."""
+    """Parse and check comma-separated layer numbers of a model."""
     numbers = layer_numbers(name, text)
     if not all(0 <= number < config.layers for number in numbers):
         raise SettingError(name, text, f"must be layers of the model, 0 to {config.layers - 1}")
@@ -200,5 +196,5 @@ def _inserted(insert: str, ssm: ModelConfig, target: ModelConfig) -> list[int]:
     """Return the target layers to insert into an SSM."""
     numbers = _numbers("insert", insert, target)
     if numbers and shape_fields(ssm, target).keys() - {"num_hidden_layers"}:
-        raise SettingError("insert", insert, "the target's layers have another shape than those of --start")
+        raise SettingError("insert", insert, "layers of the target must have the shape of those of --start")
     return numbers

@@ -1,4 +1,4 @@
-"""`specinfer train speculator`: corpus, features, training, report in given time."""
+"""`specinfer train speculator`: make a corpus, train and report within a given time."""
 
 import json
 import math
@@ -57,8 +57,6 @@ class SpeculatorMethod(StrEnum):
 
 
 class ChosenMethod(NamedTuple):
-    """A method and the reason for it."""
-
     method: SpeculatorMethod
     reason: str
 
@@ -108,7 +106,7 @@ class RunProgress:
 
     @classmethod
     def resume(cls, work: Path, fresh: "RunProgress") -> "RunProgress":
-        """Return an interrupted run's state, or a fresh one.
+        """Return an interrupted run's state; `fresh` if there is none.
 
         Raises:
             SettingError: for an option that has changed.

@@ -161,7 +161,6 @@ def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]
 def _record(
     command: str, corpus: Sequence[Path], options: DistilOptions, seen: int, success: Sequence[Success]
 ) -> dict[str, object]:
-    """Return the checkpoint's record of its training."""
     return {
         "command": command,
         "corpus": [path.name for path in corpus],

@@ -74,12 +74,10 @@ class BlockSource(PublishedSource):
     markov: str = ""
     """Kind of the Markov head; empty: none."""
     causal: bool = False
-    """True if positions of the block never see later ones."""
+    """True if positions of the block never see later positions."""
 
 
 class DFlashSource(BlockSource):
-    """A DFlash draft."""
-
     algorithm = "dflash"
 
 
@@ -181,7 +179,6 @@ class BlockRunner:
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree, in order."""
         parts = [
             BlockTask(
                 item.task.sequence, item.states, None if item.task.limits.empty else item.task.delta[-1]

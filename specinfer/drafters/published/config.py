@@ -145,8 +145,6 @@ _PROPOSAL: Mapping[str, Any] = {"proposal_type": "greedy", "verifier_accept_k": 
 
 @dataclass(frozen=True, slots=True)
 class PublishedConfig:
-    """Contents of a published `config.json`."""
-
     fields: Mapping[str, Any]
     """The algorithm's fields, with the library's defaults."""
     layers: DraftLayers

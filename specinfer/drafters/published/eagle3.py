@@ -59,8 +59,6 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class EagleSource:
-    """An EAGLE-3 speculator."""
-
     algorithm: ClassVar[str] = ALGORITHM
     tensors: Mapping[str, torch.Tensor]
     """Tensors: `fc`, `hidden_norm`, `model.norm`, `lm_head` and the modules of `model.layers.0`."""

@@ -94,7 +94,6 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_target(config: PublishedConfig, target_directory: Path) -> None:
-    """Check that the draft's sizes equal the target's."""
     layer_config, target = config.layers.config, config.target
     width = config.fields[_WIDTH]
     for name, ours, theirs in (

@@ -129,7 +129,6 @@ class MtpModel:
         return self._norm(self._layer.after_norm(x, normed, angles, attend))
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
-        """Return the logits [R, V] in float32."""
         return self._head(outs).float()
 
     def move(self, source: Slots, target: Slots) -> None:

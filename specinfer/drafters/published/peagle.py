@@ -66,8 +66,6 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class PEagleSource(PublishedSource):
-    """A P-EAGLE draft."""
-
     algorithm: ClassVar[str] = "peagle"
     depths: int
     """Number of tokens predicted in one pass."""

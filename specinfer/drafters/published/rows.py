@@ -80,7 +80,7 @@ class Borrowed:
         stored: Mapping[str, torch.Tensor],
         token_ids: torch.Tensor,
     ) -> "Borrowed":
-        """Return the stored tensors, or the target's if the checkpoint lacks them."""
+        """Return the checkpoint's tensors; in place of missing tensors, the target's."""
         embedding, head = stored.get("embed_tokens.weight"), stored.get("lm_head.weight")
         return cls(
             target[EMBEDDING] if embedding is None else embedding,

@@ -23,8 +23,6 @@ _TAIL = 8
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """State of one request."""
-
     request_id: str
     tokens: Int32
     """[T] tokens in the request's latest step."""
@@ -65,8 +63,6 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One row of vLLM's batch."""
-
     tokens: Int32
     """[T] prompt and committed tokens."""
     new: int

@@ -110,7 +110,6 @@ class SpeculatorProposer:
         return counts
 
     def close(self) -> None:
-        """End the connections."""
         if self._asks:
             outcomes, self._asks = self.outcomes, False
             atexit.unregister(self.close)
@@ -211,7 +210,6 @@ class _Speculators:
             task.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """End background work and connections."""
         for task in self._releases:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)

@@ -28,12 +28,10 @@ class VllmSettings(BaseSettings):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the services."""
         return split_targets(f"{PREFIX}SPECULATORS", self.speculators)
 
     @property
     def tls(self) -> ClientTls:
-        """TLS files for channels to the services."""
         ca, certificate, key = map(as_path, (self.tls_ca, self.tls_certificate, self.tls_key))
         return ClientTls(ca, certificate, key, self.tls_name, prefix=f"{PREFIX.lower()}tls")
 
