@@ -52,7 +52,6 @@ def route(question: str) -> str:
 
 
 def outline(question: str) -> str:
-    """Return the prompt for the skeleton."""
     return (
         f"Question: {question}\n\nWrite only the skeleton of the answer: a numbered list of {FEWEST + 1} to "
         f"{MOST} points, each of 3 to 5 words and nothing else, one on a line."
@@ -70,7 +69,6 @@ def read_points(skeleton: str) -> list[str]:
 
 
 def expand(question: str, points: Sequence[str], index: int) -> str:
-    """Return the prompt for the text of one point."""
     listed = "\n".join(f"{i + 1}. {point}" for i, point in enumerate(points))
     return (
         f"Question: {question}\n\nThe skeleton of the answer:\n{listed}\n\nContinue the writing of one point "
