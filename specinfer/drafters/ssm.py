@@ -30,7 +30,7 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 log = logging.getLogger(__name__)
 
 _PROMPT = 32
-"""A delta with more tokens counts as a prompt."""
+"""A delta of more than `_PROMPT` tokens counts as a prompt."""
 _SWAPPED_AT_ONCE = 16
 """Number of missing tokens that causes a replacement of the head's rows."""
 _CATCH_UP = 1024
