@@ -41,7 +41,7 @@ class BuildWithKernels(build_py):
 
 
 class WheelWithKernels(bdist_wheel):
-    """Names the wheel after this system if it has kernels; they run with any Python."""
+    """Tags a wheel with kernels for this system and any Python."""
 
     def run(self) -> None:
         self.run_command("build")

@@ -2,10 +2,10 @@
 
 python examples/skeleton.py "What keeps a team working well together?"
 
-route      ask whether the answer has several independent points; if not, answer as usual
-skeleton   the points, a few words each
-points     write each in a sentence or two, concurrently; requests differ in the last line only, so the cache
-           stores their common part once, and they share the batch
+route      ask the model whether the answer has several independent points; if not, answer the question directly
+skeleton   ask for a list of the points, a few words each
+points     ask for the text of every point, concurrently; the prompts differ only in their last line, so the
+           cache stores their common prefix once
 """
 
 import asyncio
@@ -21,7 +21,7 @@ POINT = re.compile(r"^\s*(\d{1,2})[.):]\s*(.+?)\s*$", re.MULTILINE)
 
 
 async def answer(client: AsyncClient, question: str, max_new_tokens: int = 256) -> str:
-    """Return the answer in points, or the usual one."""
+    """Answer a question point by point if possible, else directly."""
     points = await find_points(client, question)
     if len(points) < FEWEST:
         return (await client.generate(question, max_new_tokens=max_new_tokens)).text
@@ -35,7 +35,7 @@ async def answer(client: AsyncClient, question: str, max_new_tokens: int = 256) 
 
 
 async def find_points(client: AsyncClient, question: str) -> list[str]:
-    """Return the answer's points, or none for an unfit question."""
+    """Return the answer's points; empty if the answer has no independent points."""
     routed = await client.generate(route(question), max_new_tokens=4)
     if not routed.text.strip().lower().startswith("yes"):
         return []
@@ -52,7 +52,6 @@ def route(question: str) -> str:
 
 
 def outline(question: str) -> str:
-    """Return the prompt for the skeleton."""
     return (
         f"Question: {question}\n\nWrite only the skeleton of the answer: a numbered list of {FEWEST + 1} to "
         f"{MOST} points, each of 3 to 5 words and nothing else, one on a line."
@@ -60,7 +59,7 @@ def outline(question: str) -> str:
 
 
 def read_points(skeleton: str) -> list[str]:
-    """Return a skeleton's points in order, up to a wrong number."""
+    """Return a skeleton's points in order; stop at the first misnumbered line."""
     found: list[str] = []
     for number, point in POINT.findall(skeleton):
         if int(number) != len(found) + 1 or len(found) == MOST:
@@ -70,7 +69,6 @@ def read_points(skeleton: str) -> list[str]:
 
 
 def expand(question: str, points: Sequence[str], index: int) -> str:
-    """Return the prompt for the text of one point."""
     listed = "\n".join(f"{i + 1}. {point}" for i, point in enumerate(points))
     return (
         f"Question: {question}\n\nThe skeleton of the answer:\n{listed}\n\nContinue the writing of one point "

@@ -25,9 +25,9 @@ class ByteRules:
     """Rules by which a decoder converts tokens' names to bytes."""
 
     read: ReadName
-    """Converts a name after other tokens."""
+    """Converts the name of a token that is not the text's first."""
     read_first: ReadName
-    """Converts a name at the start of the text."""
+    """Converts the name of the text's first token."""
     strip: int = 0
     """Maximum leading blanks removed from a text."""
     replaces_each: bool = False
@@ -49,7 +49,7 @@ class ByteDecoder:
         return token_id not in self.skipped and self.names(token_id) is not None
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return a token's bytes after other tokens; b"" if not text."""
+        """Return the bytes of a token that is not a text's first."""
         data = self._cached.get(token_id)
         if data is None:
             name = None if token_id in self.skipped else self.names(token_id)
@@ -57,12 +57,11 @@ class ByteDecoder:
         return data
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """Return a token's bytes at the start of the text."""
         return self.rules.read_first(self.names(token_id) or "")
 
 
 def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
-    """Return a decoder's rules; None if it is unknown or context-dependent."""
+    """Return a decoder's rules; None for an unknown or context-dependent decoder."""
     if decoder is None:
         return None
     match decoder["type"]:
@@ -81,7 +80,7 @@ def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
 def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
     """Return the rules of SentencePiece's stages; None for any other sequence.
 
-    These are, in this order and all optional: replacements, byte fallback, fusion, stripped leading blanks.
+    The stages are, all optional, in this order: Replace, ByteFallback, Fuse, Strip of leading blanks.
     """
     left, pairs = list(stages), list[tuple[str, str]]()
     while left and left[0]["type"] == "Replace" and "String" in left[0]["pattern"]:
@@ -101,14 +100,13 @@ def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
 
 
 def _byte_level(name: str) -> bytes:
-    """Map characters to bytes; a name with other characters is plain text."""
+    """Map GPT-2's characters to bytes; encode any other name in UTF-8."""
     if all(char in BYTES for char in name):
         return bytes([BYTES[char] for char in name])
     return name.encode()
 
 
 def _replacing(pairs: Sequence[tuple[str, str]], byte_fallback: bool = False) -> ReadName:
-    """Return a reader that applies replacements in order."""
 
     def read(name: str) -> bytes:
         for old, new in pairs:

@@ -15,7 +15,7 @@ from specinfer.byte_decoder import ByteDecoder
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
 _MAX_DELAYED = 4
-"""Maximum tokens delayed as the beginning of a character."""
+"""Maximum number of delayed tokens of one incomplete character."""
 _READ_AFTER = 8
 """Number of preceding tokens on which a text's beginning may depend."""
 _EACH = "specinfer.each"
@@ -103,7 +103,7 @@ class _Bytes:
 
 
 class _Window:
-    """Reader for other decoders: decodes new tokens together with the previous ones."""
+    """Reader for other decoders: decodes new tokens together with previous tokens."""
 
     def __init__(self, tokenizer: Tokenizer, said: Sequence[int] | None) -> None:
         self._tokenizer = tokenizer
@@ -124,7 +124,6 @@ class _Window:
         return self._give_out(text)
 
     def _decode(self) -> str:
-        """Return the text of the delayed tokens."""
         before = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *self._delayed])[len(before) :]
 

@@ -21,7 +21,7 @@ _INSTEAD = "\ufffd"
 
 
 class GuardedTokenizer:
-    """A tokenizer with renamed special tokens, made when first needed."""
+    """Tokenizer with renamed special tokens; the copy is made on first use."""
 
     def __init__(self, fast: FastTokenizer, templates: Iterable[str]) -> None:
         """Find names of special tokens and of other marks in templates."""
@@ -39,8 +39,8 @@ class GuardedTokenizer:
         """Return whether names of special tokens overlap a caller's text.
 
         Args:
-            hidden: a conversation with texts encoded by `hider`.
-            shown: the same conversation with its texts again.
+            hidden: a conversation whose texts are encoded by `hider`.
+            shown: the same conversation with the original texts.
         """
         if hidden == shown:
             return False
@@ -49,7 +49,7 @@ class GuardedTokenizer:
 
     @cached_property
     def _renamed(self) -> tuple[FastTokenizer, dict[int, int]]:
-        """The tokenizer with renamed tokens, and their original ids."""
+        """The tokenizer with renamed tokens, and original ids by new id."""
         read = json.loads(self._original.to_str())
         fast = FastTokenizer.from_str(
             json.dumps(_with_new_names(read, frozenset(self.names)), ensure_ascii=False)

@@ -12,7 +12,7 @@ from specinfer.errors import InvalidInputError
 
 
 def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
-    """Return each line's first turn from a JSONL file with `turns: [text]`.
+    """Return the first of each line's `turns` in a JSONL file.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -21,7 +21,7 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
 
 
 def _read_turns(path: Path) -> Iterator[str]:
-    """Yield all prompts of a file, which has at least one."""
+    """Yield all prompts of a file; refuse a file without prompts."""
     count = 0
     for number, line in enumerate(
         read_text("prompts", path).split("\n"), 1

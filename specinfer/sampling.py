@@ -98,7 +98,9 @@ class Sampling:
         for token, _ in self.logit_bias:
             if not 0 <= token < vocab_size:
                 # as a string, which `for_logs` leaves out
-                raise InvalidInputError("logit_bias", str(token), f"must be from 0 to {vocab_size - 1}")
+                raise InvalidInputError(
+                    "logit_bias", str(token), f"must be a token id from 0 to {vocab_size - 1}"
+                )
 
     @property
     def adjusts(self) -> bool:

@@ -87,7 +87,7 @@ def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
             _add(fast, token)
         if fast.token_to_id(text) != int(number):
             raise IncompatibleError(
-                f"tokenizer_config.json: {text!r} = {number}, but tokenizer.json has it as {fast.token_to_id(text)}"
+                f"tokenizer_config.json: token {text!r} has id {number}, but {fast.token_to_id(text)} in tokenizer.json"
             )
     marked = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
     for text in dict.fromkeys(_named(config)):
@@ -115,7 +115,7 @@ def tokenizer_end(directory: Path) -> int | None:
 
 
 def _id_in(model: Mapping[str, Any], text: str) -> int | None:
-    """Return a token's id in a vocabulary: mapping, or (text, score) list."""
+    """Return a token's id in `vocab`: a mapping or (text, score) list."""
     vocabulary = model.get("vocab") or {}
     if isinstance(vocabulary, Mapping):
         token_id: int | None = vocabulary.get(text)

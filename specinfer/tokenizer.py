@@ -26,7 +26,7 @@ from specinfer.special_tokens import add_tokens, special_tokens, tokenizer_confi
 log = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"
 _LONG_TEXT = 2048
-"""Minimum characters of a text for `encode_batch_fast`, which frees the lock.
+"""Minimum characters of a text for `encode_batch_fast`, which releases Python's lock.
 
 `encode` keeps the lock for 0.2 ms per 1,000 characters.
 """
@@ -88,7 +88,7 @@ class Tokenizer:
         except (OSError, UnicodeDecodeError) as error:
             raise SettingError("chat_template", str(path), f"cannot be read: {error}") from error
         if problem := chat.problem():
-            raise SettingError("chat_template", str(path), problem)
+            raise SettingError("chat_template", str(path), f"is not a valid template: {problem}")
         self._chat = chat
         self.__dict__.pop("_guarded", None)
 
@@ -99,7 +99,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """True if there is a chat template."""
         return bool(self._chat.texts)
 
     @property
@@ -207,9 +206,9 @@ class Tokenizer:
         return text or self._fast.id_to_token(token_id) or f"[{token_id}]"
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes after other tokens, perhaps of an incomplete character.
+        """Return the bytes of a token that is not a text's first.
 
-        For a special token these are its name, for an unknown id its number.
+        The bytes may end within a character. A special token has its name's bytes, an unknown id its number's.
         """
         if token_id not in self._bytes:
             self._bytes[token_id] = self._find_bytes(token_id)
@@ -276,7 +275,7 @@ class TokenizerFacts(NamedTuple):
 
     fingerprint: str
     added_ids: frozenset[int]
-    """As `Tokenizer.added_ids`."""
+    """Ids of added tokens, including marks of tool calls and reasoning."""
 
 
 def tokenizer_facts(directory: Path) -> TokenizerFacts:

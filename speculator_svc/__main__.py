@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from speculator_svc.learning.learner import Learner
 
 _LEARN_TOKENS, _LEARN_SECONDS = 1_000_000, 3600.0
-"""Maximum tokens of finished requests kept for training, and seconds kept."""
+"""Maximum tokens and age in seconds of texts stored for training."""
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
 LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name
 
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
-    """Load the drafters and create the engine."""
     if MODEL_DRAFTERS & set(settings.drafters):
         from specinfer.model.threads import use_threads  # imports torch, which other drafters do not need
 
@@ -98,7 +97,6 @@ async def serve(settings: SpeculatorSettings) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run `python -m speculator_svc`."""
     run_service(PROGRAM, SpeculatorSettings, argv, lambda settings: settings.name or settings.drafter, serve)
 
 

@@ -4,7 +4,7 @@
 def own_id(client: str, request_id: str) -> str:
     """Return the engine's id of a client's request.
 
-    It begins with the client's length, so that two pairs never give the same id.
+    The id begins with the length of `client`, so that different (client, request_id) never give the same id.
     """
     return f"{len(client)}:{client}:{request_id}"
 

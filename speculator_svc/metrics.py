@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class SpeculatorMetrics:
-    """Metrics of the engine's steps."""
-
     def __init__(
         self, registry: CollectorRegistry, names: Sequence[str], learner: "Learner | None" = None
     ) -> None:
@@ -63,11 +61,9 @@ class LearningMetrics(Collector):
         self._learner = learner
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the metrics without values."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics with current values."""
         learner, prefix = self._learner, "specinfer_speculator_learning"
         gauges = {
             "version": ("Version of the weights in use; 0: the initial ones.", learner.version),

@@ -62,7 +62,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
             yield reply
 
     def _step(self, request: speculator_pb2.DraftRequest) -> speculator_pb2.DraftReply:
-        """Serve a message. After an internal error, the step has no drafts."""
+        """Answer a message; after an internal error, without drafts."""
         started = time.perf_counter()
         try:
             with service_step(self._tracer, "speculator", request.traceparent, len(request.entries)):
@@ -104,7 +104,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         try:
             self._engine.release(ids)
         except Exception:
-            log.exception("releasing the requests of a failed step failed")
+            log.exception("releasing the %d requests of a failed step failed; they expire later", len(ids))
         message = f"internal error: {type(error).__name__}"
         return [DraftOutcome(request_id, EntryStatus.EXHAUSTED, message) for request_id in ids]
 
@@ -133,7 +133,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
-    """Decode entries, each to an entry or error. Repeated ids are errors."""
+    """Decode all entries; invalid entries and repeated ids give outcomes with errors."""
     decoded: list[DraftEntry | DraftOutcome] = []
     seen: set[str] = set()
     for entry in entries:

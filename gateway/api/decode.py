@@ -141,7 +141,9 @@ class RequestDecoder:
         _check_number("ids", ids, self._max_context_len)
         for token in ids:
             if token >= self._vocab_size:
-                raise InvalidInputError("ids", str(token), f"must be in [0, {self._vocab_size})")
+                raise InvalidInputError(
+                    "ids", str(token), f"must be a token id from 0 to {self._vocab_size - 1}"
+                )
         (text,) = await self._tokenize(len(ids), caller, lambda: [self._tokenizer.decode_all(ids)])
         return text
 

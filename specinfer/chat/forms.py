@@ -26,7 +26,7 @@ class CallForm:
 
     name: str
     mark: str
-    """Text before the first call, found nowhere else; empty: plain JSON."""
+    """Text that only the first call begins with; empty for `JSON`."""
     begin: str
     """Optional second text before the first call."""
     before: str
@@ -40,7 +40,10 @@ class CallForm:
     end: str
     """Text after the last call."""
     parameters: tuple[str, str, str] = ("", "", "")
-    """Texts before a parameter, before and after its value; empty: JSON."""
+    """Texts around a parameter: before its name, before and after its value.
+
+    Empty if the arguments are JSON.
+    """
 
 
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
@@ -125,5 +128,5 @@ class ChatForm:
 
 
 def marks_of_thoughts(template: str) -> tuple[str, str]:
-    """Return a template's marks of reasoning; empty if it has none."""
+    """Return a template's marks of reasoning; empty strings without marks."""
     return next((pair for pair in THOUGHTS if pair[0] in template or pair[1] in template), ("", ""))

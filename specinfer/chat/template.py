@@ -62,7 +62,7 @@ class ChatTemplate:
         """Templates by name."""
 
     def problem(self) -> str | None:
-        """Return why a template cannot be compiled; None if all can be."""
+        """Return name and error of a template that cannot be compiled."""
         for name in self.texts:
             try:
                 self._compiled(name)
@@ -87,7 +87,7 @@ class ChatTemplate:
             tools: functions that may be called.
             end: how the conversation ends.
             variables: further variables of the template.
-            hider: hides names of special tokens in callers' texts; the result has them hidden, too.
+            hider: hides names of special tokens in callers' texts; the names stay hidden in the result.
 
         Raises:
             InvalidInputError: if the template refuses all variants, or fails.
@@ -175,7 +175,7 @@ class ChatTemplate:
                 return name
         if self.texts:
             raise IncompatibleError(
-                f"the model's chat templates are {sorted(self.texts)}: none is the default"
+                f"the model's chat templates are named {sorted(self.texts)}: one must be named {_DEFAULT!r}"
             )
         raise IncompatibleError("the model has no chat template: send plain text or token ids")
 
@@ -242,10 +242,11 @@ def _by_name(stored: Stored) -> dict[str, str]:
                 named = {entry["name"]: entry["template"] for entry in stored}
             except (KeyError, TypeError) as error:
                 raise IncompatibleError(
-                    "chat_template: must be a list of objects with name and template"
+                    f"chat_template = {str(stored)[:60]!r}: must be a list of objects with name and template"
                 ) from error
-    if not all(isinstance(text, str) for text in named.values()):
-        raise IncompatibleError("chat_template: every template must be a text")
+    for name, text in named.items():
+        if not isinstance(text, str):
+            raise IncompatibleError(f"chat_template: {name!r} = {str(text)[:60]!r}: a template must be text")
     return named
 
 

@@ -45,7 +45,7 @@ def _short(identity: str) -> str:
 
 
 def merged(turns: Sequence[Message]) -> list[Message]:
-    """Merge consecutive messages of the user, or texts of the assistant."""
+    """Merge consecutive text messages of the same role."""
     kept = list[Message]()
     for turn in turns:
         before = kept[-1] if kept else None
@@ -64,7 +64,7 @@ def _mergeable(before: Message, turn: Message) -> bool:
 
 
 def single_calls(turns: Sequence[Message]) -> list[Message]:
-    """Split messages of several calls into one call and its result each."""
+    """Give every call its own message, followed by the call's result."""
     kept, results = list[Message](), dict[Any, list[Message]]()
     for turn in turns:
         if turn["role"] == "tool":
@@ -117,7 +117,7 @@ _CHANGES: tuple[tuple[Change, ...], ...] = (
     (without_system, with_short_ids, merged, answered),
     (without_system, with_short_ids, merged, answered, single_calls),
 )
-"""Sets of changes, tried in this order, the smallest first."""
+"""Sets of changes, tried in this order."""
 
 
 def variants(turns: Sequence[Message]) -> Iterator[list[Message]]:

@@ -1,8 +1,8 @@
 """Compile callers' constraints in forked child processes with a time limit.
 
 `Checker` starts this program. It reads lines of JSON: first the arguments of `Compiler`, then constraints with ids.
-Answers have the same ids, in any order. A child inherits the loaded tokenizer. The limit is processor time, since a
-valid constraint may take long on a busy machine.
+It writes one answer per id, in any order. A child inherits the loaded tokenizer. The limit is processor time, since
+a valid constraint may take long on a busy machine.
 """
 
 import json
@@ -33,7 +33,7 @@ Threads that compile later have larger stacks, so an overflow happens only here.
 
 
 def answer(compiler: Compiler, constraint: Constraint) -> str:
-    """Return why a constraint cannot be compiled; empty if it can."""
+    """Return the compile error of a constraint; empty if there is none."""
     try:
         matcher = compiler.compile(constraint)
         matcher.forced()
@@ -49,7 +49,7 @@ def answer(compiler: Compiler, constraint: Constraint) -> str:
 
 
 def _say(line: Mapping[str, Any]) -> None:
-    """Write a line in one call: several processes write."""
+    """Write a line in one call, since several processes share the pipe."""
     os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
@@ -71,7 +71,7 @@ def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
 
 
 def _see_off(number: int, child: int) -> None:
-    """Wait for a child; answer for one that ended without answer."""
+    """Wait for a child; if a signal ended it, write the reason."""
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         slow = os.WTERMSIG(status) == signal.SIGPROF
@@ -90,9 +90,9 @@ def _serve() -> None:
 
 
 def part_of(compiler: Compiler, constraint: Constraint) -> str:
-    """Return " (at #/...)", the smallest part of a schema that is refused.
+    """Return " (at #/POINTER)" of the smallest refused subschema.
 
-    Empty if the constraint is not a schema, or only the whole schema is refused.
+    Empty if the constraint is not a schema, or if every subschema compiles alone.
     """
     if constraint.kind is not ConstraintKind.JSON_SCHEMA:
         return ""

@@ -59,7 +59,9 @@ class Checker:
         if constraint not in self._asked:
             check_json(constraint)  # cheaper than asking the process
             if self._waiting >= _WAITING:
-                raise ExhaustedError(f"{self._waiting} constraints wait to be checked, the maximum")
+                raise ExhaustedError(
+                    f"{self._waiting} constraints wait to be checked, at most {_WAITING}: retry"
+                )
             self._waiting += 1
             task = self._asked[constraint] = asyncio.create_task(self._ask(constraint))
             task.add_done_callback(lambda task: self._answered(constraint, task))
@@ -73,7 +75,6 @@ class Checker:
         return constraint in self._asked and self._asked[constraint].done()
 
     async def close(self) -> None:
-        """End the process."""
         for task in self._asked.values():
             task.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
@@ -97,7 +98,9 @@ class Checker:
                 answer = await awaited
         except TimeoutError as error:
             await self._kill()
-            raise UnavailableError("the constraint checker does not answer") from error
+            raise UnavailableError(
+                f"the constraint checker did not answer for {_SILENT_S:g} s: retry"
+            ) from error
         finally:
             del answers[number]
         match answer.get("end"):
@@ -106,7 +109,7 @@ class Checker:
             case check_process.TOO_SLOW:
                 return f"takes longer than {SECONDS:g} seconds to compile"
             case _:
-                return "too deeply nested to compile"  # a stack overflow ends the process
+                return "is nested too deeply: the parser's stack overflows"
 
     async def _running(self) -> Process:
         """Return the running process; start one if needed."""
@@ -134,7 +137,9 @@ class Checker:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-            raise UnavailableError("the constraint checker does not start")
+            raise UnavailableError(
+                f"the constraint checker ended at start, or took over {_STARTING_S:g} s: retry"
+            )
         return process
 
     async def _kill(self) -> None:
@@ -155,7 +160,7 @@ def _write(process: Process, line: Mapping[str, Any]) -> None:
 
 
 async def _read(process: Process, answers: Mapping[int, asyncio.Future[Mapping[str, Any]]]) -> None:
-    """Set futures' answers until the process ends; then fail the rest."""
+    """Set the futures' results until the process ends; then fail pending futures."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
         answer = json.loads(line)
@@ -165,4 +170,4 @@ async def _read(process: Process, answers: Mapping[int, asyncio.Future[Mapping[s
     await process.wait()
     for awaited in answers.values():
         if not awaited.done():
-            awaited.set_exception(UnavailableError("the constraint checker has ended"))
+            awaited.set_exception(UnavailableError("the constraint checker has ended: retry"))

@@ -111,12 +111,11 @@ class Compiler:
         return constraint in self._expensive
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _within(tokenizer: str, vocab_size: int) -> str:
-    """Return a `tokenizer.json` without added tokens outside the model's rows."""
+    """Return a `tokenizer.json` without added tokens of ids from `vocab_size` on."""
     stages = json.loads(tokenizer)
     added = stages.get("added_tokens") or []
     kept = [token for token in added if token["id"] < vocab_size]

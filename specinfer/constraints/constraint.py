@@ -1,4 +1,4 @@
-"""Constraint of a request's text, as data."""
+"""Constraint of a request's text: its notation and source."""
 
 import json
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Constraint:
         except UnicodeEncodeError as error:
             raise self.error("has half of a surrogate pair, which UTF-8 cannot encode") from error
         if size > MAX_BYTES:
-            raise InvalidInputError(self.field, size, f"bytes, at most {MAX_BYTES}")
+            raise InvalidInputError(self.field, size, f"bytes: must be at most {MAX_BYTES}")
 
     @classmethod
     def choice(cls, texts: list[str]) -> "Constraint":
@@ -58,7 +58,6 @@ class Constraint:
 
     @property
     def field(self) -> str:
-        """Name of the constraint's field in a request."""
         return f"constraint.{self.kind}"
 
     def error(self, reason: str) -> InvalidInputError:

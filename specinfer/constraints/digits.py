@@ -15,7 +15,7 @@ _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
 
 
 class _Place(NamedTuple):
-    """State after a prefix of a text with JSON."""
+    """State of the JSON reader after some tokens."""
 
     depth: int = 0
     """Number of open objects and lists."""
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 class DigitTokens:
-    """Tokens of a tokenizer that start with a digit, and others."""
+    """Finds a tokenizer's tokens that start with a digit."""
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -55,13 +55,12 @@ class DigitRows:
 
         Args:
             tokens: the tokenizer's tokens.
-            all_json: True: the whole text is JSON; False: only parts in braces are.
+            all_json: True: the whole text is JSON; False: only parts in braces or brackets are JSON.
         """
         self.tokens, self._all_json = tokens, all_json
         self._place = _Place()
 
     def copy(self) -> "DigitRows":
-        """Return an independent copy."""
         copied = DigitRows(self.tokens, self._all_json)
         copied._place = self._place
         return copied

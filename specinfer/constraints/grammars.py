@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ def _exact(constraint: Constraint, rewrite: Callable[[str], str]) -> str:
 
 
 _DEEPEST = 100
-"""Maximum nesting: deeper schemas overflow llguidance's stack."""
+"""Maximum nested lists and objects: deeper schemas overflow llguidance's stack."""
 _SHOWN = 40
 """Maximum characters of a number in an error."""
 
@@ -80,15 +81,15 @@ def _parse(constraint: Constraint) -> Any:
     """
 
     def refuse(what: str) -> Any:
-        raise constraint.error(f"{what[:_SHOWN]}: is not a JSON number")
+        raise constraint.error(f"has the number {what[:_SHOWN]}: numbers must be finite")
 
     def number(digits: str) -> float:
         return value if math.isfinite(value := float(digits)) else refuse(digits)
 
     try:
         parsed = json.loads(constraint.source, parse_constant=refuse, parse_float=number)
-        if _depth(parsed) > _DEEPEST:
-            raise constraint.error("too deeply nested")
+        if (depth := _depth(parsed)) > _DEEPEST:
+            raise constraint.error(f"is nested {depth} levels deep: at most {_DEEPEST} are allowed")
         json.dumps(parsed, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
@@ -96,16 +97,17 @@ def _parse(constraint: Constraint) -> Any:
     except UnicodeEncodeError as error:
         raise constraint.error("has half of a surrogate pair, which UTF-8 cannot encode") from error
     except RecursionError as error:
-        raise constraint.error("too deeply nested") from error
-    except ValueError as error:  # Python's limit of an integer's digits
-        raise constraint.error("a number has too many digits") from error
+        raise constraint.error(f"is nested too deeply: at most {_DEEPEST} levels are allowed") from error
+    except ValueError as error:
+        limit = sys.get_int_max_str_digits()
+        raise constraint.error(f"has an integer of more than {limit} digits") from error
     if constraint.kind is ConstraintKind.JSON_SCHEMA and not isinstance(parsed, dict | bool):
-        raise constraint.error("must be an object, true or false")
+        shown = json.dumps(parsed)[:_SHOWN]
+        raise constraint.error(f"is the JSON value {shown}: must be an object, true or false")
     return parsed
 
 
 def _depth(parsed: Any) -> int:
-    """Return the nesting depth of lists and objects."""
     level, depth = [parsed], 0
     while level := [part for part in level if isinstance(part, dict | list)]:
         depth += 1

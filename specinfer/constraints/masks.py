@@ -32,11 +32,11 @@ _VERY_EXPENSIVE = 20
 
 
 class MaskLateError(SpecInferError):
-    """A mask is not ready, and no step may wait for it."""
+    """A mask is not ready in time for the step."""
 
 
 class MaskState(NamedTuple):
-    """Matcher and mask after a path; no mask after complete text."""
+    """Matcher and mask after a path; mask: None after complete text."""
 
     matcher: Matcher
     mask: Bool | None
@@ -46,24 +46,23 @@ class MaskThreads:
     """Threads for the masks of all requests of an engine."""
 
     def __init__(self, budget_s: float = BUDGET_S, max_over_s: float = MAX_OVER_S) -> None:
-        """Create threads; the arguments are as `BUDGET_S` and `MAX_OVER_S`."""
         self.budget_s, self.max_over_s = budget_s, max_over_s
         self.until = 0.0
         """Time (`time.monotonic`) until which the current step waits for masks."""
         self.seconds = 0.0
         """Processor seconds of all masks since the start."""
         self.deferred = self.cut = 0
-        """Entries deferred by late masks; verdicts cut before a late mask."""
+        """Numbers of requests deferred, and of verdicts shortened, by late masks."""
         self._counting = threading.Lock()
         self._shared = background_threads(THREADS, "masks")
         self._alone = background_threads(1, "expensive-masks", LAST)
 
     def wait_for(self, seconds: float) -> None:
-        """Let the current step wait for masks, for `seconds` in all."""
+        """Let the current step wait for masks until `seconds` from now."""
         self.until = time.monotonic() + seconds
 
     def open(self, constraint: Constraint, matcher: Matcher, expensive: bool = False) -> "RequestMasks":
-        """Return a request's masks; `expensive`: the constraint is known as such."""
+        """Return a request's masks; `expensive`: earlier requests exceeded the budget."""
         return RequestMasks(self, constraint, matcher, 2 * self.budget_s if expensive else 0.0)
 
     def submit(self, expensive: bool, work: Callable[[], MaskState | None]) -> "Future[MaskState | None]":
@@ -75,9 +74,9 @@ class MaskThreads:
 
 
 class RequestMasks:
-    """Masks of a request, after its committed tokens and paths of nodes.
+    """Masks of a request, after its context and after paths of nodes.
 
-    Every mask gets its own copy of the matcher, so threads share none.
+    Each mask has its own copy of the matcher, so threads share no matcher.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class RequestMasks:
     ) -> None:
         self._threads, self.constraint = threads, constraint
         self._base, self._unread = matcher, tuple[int, ...]()
-        """Matcher of the oldest needed state, and the committed tokens after it."""
+        """Matcher, and the committed tokens that the matcher has not read."""
         self._states: dict[tuple[int, ...], Future[MaskState | None]] = {}
         """State after each path from `_base`; None if cancelled."""
         self._debt_s = debt_s
@@ -102,7 +101,7 @@ class RequestMasks:
         return self._debt_s > _VERY_EXPENSIVE * self._threads.budget_s
 
     def want(self, path: Sequence[int], ahead: bool = False) -> "Future[MaskState | None]":
-        """Start the mask after a path; `ahead`: cancel it beyond the budget."""
+        """Start computing the mask after a path; `ahead`: only within the budget."""
         key = (*self._unread, *path)
         known = self._states.get(key)
         if known is not None and (ahead or not _cancelled(known)):
@@ -131,12 +130,12 @@ class RequestMasks:
             ConstraintError: if the constraint is too expensive, or does not allow the path.
         """
         if not self.made(path):
-            raise MaskLateError("its masks are being computed")
+            raise MaskLateError("the masks of its constraint are being computed")
         self._check_debt()
         return self._state(path).mask
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Advance by committed tokens."""
+        """Read committed tokens; drop the masks of other paths."""
         self._unread = (*self._unread, *tokens)
         state = self._states.get(self._unread)
         if state is None or not _sound(state):
@@ -184,7 +183,7 @@ class RequestMasks:
         return state
 
     def _nearest(self, key: tuple[int, ...]) -> tuple[Matcher, tuple[int, ...]]:
-        """Copy the matcher of the path's longest known prefix; return the rest."""
+        """Return a copied matcher, and the tokens that it must still read."""
         parent = self._states.get(key[:-1]) if key else None
         if parent is not None and _sound(parent) and (state := parent.result()) is not None:
             return state.matcher.copy(), key[-1:]
@@ -202,7 +201,7 @@ class RequestMasks:
         except Exception:
             raise
         except BaseException as error:  # noqa: BLE001  # a panic of the parser is not an `Exception`
-            raise FaultError("computing a mask failed", error) from None
+            raise FaultError(f"computing a mask of {self.constraint.field} failed", error) from None
         finally:
             self._count(matcher.seconds - before)
 
@@ -223,7 +222,6 @@ class RequestMasks:
 
 
 def wait_for_any(masks: Sequence["Future[MaskState | None]"], seconds: float) -> None:
-    """Wait until one of these masks is ready."""
     wait(masks, seconds, FIRST_COMPLETED)
 
 
@@ -236,7 +234,7 @@ def _states(matcher: Matcher, path: Sequence[int]) -> MaskState:
         return MaskState(matcher, None)
     mask = matcher.mask()
     if not mask.any():
-        raise ConstraintError("needs text that no tokens of the model spell")
+        raise ConstraintError("needs text that the model's tokens cannot write")
     return MaskState(matcher, mask)
 
 

@@ -37,17 +37,17 @@ class Matcher:
         """Read the next tokens.
 
         Raises:
-            ConstraintError: if a token is not allowed; then none was read.
+            ConstraintError: if a token is not allowed; then no token was read.
         """
         allowed = self.try_read(tokens)
         if allowed < len(tokens):
             self.take_back(allowed)
             raise ConstraintError(
-                f"the constraint does not allow token {allowed} of the {len(tokens)} next tokens"
+                f"the constraint does not allow the token at index {allowed} of {len(tokens)} tokens"
             )
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Read tokens up to the first forbidden one; return their number.
+        """Read tokens up to the first forbidden token; return the number read.
 
         Raises:
             ConstraintError: if the constraint exceeds llguidance's limits.
@@ -61,7 +61,7 @@ class Matcher:
         return read
 
     def _read_bounded(self, tokens: Sequence[int], rows: DigitRows) -> int:
-        """Read tokens up to the first forbidden one or too many digits."""
+        """Read tokens until a token is forbidden or has too many digits."""
         for count, token in enumerate(tokens):
             if rows.full and rows.tokens.starts_with_digit(token) and not self._narrowed_mask()[token]:
                 return count
@@ -95,7 +95,7 @@ class Matcher:
         return mask if self._rows is None else self._rows.narrowed(mask)
 
     def forced(self) -> list[int]:
-        """Return tokens of the text that must follow; empty if undetermined.
+        """Return tokens of the text that must follow; empty without such text.
 
         Other tokens may spell the same text, so the target may choose differently.
         """
@@ -113,11 +113,10 @@ class Matcher:
             self.seconds += time.thread_time() - before
 
     def _check(self) -> None:
-        """Raise the error that llguidance recorded, since it raises none."""
+        """Raise the error that llguidance recorded, if there is one."""
         if self._inner.is_error():
             raise ConstraintError(f"too complex: {first_line(self._inner.get_error())}")
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message."""
     return text.strip().partition("\n")[0]

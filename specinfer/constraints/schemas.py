@@ -114,7 +114,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _as_kept(number: int) -> int:
-    """Return the integer that llguidance uses for an integer."""
+    """Return the integer that llguidance uses in place of `number`."""
     try:
         return max(_MIN_INT, min(_MAX_INT, int(float(number))))
     except OverflowError:
@@ -122,7 +122,7 @@ def _as_kept(number: int) -> int:
 
 
 def _inner_bound(bound: int, lower: bool) -> int:
-    """Return the nearest bound, on the inner side, that llguidance represents."""
+    """Move a bound inwards to the next integer that llguidance represents."""
     kept = _as_kept(bound)
     if (kept >= bound) if lower else (kept <= bound):
         return kept
@@ -130,7 +130,7 @@ def _inner_bound(bound: int, lower: bool) -> int:
 
 
 def _changed_number(value: Any) -> int | None:
-    """Return an integer within a constant that llguidance would change, if any."""
+    """Return the first integer in a constant that llguidance would change."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for part in inner:
         if (changed := _changed_number(part)) is not None:

@@ -42,11 +42,10 @@ class Features:
     start: int
     """Context position of the first state."""
     states: NDArray[np.int16]
-    """[positions, layers, hidden] bfloat16, by their bits."""
+    """[positions, layers, hidden] bits of bfloat16."""
 
     @property
     def stop(self) -> int:
-        """Context position after the last state."""
         return self.start + len(self.states)
 
 
@@ -71,13 +70,14 @@ class TargetTopK:
         nodes, ids = len(token_ids), len(top_k)
         if not nodes or not ids or ids % nodes:
             raise InvalidInputError(
-                "target_top_k", ids, f"must be the same number of tokens for each of {nodes} nodes"
+                *("target_top_k", ids),
+                f"token ids: their number must be a positive multiple of {nodes}, the number of nodes",
             )
         if len(parents) != nodes or any(not -1 <= parent < node for node, parent in enumerate(parents)):
             raise InvalidInputError(
                 "target_top_k.parents",
                 len(parents),
-                f"must be one earlier node, or -1, for each of {nodes} nodes",
+                f"must have, for each of {nodes} nodes, the index of an earlier node or -1",
             )
         rows = np.array(top_k, np.int64).reshape(nodes, -1)
         return cls(np.array(token_ids, np.int64), np.array(parents, np.int32), rows)
@@ -85,7 +85,7 @@ class TargetTopK:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """One request's part of a step."""
+    """One request to draft for in a step."""
 
     request_id: str
     context: Sequence[int]
@@ -99,13 +99,13 @@ class DraftJob:
     draw_seed: int = 0
     """Seed of the drafter's own draws."""
     sees_noise: bool = True
-    """True if `sampling` has the target's seed; else a meaningless seed."""
+    """True if `sampling` has the target's seed; False: an unrelated seed."""
     features: Features | None = None
     """New hidden states of the target for this drafter, if any."""
     target_top_k: TargetTopK | None = None
-    """The target's predictions of the last step, for drafters that use them."""
+    """The target's predictions of the last step, for drafters with `target_top_k`."""
     references: References | None = None
-    """Texts that this request may copy from, if it has any."""
+    """Texts that this request may copy from; None without such texts."""
     cache_scope: str = ""
     """Requests share cached prompts only within a scope."""
 
@@ -137,7 +137,7 @@ class DrafterDescription:
 
 @dataclass(frozen=True, slots=True)
 class DrafterOptions:
-    """Options of all drafters; each drafter reads its own."""
+    """Options of all drafters; each drafter reads some of the options."""
 
     model: str = ""
     target: str = ""
@@ -195,7 +195,7 @@ class Drafter(Protocol):
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Return a tree or error per job, in order.
 
-        A job with empty limits only extends caches.
+        For a job whose limits allow no nodes, the drafter only extends its cache.
         """
 
     def release(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Load trained checkpoints of drafters, of any kind, with their targets."""
+"""Load trained speculators of any kind, and find their targets."""
 
 import json
 from dataclasses import dataclass
@@ -39,8 +39,6 @@ _OWN = "mtp"
 
 
 class Draft(Protocol):
-    """A trained speculator."""
-
     algorithm: ClassVar[str]
     """Value of `speculators_model_type` in `config.json`."""
 
@@ -58,7 +56,7 @@ class Trained(Generic[D]):
     config: ModelConfig
     """Configuration of the target."""
     description: DrafterDescription
-    """Description of a drafter of the checkpoint that reads only tokens."""
+    """Description of a drafter of this checkpoint, without its feature layers."""
 
 
 def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
@@ -73,12 +71,13 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
     if draft is None:
         if not is_draft_checkpoint(directory):
             raise SettingError(
-                "model", options.model, f"is no trained speculator ({KIND} = {kind.algorithm!r})"
+                *("model", options.model),
+                f"is not a trained speculator: its config.json must have {KIND} = {kind.algorithm!r}",
             )
         target = _target_of(directory, options.target)
         draft = load_draft(directory, target)
     if not isinstance(draft, kind):
-        mismatch = f"has {KIND} = {draft.algorithm!r}, this drafter reads {kind.algorithm!r}"
+        mismatch = f"has {KIND} = {draft.algorithm!r}, this drafter needs {kind.algorithm!r}"
         raise SettingError("model", options.model, mismatch)
     config, tokenizer = load_config(target), Tokenizer.load(target)
     description = DrafterDescription(
@@ -122,12 +121,12 @@ def load_draft(directory: Path, target_directory: Path) -> Draft:
 def _target_of(directory: Path, given: str) -> Path:
     """Return the directory of a checkpoint's target.
 
-    A checkpoint names its target, except in the flat layout: then `given` is the target.
+    In the flat layout (`published/flat.py`) the checkpoint names no target; `given` is the target then.
     """
     if is_flat_draft(json.loads((directory / "config.json").read_bytes())):
         if not given:
             raise SettingError(
-                "target", given, f"must be the target of {directory}, whose config.json names none"
+                "target", given, f"must be the model of the draft {directory}, which does not name its model"
             )
         return resolve_model(given)
     name = verifier_of(directory)

@@ -25,7 +25,7 @@ class FeatureBuffer:
     def __init__(self) -> None:
         self._kept: States | None = None
         self._given: dict[int, int] = {}
-        """Per drafter, the context position up to which it has received states."""
+        """End position of the states that each drafter has received."""
 
     def add(self, start: int, data: bytes, shape: tuple[int, int]) -> None:
         """Append states from a context position. After a gap, drop earlier states.
@@ -40,17 +40,17 @@ class FeatureBuffer:
         max_rows = max(1, MAX_BYTES // max(states[0].nbytes, 1))
         kept.drop(kept.stop - max_rows)
 
-    def take(self, drafter: int, places: Sequence[int]) -> Features | None:
-        """Return the states of these layers not yet given to a drafter."""
+    def take(self, drafter: int, layer_indices: Sequence[int]) -> Features | None:
+        """Return the states of these layers that a drafter has not received."""
         kept = self._kept
         if kept is None:
             return None
         start = max(kept.start, self._given.get(drafter, 0))
         self._given[drafter] = kept.stop
-        return Features(start, kept.read(start)[:, places])
+        return Features(start, kept.read(start)[:, layer_indices])
 
     def drop(self, drafters: Sequence[int]) -> None:
-        """Drop states that only these drafters have not received."""
+        """Drop the states that all these drafters have received."""
         kept = self._kept
         if kept is None:
             return
@@ -78,7 +78,6 @@ class Contexts:
         return len(self._contexts)
 
     def cached_len(self, request_id: str) -> int:
-        """Return the number of a request's cached tokens."""
         context = self._contexts.get(request_id)
         return len(context.tokens) if context else 0
 
@@ -90,7 +89,6 @@ class Contexts:
         return context.tokens
 
     def features(self, request_id: str) -> FeatureBuffer:
-        """Return the hidden states of a known request."""
         return self._contexts[request_id].features
 
     def refer(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
@@ -102,7 +100,6 @@ class Contexts:
         return self._contexts[request_id].references
 
     def cache_scope(self, request_id: str) -> str:
-        """Return the scope of a known request."""
         return self._contexts[request_id].cache_scope
 
     def release(self, request_id: str) -> bool:
@@ -110,6 +107,6 @@ class Contexts:
         return self._contexts.pop(request_id, None) is not None
 
     def idle(self) -> list[str]:
-        """Drop contexts idle for the time-to-live; return their request ids."""
+        """Return the ids of requests idle for longer than the time-to-live."""
         limit = self._clock() - self._idle_seconds
         return [request_id for request_id, context in self._contexts.items() if context.last_used < limit]

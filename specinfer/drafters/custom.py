@@ -24,7 +24,7 @@ class CustomDrafter:
     """Drafter that calls a function for every request."""
 
     def __init__(self, function: DraftFunction, name: str, draws: bool = False) -> None:
-        """Wrap the function; `draws`: its trees may have drawn children."""
+        """Wrap the function; `draws`: trees may have drawn (sampled) children."""
         self._function, self._name, self._draws = function, name, draws
 
     @classmethod
@@ -53,7 +53,6 @@ class CustomDrafter:
         return DrafterDescription(self._name, draws=self._draws)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
@@ -79,7 +78,7 @@ class CustomDrafter:
                 raise MalformedTreeError(
                     "tree.proposals",
                     "drawn",
-                    "a function that draws needs another --proposal than point",
+                    "the function returned sampled children, which --proposal point forbids",
                 )
         except MalformedTreeError as error:
             return error

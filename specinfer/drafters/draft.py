@@ -1,4 +1,4 @@
-"""Resolve `--draft` to drafters, before a model is loaded."""
+"""Choose drafters by the option `--draft`, before a model is loaded."""
 
 import logging
 from pathlib import Path
@@ -34,7 +34,7 @@ def draft_group(
     dtype: str = "bfloat16",
     device: str = "cpu",
 ) -> Flags | None:
-    """Return the drafters named by `--draft`, as one group; None for none.
+    """Return the flags of the drafters that `--draft` names; None for "none".
 
     Args:
         model: the target, as its user names it.
@@ -82,7 +82,7 @@ def check_named_draft(model: str, draft: str, offload: bool = False) -> None:
 
 
 def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
-    """Return the drafters of `auto` as services' flags, by service name."""
+    """Return the flags of the service that `--draft auto` starts, by service name."""
     group = draft_group(model, AUTO_DRAFT, offload)
     return {group["drafter"]: group} if group else {}
 
@@ -123,7 +123,7 @@ def fitting_drafts(model: str) -> list[KnownModel]:
 
 
 def check_draft(model: str, draft: str) -> None:
-    """Check that a model may draft for another.
+    """Check that the model `draft` can draft for `model`.
 
     Raises:
         SettingError: if the draft is missing or has another tokenizer; the error names matching drafts.
@@ -131,8 +131,8 @@ def check_draft(model: str, draft: str) -> None:
     try:
         directory = resolve_model(draft)
     except SettingError as error:
-        names = f"nor one of the drafters {', '.join(DRAFTERS)}"
-        raise SettingError("draft", draft, f"{error.why}, {names}") from error
+        names = f"also allowed are the drafters {', '.join(DRAFTERS)}"
+        raise SettingError("draft", draft, f"{error.why}; {names}") from error
     if is_draft_checkpoint(directory):  # its target is checked when it is loaded
         return
     if _is_same(model, draft) and not has_own_mtp(directory):
@@ -162,10 +162,7 @@ def method_of(directory: Path) -> str:
 
 
 def _returns_states(model: str, executor: str, dtype: str, device: str) -> bool:
-    """Return whether one of our executors runs a model here.
-
-    The generic executor returns no hidden states, which an MTP layer reads.
-    """
+    """Return whether the target's executor returns hidden states, which MTP reads."""
     from specinfer.model.options import RunnerOptions, check_options
     from specinfer.model.probe.load import planned_executor
 

@@ -26,13 +26,13 @@ from specinfer.tree import TokenTree, TreeLimits
 
 
 class RowModel(KVStorage, Protocol):
-    """Draft layer; its rows are a hidden state and the next token."""
+    """Draft layer; each row reads a hidden state and the next token."""
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Map the target's states [T, layers, hidden] to rows' [T, hidden]."""
+        """Map target states [T, layers, hidden] to rows' inputs [T, hidden]."""
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return rows' outputs [T, hidden]: the hidden states of child rows."""
+        """Return the rows' outputs [T, hidden], hidden states of their children."""
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, draft vocabulary] in float32."""
@@ -90,16 +90,16 @@ class EagleRunner:
 
 
 class _Passes:
-    """Passes of the layer in torch: first context, then levels of nodes."""
+    """Runs the layer in torch over new context, then over tree levels."""
 
     def __init__(self, model: RowModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
         self._model, self._cache = model, cache
         self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
         self._outs: dict[int, list[torch.Tensor]] = {}
-        """By sequence, outputs of the last context row, then of its nodes."""
+        """Outputs of the last context row and the nodes, by sequence `id`."""
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Return a segment's logits: of its last context row or its nodes."""
+        """Return each segment's logits, of its last context row or its nodes."""
         batch = flatten(segments)
         outputs = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
         for segment, part in zip(segments, batch.rows, strict=True):

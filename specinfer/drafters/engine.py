@@ -1,4 +1,4 @@
-"""Run the drafters of one service: context deltas in, trees out.
+"""Run the drafters of one service: read context deltas, return trees.
 
 The speculators of a service share contexts and messages, and draft one after another.
 """
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 _NAME = "warm-up"
 _SIZES = (2, 4, 8, 16)
 _SAMPLED = Sampling(temperature=0.8, seed=1)
-_READ, _COMES = 8, 2
-"""Context tokens of the warm-up's first step, and of later steps."""
+_FIRST_DELTA, _LATER_DELTA = 8, 2
+"""Context tokens in the warm-up's first step, and in each later step."""
 
 
 class SpeculatorEngine:
@@ -51,10 +51,12 @@ class SpeculatorEngine:
         """
         theirs = self.description.tokenizer_fingerprint
         if theirs and theirs != fingerprint:
-            raise IncompatibleError(f"a speculator has tokenizer {theirs}, the model has {fingerprint}")
+            raise IncompatibleError(
+                f"the speculators need a model with tokenizer {theirs}, this model has {fingerprint}"
+            )
 
     def draft(self, entries: Sequence[DraftEntry]) -> list[DraftOutcome]:
-        """Serve one step; one outcome per entry, in order."""
+        """Draft for one step; return one outcome per entry, in order."""
         self.release(self._contexts.idle())
         outcomes: dict[int, DraftOutcome] = {}
         jobs: dict[int, DraftJob] = {}
@@ -62,7 +64,7 @@ class SpeculatorEngine:
             try:
                 decoded = self._take(entry)
             except Exception as error:  # the other entries are still served
-                log.exception("an entry failed; it gets no draft")
+                log.exception("reading the entry of request %s failed; it gets no draft", entry.request_id)
                 self.release([entry.request_id])
                 reason = FaultError("internal error", error).for_logs
                 decoded = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, reason)
@@ -111,22 +113,21 @@ class SpeculatorEngine:
                 drafter.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
-    def replace(self, place: int, drafter: Drafter) -> None:
-        """Replace a drafter. The new one reads contexts on demand.
+    def replace(self, speculator: int, drafter: Drafter) -> None:
+        """Replace a drafter; the new drafter's cache starts empty.
 
         Raises:
             IncompatibleError: if the descriptions differ in more than the model's name.
         """
-        before = self.drafters[place].description
+        before = self.drafters[speculator].description
         if replace(drafter.description, model=before.model) != before:
             raise IncompatibleError(
                 f"{drafter.description.model} has another tokenizer or reads other inputs than {before.model}"
             )
-        self.drafters[place] = drafter
+        self.drafters[speculator] = drafter
 
     @property
     def cached_requests(self) -> int:
-        """Number of requests with a context."""
         return len(self._contexts)
 
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
@@ -152,15 +153,14 @@ class SpeculatorEngine:
     def _own_job(
         self, job: DraftJob, speculator: int, top_k: TargetTopK | None
     ) -> DraftJob | FaultError | None:
-        """Return a drafter's job; None if the context is too long.
+        """Return a drafter's job; None if the context exceeds the drafter's maximum.
 
-        The tree's depth is limited to the drafter's maximum context. With None, the drafter drops the request;
-        other drafters continue.
+        With None, the drafter releases the request. The drafter's maximum context also limits the tree's depth.
         """
         try:
             job = self._with_target(_own_draws(job, speculator), speculator, top_k)
         except Exception as error:  # costs only this drafter's draft
-            log.exception("reading the target's outputs failed; a speculator gets no job")
+            log.exception("reading the target's outputs for speculator %d failed; it gets no job", speculator)
             return FaultError("internal error", error)
         max_len = self.drafters[speculator].description.max_context_len
         if not max_len:
@@ -172,10 +172,7 @@ class SpeculatorEngine:
         return replace(job, limits=replace(job.limits, depth=depth))
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
-        """Return the job with the target's outputs for this drafter.
-
-        The outputs are predictions and new hidden states.
-        """
+        """Add the target's predictions and new hidden states to a drafter's job."""
         description = self.drafters[speculator].description
         if description.target_top_k and top_k is not None:
             rows = top_k.top_k[:, : description.target_top_k]
@@ -197,11 +194,13 @@ class SpeculatorEngine:
         try:
             trees = drafter.draft(jobs)
             if len(trees) != len(jobs):
-                raise RuntimeError(f"{len(trees)} drafts for {len(jobs)} requests")
+                raise RuntimeError(f"{type(drafter).__name__}: {len(trees)} drafts for {len(jobs)} requests")
             return trees
         except Exception as error:  # drafters are extensions, which may raise anything
             if self._paces[speculator].due(self._clock()):
-                log.exception("drafting a batch of %d failed; drafting each request alone", len(jobs))
+                log.exception(
+                    "drafting of speculator %d for a batch of %d requests failed", speculator, len(jobs)
+                )
             for job in jobs:
                 drafter.release(job.request_id)
             if len(jobs) == 1:
@@ -210,7 +209,7 @@ class SpeculatorEngine:
 
 
 def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
-    """Combine drafters' descriptions: the common vocabulary, all inputs.
+    """Return a service's description: the smallest vocabulary, every drafter's inputs.
 
     Raises:
         IncompatibleError: if the drafters' tokenizers or sizes of hidden states differ.
@@ -236,7 +235,7 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
 
 
 def _longest(contexts: Sequence[int]) -> int:
-    """Return the longest context of any drafter; 0: no limit."""
+    """Return the largest of the drafters' maximum contexts; 0: no limit."""
     return max(contexts, default=0) if all(contexts) else 0
 
 
@@ -253,8 +252,8 @@ def warm_up(engine: SpeculatorEngine) -> None:
     A failure is only logged: later requests fail in the same way, and report it.
     """
     started = time.perf_counter()
-    vocab = min([speculator.description.vocab_size or _READ for speculator in engine.drafters])
-    base, delta = 0, _READ
+    vocab = min([speculator.description.vocab_size or _FIRST_DELTA for speculator in engine.drafters])
+    base, delta = 0, _FIRST_DELTA
     for sampling in (GREEDY, _SAMPLED):
         for nodes in _SIZES:
             tokens = [position % vocab for position in range(base, base + delta)]
@@ -265,6 +264,6 @@ def warm_up(engine: SpeculatorEngine) -> None:
                 log.warning("warm-up drafts failed, and requests' drafts may fail, too: %s", outcome.message)
                 engine.release([_NAME])
                 return
-            base, delta = outcome.cached_len, _COMES
+            base, delta = outcome.cached_len, _LATER_DELTA
     engine.release([_NAME])
     log.info("warm-up drafts took %.0f ms", 1000 * (time.perf_counter() - started))

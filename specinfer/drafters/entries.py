@@ -17,7 +17,7 @@ Draft: TypeAlias = tuple[int, TokenTree | SpecInferError]
 
 @dataclass(frozen=True, slots=True)
 class DraftEntry:
-    """One request's part of a step, as received."""
+    """One request of a draft step, as received."""
 
     request_id: str
     base_len: int
@@ -34,9 +34,9 @@ class DraftEntry:
     features_start: int = 0
     target_top_k: TargetTopK | None = None
     references: Sequence[Sequence[int]] = ()
-    """Token ids of the request's references, in its first entry."""
+    """Token ids of the request's references, in the first entry only."""
     cache_scope: str = ""
-    """Scope of shared prompts, in the request's first entry."""
+    """Scope of shared prompts, in the request's first entry only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class DraftOutcome:
     status: EntryStatus
     message: str = ""
     drafts: tuple[Draft, ...] = ()
-    """Drafts of the speculators that have one."""
+    """Trees with nodes, and errors, by speculator."""
     cached_len: int = 0
 
 
@@ -64,25 +64,31 @@ def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: i
         raise InvalidInputError("delta_token_ids", [], "must not be empty")
     if vocab_size and not all(0 <= t < vocab_size for t in entry.delta):
         bad = next(t for t in entry.delta if not 0 <= t < vocab_size)
-        raise InvalidInputError("delta_token_ids", bad, f"not in the vocabulary of {vocab_size}")
+        raise InvalidInputError("delta_token_ids", bad, f"must be a token id from 0 to {vocab_size - 1}")
     _check_limits(entry.limits, max_nodes)
-    token_bytes = 2 * description.feature_size * len(description.feature_layers)
-    if entry.features and (not token_bytes or len(entry.features) % token_bytes):
-        raise InvalidInputError(
-            "target_features", len(entry.features), f"must be {token_bytes} bytes per token"
-        )
+    _check_features(len(entry.features), description)
     if entry.target_top_k is not None:
         _check_top_k(entry.target_top_k, description.target_top_k)
     if entry.references:
         _check_references(entry, description)
     unknown = [s for s in entry.speculators if s >= drafters]
     if unknown:
-        raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}, numbered from 0")
+        raise InvalidInputError("speculators", unknown[0], f"must be numbers from 0 to {drafters - 1}")
+
+
+def _check_features(size: int, description: DrafterDescription) -> None:
+    token_bytes = 2 * description.feature_size * len(description.feature_layers)
+    if size and not token_bytes:
+        reason = "must be empty: no speculator of this service reads hidden states"
+        raise InvalidInputError("target_features", size, reason)
+    if size and size % token_bytes:
+        reason = f"must be {token_bytes} bytes per token"
+        raise InvalidInputError("target_features", size, reason)
 
 
 def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
     if limits.nodes > max_nodes:
-        raise InvalidInputError("node_budget", limits.nodes, f"at most {max_nodes}")
+        raise InvalidInputError("node_budget", limits.nodes, f"must be at most {max_nodes}")
     if not 0 <= limits.min_path_probability <= 1:
         least = limits.min_path_probability
         raise InvalidInputError("min_path_probability", least, "must be between 0 and 1")
@@ -96,17 +102,19 @@ def _check_references(entry: DraftEntry, description: DrafterDescription) -> Non
     if not description.reads_references:
         raise InvalidInputError("references", count, "no speculator of this service reads them")
     if entry.base_len:
-        raise InvalidInputError("references", count, f"only with base_len = 0, not {entry.base_len}")
+        raise InvalidInputError("references", count, f"allowed with base_len 0 only, not {entry.base_len}")
     vocab_size = description.vocab_size or _MAX_TOKEN + 1
     if largest >= vocab_size:
-        raise InvalidInputError("references.token_ids", largest, f"not in the vocabulary of {vocab_size}")
+        reason = f"must be a token id from 0 to {vocab_size - 1}"
+        raise InvalidInputError("references.token_ids", largest, reason)
 
 
 def _check_top_k(top_k: TargetTopK, k: int) -> None:
     """Check the predictions for a service whose drafters read `k` per node."""
     width = top_k.top_k.shape[1]
     if width != k:
-        raise InvalidInputError("target_top_k", width, f"this service reads {k} per node")
+        reason = f"must be {k}, the tokens per node that this service reads"
+        raise InvalidInputError("target_top_k", width, reason)
     largest = int(max(top_k.token_ids.max(), top_k.top_k.max()))
     if largest > _MAX_TOKEN:
-        raise InvalidInputError("target_top_k", largest, f"token ids are at most {_MAX_TOKEN}")
+        raise InvalidInputError("target_top_k", largest, f"must be a token id from 0 to {_MAX_TOKEN}")

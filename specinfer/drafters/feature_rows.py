@@ -1,8 +1,7 @@
 """Common parts of drafters that cache a row per hidden state.
 
-Hidden states come one step after their tokens. A request without its newest states gets no draft in a step. After a
-gap in the states, for example when a verifier stores them only from some position on, the rows start again after the
-gap.
+Hidden states come one step after their tokens. A request without its newest states gets no draft in a step. If
+states of some positions are missing, the rows start again after these positions.
 """
 
 from collections.abc import Sequence
@@ -23,12 +22,12 @@ from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 
 class RowRunner(Protocol):
-    """Read rows and grow trees after them."""
+    """Runs a draft layer: reads new context rows and grows trees."""
 
     cache: PagedKVCache
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return a growing tree's temporary rows in the cache."""
+        """Return the number of temporary cache rows that a growing tree needs."""
 
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
@@ -38,8 +37,6 @@ class RowRunner(Protocol):
 
 @dataclass(slots=True)
 class _CachedContext:
-    """Cached rows of one request."""
-
     sequence: KVSequence
     start: int
     """Context position of the first row's hidden state."""
@@ -68,7 +65,6 @@ class FeatureRowsDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Description of the checkpoint."""
         return self._description
 
     def release(self, request_id: str) -> None:
@@ -77,7 +73,6 @@ class FeatureRowsDrafter:
             self._runner.cache.release(cached.sequence)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         results: dict[int, TokenTree | SpecInferError] = {}
         tasks: dict[int, EagleTask] = {}
         for index, job in enumerate(jobs):
@@ -97,7 +92,7 @@ class FeatureRowsDrafter:
         return [results[index] for index in range(len(jobs))]
 
     def _task(self, job: DraftJob) -> EagleTask | None:
-        """Return the new rows and the tree's limits; None without new rows."""
+        """Return a job's new rows and tree limits; None without new rows."""
         cached = self._arrived(job)
         if cached is None or cached.waiting is None:
             return None

@@ -5,7 +5,7 @@ its newest hidden state gets no draft in a step. The drafter stores no state of 
 
 Blockwise: k heads propose one chain, and the pass that verifies the chain returns the hidden state of the next draft.
 The first token of a block is the root, which the target chose. In the ideal case m tokens take one pass for the prompt
-and m / (k + 1) further passes. With a Markov head, logits depend on the token before, and the heads grow trees.
+and m / (k + 1) further passes. With a Markov head, logits depend on the previous token, and the heads grow trees.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ class HeadsRunner:
         shape: GrowthShape,
         token_ids: torch.Tensor,
     ) -> list[TokenTree]:
-        """Grow one tree per task, from `states` [tasks, hidden], the newest."""
+        """Grow one tree per task from the newest hidden `states` [tasks, hidden]."""
         outs = self._heads.outs(states.to(self._device, self._dtype))
         levels = [rows.float() for rows in self._heads.logits(outs.unbind(1))]
         markov = self._heads.markov
@@ -93,8 +93,6 @@ class HeadsRunner:
 
 
 class HeadsDrafter:
-    """Draft with heads of one kind."""
-
     kind: ClassVar[type[HeadsSource]]
 
     def __init__(
@@ -125,14 +123,12 @@ class HeadsDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Description of the checkpoint."""
         return self._description
 
     def release(self, request_id: str) -> None:
         """Do nothing: the drafter stores no state of requests."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         newest = {i: state for i, job in enumerate(jobs) if (state := newest_state(job)) is not None}
         trees: list[TokenTree | SpecInferError] = [TokenTree.root_only(job.context[-1]) for job in jobs]
         if newest:
@@ -159,7 +155,10 @@ class MedusaDrafter(HeadsDrafter):
 
 
 def newest_state(job: DraftJob) -> NDArray[np.int16] | None:
-    """Return the state [hidden] before the root (bfloat16 bits), if received."""
+    """Return the hidden state before the root: [hidden] bits of bfloat16.
+
+    None if the state was not received, or the job's limits allow no nodes.
+    """
     came, place = job.features, len(job.context) - 2
     if job.limits.empty or came is None or not came.start <= place < came.stop:
         return None

@@ -53,7 +53,7 @@ MARKOV_IN, MARKOV_OUT = "markov.in", "markov.out"
 
 @dataclass(frozen=True, slots=True)
 class HeadsSource:
-    """Heads of either kind."""
+    """Heads of Medusa or of blockwise parallel decoding."""
 
     algorithm: ClassVar[str]
     architecture: ClassVar[str]
@@ -106,7 +106,7 @@ def load_heads(kind: type[H], directory: Path, target_directory: Path) -> H:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: if kind or target differ, or the checkpoint has no heads.
+        IncompatibleError: if the checkpoint has another kind or target, or no heads.
     """
     config = checked_config(directory, target_directory, kind.algorithm)
     tensors, token_ids = own_tensors(directory)
@@ -126,7 +126,7 @@ load_blockwise = partial(load_heads, BlockwiseSource)
 
 
 class MarkovBias:
-    """Markov head: low-rank bias of logits by the token before."""
+    """Markov head: low-rank bias of logits by the previous token."""
 
     def __init__(self, parts: Parts) -> None:
         self._embeddings = parts.tensor(EMBEDDING)
@@ -139,12 +139,12 @@ class MarkovBias:
 
 
 class Heads:
-    """The heads, over tensors of a checkpoint or trained parameters."""
+    """Computes heads' logits, with a checkpoint's tensors or with trained parameters."""
 
     def __init__(
         self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts, markov: bool = False
     ) -> None:
-        """Create the heads; `parts`: the checkpoint's tensors and `tensors_of_target`."""
+        """Create the heads; `parts` has their tensors and those of `tensors_of_target`."""
         self.markov = MarkovBias(parts) if markov else None
         self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
         self._second: Linear | None = None
@@ -183,7 +183,7 @@ def tensors_of_target(
 ) -> dict[str, torch.Tensor]:
     """Return the target's tensors that the heads use.
 
-    They are the final norm, the output head if shared, and the embeddings for a Markov head.
+    The heads use the final norm, the output head if shared, and the embeddings for a Markov head.
     """
     norm = ("weight", "bias") if config.layer_norm else ("weight",)
     tensors = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}

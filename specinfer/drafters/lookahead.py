@@ -1,15 +1,15 @@
 """Lookahead decoding (arXiv 2402.02057): n-grams from Jacobi iterations in the verifier.
 
-A window has guesses of the next W tokens, from the last N - 1 iterations (N = 3: two rows). The verifier's pass scores
-them as nodes of the tree: row 0 as a trunk, and the younger rows below it, column by column:
+A window has guesses of the next W tokens from each of the last N - 1 iterations (rows; N = 3: two). The verifier's
+pass scores the guesses as tree nodes. Row 0 is one path; below each node of row 0 is the rest of its column:
 
-    root - a0 - a1 - a2      row 0, the oldest      the target's predictions at b0, b1, b2 are the next row;
-           |    |    |                              (a0 b0 c0), (a1 b1 c1), .. are n-grams that it would
-           b0   b1   b2      row 1                  write if the guesses before them were right
+    root - a0 - a1 - a2      row 0, the oldest      The target's predictions at b0, b1, b2 are the next row,
+           |    |    |                              c0, c1, c2. (a0 b0 c0), (a1 b1 c1), .. are n-grams.
+           b0   b1   b2      row 1
 
 A pool stores these n-grams by first token, with the n-grams of prompt and answer. N-grams that begin with the root are
-proposed in addition to the window. The target's predictions come back for all nodes (`target_top_k`), of any
-speculator: a path of the target's own choices is an n-gram, too. If a limit or the planner cuts the window, fewer
+proposed in addition to the window. The target's predictions (`target_top_k`) are known for the nodes of all
+speculators: paths that follow these predictions are n-grams, too. If a limit or the planner cuts the window, fewer
 n-grams are found.
 
 Every request has its own pool, since a shared pool would reveal texts by timing. Every proposal is a point (not
@@ -56,7 +56,7 @@ class NgramPool:
         self._by_first: OrderedDict[int, OrderedDict[Ngram, None]] = OrderedDict()
 
     def add(self, ngram: Ngram) -> None:
-        """Add an n-gram; drop the oldest ones above the limits."""
+        """Add an n-gram; drop the oldest n-grams above the limits."""
         same = self._by_first.setdefault(ngram[0], OrderedDict())
         self._by_first.move_to_end(ngram[0])
         same[ngram[1:]] = None
@@ -102,12 +102,12 @@ class Window:
                 yield (*(row[column] for row in self.rows), predicted[path])
 
     def paths(self) -> Iterator[Ngram]:
-        """Yield the window's paths from the root to the youngest row."""
+        """Yield each column's path from the root to the newest row."""
         for column in range(len(self.rows[0])):
             yield (*self.rows[0][: column + 1], *(row[column] for row in self.rows[1:]))
 
     def _fill(self, start: int, count: int) -> list[int]:
-        """Return `count` tokens of the context, which depend on `start`."""
+        """Return `count` arbitrary tokens of the context; `start` varies the choice."""
         return [self._filler[(start * 31 + i * 7) % len(self._filler)] for i in range(count)]
 
 
@@ -176,7 +176,7 @@ def predictions(top_k: TargetTopK) -> dict[Ngram, int]:
 
 
 def written(top_k: TargetTopK, ngram: int) -> Iterator[Ngram]:
-    """Yield n-grams of the target's choices along nodes of the tree."""
+    """Yield n-grams of a node's token and the target's predictions after it."""
     tokens, choices = top_k.token_ids.tolist(), top_k.top_k[:, 0].tolist()
     edges = zip(top_k.parents.tolist(), tokens, strict=True)
     children = {edge: node for node, edge in enumerate(edges)}
@@ -191,7 +191,7 @@ def written(top_k: TargetTopK, ngram: int) -> Iterator[Ngram]:
 
 
 class _Growing:
-    """A tree within limits, grown by paths."""
+    """Adds paths to a tree within limits."""
 
     def __init__(self, root: int, limits: TreeLimits) -> None:
         self._builder, self._limits = TreeBuilder(root), limits

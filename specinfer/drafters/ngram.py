@@ -18,7 +18,7 @@ from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.4, 3: 0.6}
 _BEST_SCORE = 0.75
-"""Score of a match of maximum length; shorter matches have less."""
+"""Score of a match of four or more tokens."""
 
 
 class NgramIndex:
@@ -71,7 +71,6 @@ class NgramDrafter:
         return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Read and check the drafters and services that options name."""
+"""Parse and check options that name drafters and speculator services."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -31,7 +31,7 @@ TRAINED: dict[str, Mapping[str, str]] = {
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
 """Flags of an SSM for slow (offloaded) targets.
 
-A pass of such a target takes many times the SSM's pass, and as long for 128 nodes as for one.
+A pass of such a target takes many times longer than the SSM's pass, and equally long for 1 and 128 nodes.
 """
 
 
@@ -40,7 +40,6 @@ INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
 
 
 def trained_for(model: str) -> Mapping[str, str]:
-    """Return a model's shipped speculators by drafter."""
     return TRAINED.get(model, {})
 
 
@@ -50,7 +49,7 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
     A single `none` means no service.
 
     Raises:
-        InvalidInputError: naming a text of another form.
+        InvalidInputError: naming a text that has another form.
     """
     if not texts:
         return None
@@ -96,7 +95,7 @@ SERVICE_FLAGS = frozenset(
 
 
 def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafter]:
-    """Load the drafters that flags name; return them by name.
+    """Return the loaded drafters that flags name, by name.
 
     Args:
         setting: name of the option that the flags are from.
@@ -109,7 +108,7 @@ def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafte
     own_flags = dict(flags)
     methods = own_flags.pop("drafter").split("+")
     if len(set(methods)) < len(methods):
-        raise SettingError(setting, "+".join(methods), "names a drafter twice")
+        raise SettingError(setting, "+".join(methods), "must not name a drafter twice")
     common = {**target, "target": target["model"]} if MODEL_DRAFTERS & set(methods) else {}
     options = DrafterOptions.read({**common, **own_flags})
     return {method: make_drafter(method, options) for method in methods}

@@ -5,9 +5,9 @@
     "the"               |     +-ran
                         +-dog
 
-A matrix stores the target's most probable next tokens after every token seen so far, at all nodes of every verified
-tree, even rejected ones. It needs no training. All requests share the matrix, so one user's answer can become another
-user's *draft*: outputs never change, but timing can reveal the answer. Every proposal is a point (not drawn).
+A matrix stores the target's most probable next tokens after every token of a verified tree, accepted or rejected. No
+training is needed. All requests share the matrix, so one user's answer can become another user's *draft*: outputs
+never change, but timing can reveal the answer. Every proposal is a point (not drawn).
 """
 
 import heapq
@@ -31,7 +31,7 @@ _PRIOR = np.array([0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02])
 _TRUST = 50.0
 """Weight of the prior, as a number of predictions."""
 _MEMORY = 5000.0
-"""Number of predictions after which an observation weighs 1/e."""
+"""Number of later predictions that reduce an observation's weight to 1/e."""
 
 
 class AdjacencyMatrix:
@@ -43,9 +43,9 @@ class AdjacencyMatrix:
         self._predictions = _TRUST
 
     def update(self, token_ids: NDArray[np.int64], top_k: NDArray[np.int64]) -> None:
-        """Record predictions [nodes, k] after tokens [nodes]; the last occurrence counts.
+        """Store predictions [nodes, k] after tokens [nodes]; repeated tokens: the last.
 
-        Before this, the rank of each new first choice in the token's old row is counted for `chances`.
+        For `chances`, count the rank that each new best prediction had among the token's previous predictions.
         """
         known = token_ids < len(self._rows)  # a target may have more token ids than its tokenizer
         token_ids, top_k = token_ids[known], top_k[known]
@@ -63,7 +63,7 @@ class AdjacencyMatrix:
         return row if row and row[0] != _UNSEEN else []
 
     def chances(self) -> list[float]:
-        """Return the share of correct predictions, by rank."""
+        """Return the estimated probability that a stored prediction is right, by rank."""
         shares: list[float] = (self._hits / self._predictions).tolist()
         return shares
 
@@ -104,10 +104,10 @@ def best_first(matrix: AdjacencyMatrix, chances: Sequence[float], root: int, lim
     """
     tokens, parents, scores, depths = [root], [-1], [1.0], [0]
     waiting: list[tuple[float, int, int, int]] = []
-    """(-path probability, parent, token, rank) of every node's best unused child."""
+    """Heap of every node's next child: (-path probability, parent, token, rank)."""
 
     def offer(parent: int, rank: int, above: float) -> None:
-        """Queue a node's child of a rank; `above`: the node's path probability."""
+        """Queue a parent's child by rank; `above`: the parent's path probability."""
         children = matrix.after(tokens[parent])
         probability = above * chances[rank] if rank < len(children) else 0.0
         narrow = limits.width is not None and rank >= limits.width

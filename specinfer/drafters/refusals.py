@@ -1,4 +1,4 @@
-"""Remember refused and deferred drafts: never retried, or retried after a pause."""
+"""Decide which speculators to call again after refused or deferred drafts."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ LONGEST_PAUSE = 63
 
 @dataclass(slots=True)
 class _Standing:
-    """Refusals of one request by one speculator."""
+    """Refusals of one speculator to draft for one request."""
 
     refused: bool = False
-    vain: int = 0
+    deferrals: int = 0
     """Number of consecutive deferred drafts."""
     pause: int = 0
     """Number of steps to skip before the next try."""
@@ -33,24 +33,24 @@ class Refusals:
         return request_id in self._by_request
 
     def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
-        """Return the speculators to call; call this once per step."""
+        """Return the speculators to call; count one step of the others' pauses."""
         if request_id not in self._by_request:
             return list(speculators)
         known = self._by_request[request_id]
         return [s for s in speculators if s not in known or _asks(known[s])]
 
     def refuse(self, request_id: str, speculator: int) -> None:
-        """Note status ERROR: never retry."""
+        """Record an answer with status ERROR: never call again for this request."""
         self._standing(request_id, speculator).refused = True
 
     def defer(self, request_id: str, speculator: int) -> None:
-        """Note status EXHAUSTED: retry after a pause that doubles each time."""
+        """Record status EXHAUSTED: call again after a pause that doubles each time."""
         standing = self._standing(request_id, speculator)
-        standing.pause = min((1 << standing.vain) - 1, LONGEST_PAUSE)
-        standing.vain = min(standing.vain + 1, LONGEST_PAUSE.bit_length())
+        standing.pause = min((1 << standing.deferrals) - 1, LONGEST_PAUSE)
+        standing.deferrals = min(standing.deferrals + 1, LONGEST_PAUSE.bit_length())
 
     def served(self, request_id: str, speculator: int) -> None:
-        """Note a draft: drop earlier refusals."""
+        """Record a draft: drop the request's earlier refusals by the speculator."""
         if request_id in self._by_request:
             self._by_request[request_id].pop(speculator, None)
             if not self._by_request[request_id]:
@@ -61,7 +61,7 @@ class Refusals:
             self._by_request.pop(request_id, None)
 
     def clear(self) -> None:
-        """Drop all refusals, when a new process answers."""
+        """Drop all refusals: call this when another process answers."""
         self._by_request.clear()
 
     def _standing(self, request_id: str, speculator: int) -> _Standing:

@@ -46,7 +46,7 @@ class RetrievalDrafter:
         """
         if not options.datastore:
             raise SettingError(
-                "datastore", options.datastore, "needed for retrieval: files, separated by colons"
+                "datastore", options.datastore, "must name files, separated by colons, for drafter retrieval"
             )
         tokenizer = Tokenizer.load(resolve_model(options.model))
         texts = list(read_datastore(options.datastore, tokenizer))
@@ -59,7 +59,6 @@ class RetrievalDrafter:
         return self._description
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
@@ -114,7 +113,7 @@ def likely_tree(
 def read_datastore(paths: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
     """Read token sequences of files separated by colons.
 
-    Files are text, or JSONL with `text` or ids `p` and `o`.
+    Files are text, or JSONL with `text`, or with token ids of prompt (`p`) and output (`o`).
 
     Raises:
         SettingError: if a file does not exist.
@@ -133,5 +132,5 @@ def read_datastore(paths: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
                 yield tokenizer.encode(row["text"]) if "text" in row else [*row["p"], *row["o"]]
             except (json.JSONDecodeError, KeyError, TypeError) as error:
                 raise InvalidInputError(
-                    f"{path}:{number}", line[:60], "needs `text`, or `p` and `o`"
+                    f"{path}:{number}", line[:60], "must be a JSON object with `text`, or with `p` and `o`"
                 ) from error

@@ -34,14 +34,14 @@ class SuffixArray:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def longest_match(self, context: Sequence[int], least: int) -> tuple[int, NDArray[np.int64]]:
-        """Return the longest matching end's length, and positions after matches.
+    def longest_match(self, context: Sequence[int], shortest: int) -> tuple[int, NDArray[np.int64]]:
+        """Find the longest suffix of the context, of `shortest` tokens or more.
 
         Returns:
-            (0, empty array) if the last `least` tokens do not occur.
+            length of the suffix, and the positions after its occurrences; (0, empty array) if none occurs.
         """
         best: tuple[int, NDArray[np.int64]] = (0, np.zeros(0, np.int64))
-        low, high = least, min(LONGEST_SORTED, len(context))
+        low, high = shortest, min(LONGEST_SORTED, len(context))
         while low <= high:  # bisection: if an end occurs, all shorter ends occur
             length = (low + high) // 2
             ranks = self._range(context[len(context) - length :])
@@ -87,12 +87,9 @@ def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 LONGEST = 32
-"""Maximum length of a match; longer ones count as this."""
+"""Maximum length of a match in tokens; earlier tokens are not compared."""
 _MAX_OCCURRENCES = 64
-"""Maximum examined occurrences.
-
-These are the latest occurrences; in references, evenly spaced ones.
-"""
+"""Maximum returned matches: the latest; in references, evenly spaced matches."""
 
 
 class Match(NamedTuple):
@@ -109,9 +106,9 @@ class Match(NamedTuple):
 class Occurrences:
     """Index of growing texts by n-grams, updated incrementally.
 
-    Every position is stored under its last `shortest` tokens, as in LZ77's hash chains; a query compares the tokens
-    before them. A suffix automaton would find the longest match directly, but needs several times the memory in
-    Python, and omits the continuations of shorter matches, which become branches.
+    Every position is stored by the last `shortest` tokens before it, as in LZ77's hash chains. A query compares
+    earlier tokens. A suffix automaton would find the longest match directly, but needs several times the memory in
+    Python, and omits shorter matches, whose continuations become branches.
     """
 
     def __init__(self, shortest: int) -> None:
@@ -119,12 +116,12 @@ class Occurrences:
         self._ends: dict[tuple[int, ...], list[tuple[Sequence[int], int]]] = {}
 
     def file(self, text: Sequence[int], start: int = 0) -> None:
-        """Index a text without copying it, from `start`."""
+        """Index a text from position `start`; the text is not copied."""
         for end in range(max(start + 1, self._shortest), len(text) + 1):
             self._ends.setdefault(tuple(text[end - self._shortest : end]), []).append((text, end))
 
     def drop(self, text: Sequence[int]) -> None:
-        """Remove a text, which must be the oldest."""
+        """Remove the oldest text."""
         for end in range(self._shortest, len(text) + 1):
             key = tuple(text[end - self._shortest : end])
             filed = self._ends[key]
@@ -142,7 +139,7 @@ class Occurrences:
 
 
 def _length(text: Sequence[int], end: int, context: Sequence[int]) -> int:
-    """Return how many tokens before `end` equal the context's last ones."""
+    """Return the number of tokens before `end` that equal the context's end."""
     max_length = min(LONGEST, end, len(context))
     length = 0
     while length < max_length and text[end - 1 - length] == context[-1 - length]:
@@ -161,11 +158,11 @@ class References:
         self._array = SuffixArray(texts)
         self._tokens = self._array.tokens.tolist()
 
-    def matches(self, context: Sequence[int], least: int) -> list[Match]:
-        """Return occurrences of the context's longest end, of `least` tokens or more.
+    def matches(self, context: Sequence[int], shortest: int) -> list[Match]:
+        """Return occurrences of the context's longest suffix of `shortest` or more tokens.
 
         The text of a match ends at `END`.
         """
-        length, ends = self._array.longest_match(context, least)
+        length, ends = self._array.longest_match(context, shortest)
         step = -(-len(ends) // _MAX_OCCURRENCES) or 1
         return [Match(self._tokens, end, length) for end in ends[::step].tolist()]

@@ -29,8 +29,10 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
 
-_PROMPT, _SWAPPED_AT_ONCE = 32, 16
-"""New tokens above which a delta is a prompt; tokens per swap."""
+_PROMPT = 32
+"""A delta of more than `_PROMPT` tokens counts as a prompt."""
+_SWAPPED_AT_ONCE = 16
+"""Number of missing tokens that causes a replacement of the head's rows."""
 _CATCH_UP = 1024
 """Maximum context tokens of a request read in one step."""
 _DRAFT_FORMAT = "q8_0"
@@ -50,7 +52,12 @@ class SsmDrafter:
         token_ids: torch.Tensor | None = None,
         pinned: Iterable[int] = (),
     ) -> None:
-        """Create the drafter. `token_ids` of a trimmed head follow traffic, except `pinned`."""
+        """Create the drafter.
+
+        Args:
+            token_ids: [draft vocabulary] target token of each draft token; None: the same ids.
+            pinned: tokens of a trimmed head that `TrafficVocabulary` never replaces.
+        """
         self._runner, self._shape = runner, shape
         self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
@@ -95,7 +102,6 @@ class SsmDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Description of the model."""
         return self._description
 
     def release(self, request_id: str) -> None:
@@ -104,7 +110,6 @@ class SsmDrafter:
             self._runner.cache.release(sequence)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         results: dict[int, TokenTree | SpecInferError] = {}
         tasks: dict[int, GrowthTask] = {}
         for index, job in enumerate(jobs):
@@ -120,9 +125,9 @@ class SsmDrafter:
         return [results[index] for index in range(len(jobs))]
 
     def _follow_traffic(self, tasks: Iterable[GrowthTask]) -> None:
-        """Add tokens of new contexts to a trimmed head.
+        """Add the rows of new contexts' tokens to a trimmed head.
 
-        Missing tokens of prompts are added at once, others in groups of `_SWAPPED_AT_ONCE`.
+        Rows of a prompt's tokens are added at once, rows of answers' tokens when `_SWAPPED_AT_ONCE` are missing.
         """
         if self._vocabulary is None or self._runner.head is None:
             return
@@ -186,7 +191,7 @@ def growth_task(
     limits: TreeLimits,
     offset: int = 0,
 ) -> GrowthTask:
-    """Return a job's growth task, with the drafter's or the target's seed."""
+    """Return a job's growth task, seeded for the drafter's or target's draws."""
     if shape.draws(job.sampling):
         sampling = replace(job.sampling, seed=job.draw_seed)
         return GrowthTask(sequence, delta, limits, sampling, offset=offset)

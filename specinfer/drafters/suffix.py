@@ -3,12 +3,12 @@
 The context's end is searched in the request itself, in its references and in finished requests.
 
     context  ... press the red button twice . ... press the red lever , then ... . To start it, press the red
-    tree     red-+-button-twice-.       an occurrence's weight grows with the length of its match
+    tree     red-+-button-twice-.
                  +-lever-,-then
 
-A child's score is its share of its parent's weight, times a trust factor for the length of the match. The match gets
-longer along a branch, so trust grows: long repeats are drafted deeply, accidental ones hardly. The index is updated
-incrementally.
+An occurrence has a weight that grows with the length of its match. A child's score is its share of its siblings'
+weights, times a trust factor for the length of the longest match. The match gets longer along a branch, so trust
+grows: long repeats become deep branches. The index is updated incrementally.
 
 Finished requests are indexed only with `suffix_learn`: one user's text may become another user's *draft*; outputs
 never change, but timing can reveal the text. Every proposal is a point (not drawn).
@@ -28,10 +28,10 @@ from specinfer.tree.builder import point_tree
 
 _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
-"""Trust factor by length of the match; beyond, `_MAX_TRUST`."""
+"""Trust factor by length of the match; `_MAX_TRUST` for longer matches."""
 _MAX_TRUST = 0.92
 _WEIGHT = 4.0
-"""Factor of a match's weight per additional matching token."""
+"""Factor by which each matching token increases a match's weight."""
 _MAX_LEARNT = 1 << 18
 """Maximum tokens of finished requests."""
 
@@ -56,13 +56,10 @@ class FinishedTexts:
 
 @dataclass(slots=True)
 class _RequestText:
-    """Indexed text of an unfinished request."""
-
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(_SHORTEST))
     text: list[int] = field(default_factory=list)
 
     def extend(self, context: Sequence[int]) -> None:
-        """Add the new tokens of a context."""
         filed = len(self.text)
         self.text += context[filed:]
         self.occurrences.file(self.text, filed)
@@ -85,11 +82,10 @@ class SuffixDrafter:
         return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Drop a request; with `suffix_learn`, index its text for others."""
+        """Drop a request; with `suffix_learn`, index the text for other requests."""
         request_text = self._requests.pop(request_id, None)
         if request_text is not None and self._finished is not None:
             self._finished.add(request_text.text)
@@ -109,7 +105,7 @@ class SuffixDrafter:
 
 @dataclass(slots=True)
 class _Branch:
-    """A candidate node: the occurrences that continue with its tokens."""
+    """A candidate node, and the matches whose continuations contain its path."""
 
     parent: int
     depth: int
@@ -145,7 +141,7 @@ def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> To
 
 
 def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | None) -> list[_Branch]:
-    """Return branches by their token `depth` after the matches, heaviest first."""
+    """Group matches by the token `depth` positions after them; largest weight first."""
     branches: dict[int, _Branch] = {}
     total = 0.0
     for match in matches:

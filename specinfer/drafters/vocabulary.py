@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 
 
 class TrafficVocabulary:
-    """Row of each token in a trimmed head, with an LRU order."""
+    """Assigns the rows of a trimmed head to tokens, in LRU order."""
 
     def __init__(self, token_ids: Sequence[int], pinned: Iterable[int] = ()) -> None:
-        """Start with a token per row; `pinned` tokens are never replaced."""
+        """Assign row i to `token_ids[i]`; `pinned` tokens are never replaced."""
         self._pinned = frozenset(pinned)
         rows = {token: row for row, token in enumerate(token_ids) if token not in self._pinned}
         self._rows = OrderedDict((token, rows[token]) for token in sorted(rows, reverse=True))
-        """Token -> row, the least recently used first."""
+        """Row by token, the least recently used token first."""
         self.missing: dict[int, None] = {}
         """Used tokens without a row, the oldest first."""
 
@@ -25,7 +25,11 @@ class TrafficVocabulary:
                 self.missing[token] = None
 
     def swap(self) -> dict[int, int]:
-        """Give missing tokens the least recently used rows; return tokens by row."""
+        """Give the rows of the least recently used tokens to missing tokens.
+
+        Returns:
+            new token by changed row.
+        """
         changed = {}
         for token in list(self.missing)[-len(self._rows) :]:
             _, row = self._rows.popitem(last=False)

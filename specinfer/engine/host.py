@@ -1,11 +1,11 @@
-"""The host: a process' drafters and verifier, which run planned steps.
+"""Run planned steps with one process' drafters and verifier (the "host").
 
     step(plan)         draft, merge and verify (paper, sections 3 and 4)
     run(plan, grant)   repeat the step until a request ends, a verdict is not OK, or the grant is used up
     conclude(steps)    compact the cache and learn, while the answer is on its way
 
 `LLM` calls the host directly, the verifier service for each of a gateway's messages. The host has no queue and no
-planner. Invariant: it reads the clock only between whole steps, so no draw is selected by its duration.
+planner. Invariant: the host reads the clock only between whole steps, so no draw is selected by its duration.
 """
 
 import logging
@@ -37,8 +37,6 @@ _NO_TREES: Mapping[str, TokenTree] = MappingProxyType({})
 
 
 class HostPlan(NamedTuple):
-    """A step to run."""
-
     entries: Sequence[StepEntry]
     speculators: SpeculatorSet
     """Numbers of this process's drafters that draft in the step."""
@@ -52,7 +50,7 @@ class HostPlan(NamedTuple):
     """Outputs of the target that the caller wants."""
 
     def next(self) -> "HostPlan":
-        """Return the plan of the next step, after its verdicts are applied."""
+        """Return the next step's plan; call this after applying the verdicts."""
         return HostPlan([entry.following() for entry in self.entries], self.speculators, self.keeps)
 
 
@@ -61,13 +59,11 @@ class Grant(NamedTuple):
 
     steps: int = 1
     seconds: float = 0.0
-    """Time after which no further step starts."""
+    """Seconds after which no further step starts."""
 
 
 @dataclass(slots=True)
 class HostStep:
-    """A step that was run."""
-
     plan: HostPlan
     jobs: Sequence[VerifyJob]
     trees: Mapping[str, TokenTree]
@@ -88,7 +84,6 @@ class HostStep:
 
     @property
     def pass_s(self) -> float:
-        """Seconds of all passes of the step."""
         return sum([seconds for _, seconds in self.passes])
 
 
@@ -108,11 +103,10 @@ class Host:
         self.failed_drafts = 0
         """Steps that decoded plainly because drafting failed."""
         self.failed_steps = 0
-        """Failed steps of grants, first steps excluded."""
+        """Number of failed steps after the first step of a grant."""
         self._clock = clock
 
     def step(self, plan: HostPlan) -> HostStep:
-        """Draft, merge and verify one step."""
         started = self._clock()
         drafts, times, trees = self._draft(plan)
         drafted = self._clock()
@@ -141,8 +135,8 @@ class Host:
         """Repeat a plan within a grant; apply all verdicts.
 
         Stop after a step if a request ended, a verdict is not OK, a caller waits (`interrupted`), or the next step
-        would exceed the grant's time by more than half of its duration. If a later step than the first fails by an
-        internal fault, return the steps before and forget the requests.
+        would exceed the grant's seconds by more than half a step. If a step after the first fails by an internal
+        fault, drop the requests and return the earlier steps.
         """
         steps: list[HostStep] = []
         began = self._clock()
@@ -167,7 +161,6 @@ class Host:
             plan = plan.next()
 
     def conclude(self, steps: Sequence[HostStep]) -> None:
-        """Compact the cache and learn from steps."""
         self.verifier.settle()
         for step in steps:
             try:
@@ -176,18 +169,18 @@ class Host:
                 log.exception("learning from a step failed; the planner keeps its estimates")
 
     def release(self, request_ids: Sequence[str]) -> int:
-        """Forget requests; return how many the verifier knew."""
+        """Drop requests' state; return the number known to the verifier."""
         self.forget(request_ids)
         return self.verifier.release(request_ids)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Release requests in the drafters, not in the verifier."""
+        """Drop requests' state in the drafters, not in the verifier."""
         self.pool.release(request_ids)
 
     def _draft(self, plan: HostPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree]]:
         """Return drafts, their times, and the trees to verify.
 
-        After a fault of drafting the step decodes plainly.
+        If drafting fails, the step decodes plainly.
         """
         self.pool.counts = {}
         drafted_entries = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
@@ -210,7 +203,7 @@ class Host:
         return drafts, times, trees | merged
 
     def _keep_features(self, asked: WantedOutputs, local_wanted: WantedOutputs) -> None:
-        """Let the model keep the hidden states that caller and drafters read."""
+        """Let the model return the hidden states that caller and drafters read."""
         layers = sorted({*asked.features.layers, *local_wanted.features.layers})
         self.verifier.runner.keep_features(layers)
 

@@ -1,4 +1,4 @@
-"""Converts entries to the verifier's jobs, and outcomes to verdicts. Pure."""
+"""Convert entries to the verifier's jobs, and outcomes to verdicts. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ def as_asked(outcome: VerifyOutcome, asked: WantedOutputs, kept: Sequence[int]) 
 
 
 def verdict_of(outcome: VerifyOutcome, features: FeatureSpan | None = None) -> VerdictEntry:
-    """Return an outcome as the scheduler reads it; `features` replace the outcome's."""
+    """Return the scheduler's form of an outcome; `features` replace its hidden states."""
     verdict, span = outcome.verdict, features or outcome.features
     return VerdictEntry(
         outcome.status,

@@ -1,7 +1,7 @@
 """Drafters of this process, called directly instead of over gRPC (`specinfer.remote`).
 
-Drafters of one group share contexts and draft one after another, like the drafters of a speculator service. Numbers
-and random streams equal those of services, so the output does too. Malformed trees are dropped.
+Drafters of one group share contexts and draft one after another, like the drafters of a speculator service. They have
+the same numbers and random streams as in services, so outputs are equal. Malformed trees are dropped.
 """
 
 import logging
@@ -25,8 +25,10 @@ from specinfer.tree import TokenTree, TreeLimits, check_draft
 log = logging.getLogger(__name__)
 FEATURE_BYTES = 2**24
 """Maximum bytes of hidden states that a request's group reads per step."""
-_MAX_READ, _MIN_READ = 1024, 16
-"""Context tokens that a group reads per step, and minimum per request."""
+_MAX_READ = 1024
+"""Maximum context tokens that a group reads per step, divided among requests."""
+_MIN_READ = 16
+"""Minimum share of a request in `_MAX_READ`."""
 _NO_TREE = TreeLimits(0, 0)
 
 
@@ -35,13 +37,12 @@ class MemberCounts:
     """Counts of one drafter's drafts in a step."""
 
     nodes: int = 0
-    """Nodes of its trees, roots excluded."""
+    """Number of drafted nodes, roots excluded."""
     failed: int = 0
     malformed: int = 0
     """Number of malformed trees."""
 
     def add(self, other: "MemberCounts") -> None:
-        """Add the counts of another step."""
         self.nodes += other.nodes
         self.failed += other.failed
         self.malformed += other.malformed
@@ -60,7 +61,7 @@ class DrafterGroup:
     """Context position after the last hidden state read, by request id."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     failed: set[int] = field(default_factory=set)
-    """Members whose failures were logged; later ones are only counted."""
+    """Members whose first failure was logged; later failures are only counted."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -74,8 +75,6 @@ class DrafterGroup:
 
 
 class LocalPool:
-    """All drafters of a host."""
-
     def __init__(
         self, engines: Sequence[tuple[SpeculatorEngine, Sequence[str]]], hidden_size: int, vocab_size: int
     ) -> None:
@@ -178,9 +177,9 @@ class LocalPool:
     def _entry(
         self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet, max_read: int
     ) -> DraftEntry | None:
-        """Return a group's entry, if any of its drafters may draft.
+        """Return a group's entry; None if none of its drafters may draft.
 
-        It reads at most `max_read` context tokens, and drafts only if the context then is complete.
+        The entry has at most `max_read` new context tokens, and no nodes if the context is still incomplete.
         """
         state, request_id = entry.state, entry.request_id
         if not state.sampling.greedy and not state.drawn_for:
@@ -225,7 +224,7 @@ class LocalPool:
     def _accept(
         self, group: DrafterGroup, job: DraftEntry, outcome: DraftOutcome
     ) -> list[tuple[int, TokenTree]]:
-        """Return an outcome's valid trees with their speculators' numbers; note failures.
+        """Return an outcome's valid trees with their speculators' numbers; count failures.
 
         A request with a failed draft is verified without that speculator's tree.
         """
@@ -256,7 +255,8 @@ class LocalPool:
         try:
             check_draft(tree, job.delta[-1], job.limits, self._vocab_size)
             if tree.has_draws and not may_draw:
-                raise MalformedTreeError("tree.proposals", "drawn", "this request's drafts must be points")
+                reason = "must be points: speculators may not sample for this request"
+                raise MalformedTreeError("tree.proposals", "drawn", reason)
         except MalformedTreeError as error:
             self._count(number).malformed += 1
             self._log(number, group, error.for_logs)

@@ -35,7 +35,7 @@ class StepPlan(NamedTuple):
 
 
 class AskDrafts(NamedTuple):
-    """Question: which trees do the speculators outside the verifier's process draft?"""
+    """Request for the trees of speculators outside the verifier's process."""
 
     plan: StepPlan
 
@@ -46,11 +46,11 @@ class Drafted(NamedTuple):
     drafts: Drafts
     times: Sequence[DraftTime] = ()
     merged_by_host: bool = False
-    """True if the verifier's host is to draft and merge all trees."""
+    """True if the verifier's host drafts and merges all trees."""
 
 
 class AskVerdicts(NamedTuple):
-    """Question: which tokens does the verifier accept?"""
+    """Request for the verifier's verdicts."""
 
     plan: StepPlan
     trees: Mapping[str, TokenTree]
@@ -155,7 +155,7 @@ class StepMachine:
         ]
 
     def paused(self) -> None:
-        """Exclude the pause until the next step from that step's time."""
+        """Exclude idle time from the next step's duration."""
         self._last_done = 0.0
 
     def learn(self, step: FinishedStep) -> None:
@@ -180,7 +180,7 @@ _NONE = Drafted({})
 
 
 def step_times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
-    """Return each step's times: its own at the host, others shared equally.
+    """Return each step's times; time outside the host is shared equally.
 
     The host's drafting counts as drafting, not as verification.
     """

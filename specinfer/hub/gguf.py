@@ -1,6 +1,6 @@
 """Make model directories from GGUF files, and cache them.
 
-A directory is made again after a change of our code.
+A directory is converted again when the converting code has changed.
 """
 
 import json
@@ -95,7 +95,7 @@ def check_libraries() -> None:
 def refresh(directory: Path) -> None:
     """Convert again if another version of the code wrote a directory.
 
-    The directory itself stays, since other processes may read it. Without the libraries nothing changes.
+    Replace the files one by one, since other processes may read the directory. Without the libraries, do nothing.
     """
     path = directory / KEPT_GGUF
     if not path.is_file() or read_record(directory).get("made_by") == _maker() or _missing():
@@ -128,7 +128,7 @@ def _missing() -> str:
 
 
 def _point(directory: Path, path: Path) -> None:
-    """Let the directory's link lead to a file of equal content."""
+    """Point the directory's link to `path`, a file of equal content."""
     link = directory / KEPT_GGUF
     if link.is_symlink() and link.readlink() == path:
         return

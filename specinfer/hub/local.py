@@ -69,7 +69,7 @@ def remove_model(name: str) -> list[LocalModel]:
         matching = [model for model in matching if model.file == path.absolute()]
     if not matching:
         known = ", ".join(sorted({model.name for model in local_models()})) or "nothing"
-        raise NotFoundError(f"model = {name!r}: not in the cache, which has {known}")
+        raise NotFoundError(f"model = {name!r}: not in the cache; cached are: {known}")
     for model in matching:
         shutil.rmtree(model.directory)
     return matching

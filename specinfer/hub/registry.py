@@ -20,7 +20,7 @@ class GgufSource:
     megabytes: int
     parts: int = 1
     hub_file: str = ""
-    """Name of the same file in the hub's repository, if any."""
+    """Name of the same file in the hub's repository; empty: none."""
 
     @property
     def requirements(self) -> list[str]:
@@ -39,7 +39,7 @@ class KnownModel:
     """Repository id on the hub."""
     gguf: GgufSource | None
     tokenizer: str
-    """Fingerprint of the tokenizer; empty if the model is no draft."""
+    """Fingerprint of the tokenizer; empty: never suggested as a draft."""
 
     @property
     def megabytes(self) -> int:
@@ -48,7 +48,6 @@ class KnownModel:
 
 
 def known_models() -> dict[str, KnownModel]:
-    """Return all entries by name."""
     table = tomllib.loads((resources.files("models") / "registry.toml").read_text())
     return {name: _entry(name, dict(row)) for name, row in table.items()}
 

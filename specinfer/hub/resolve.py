@@ -48,13 +48,14 @@ def resolve_model(model: str) -> Path:
         return path
     if names_file(model):
         return gguf_directory(path)
-    for known in (model_directory(model), shipped_directory(model)):
-        if known.is_dir():
-            refresh(known)
-            return known
+    for directory in (model_directory(model), shipped_directory(model)):
+        if directory.is_dir():
+            refresh(directory)
+            return directory
     if model in known_models() or is_hub_id(model):
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
-    raise SettingError("model", model, f"no such directory, and not one of {', '.join(known_models())}")
+    known = ", ".join(known_models())
+    raise SettingError("model", model, f"no such directory, and not a GGUF file, hub id or one of {known}")
 
 
 def model_name(model: str) -> str:
@@ -108,6 +109,6 @@ def is_hub_id(model: str) -> bool:
 
 
 def names_file(model: str) -> bool:
-    """Return whether a model is a GGUF file's path, by its ending."""
+    """Return whether a model is a file or a path in .gguf."""
     path = Path(model).expanduser()
     return path.suffix.lower() == ".gguf" or path.is_file()

@@ -1,7 +1,7 @@
 """Create directories atomically: complete or absent.
 
-A process fills a hidden directory next to the target under a lock, and moves it to the target. It finds the files of a
-killed process there. Modes follow the umask.
+A process locks and fills a hidden directory next to the target, then moves it to the target. If the process is killed,
+the next process finds the files. Modes follow the umask.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ LOCK = "lock"
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory; move it to `target` if no error occurs.
+    """Yield an empty directory, which becomes `target` if no error occurs.
 
     Raises:
         OSError: if the directory cannot be written.
@@ -32,7 +32,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def empty_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory next to `target`; remove it at the end.
+    """Yield an empty directory next to `target`, removed at the end.
 
     Raises:
         OSError: if the directory cannot be written.
@@ -49,9 +49,9 @@ def empty_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def partial_directory(target: Path) -> Iterator[Path]:
-    """Yield an unfinished pull's directory, to one process at a time.
+    """Yield the hidden directory of `target`, to one process at a time.
 
-    The next process finds the files written so far.
+    The directory has the files of an interrupted process.
 
     Raises:
         OSError: if the directory cannot be written.
@@ -64,7 +64,7 @@ def partial_directory(target: Path) -> Iterator[Path]:
 
 
 def put_in_place(work: Path, target: Path) -> None:
-    """Move a complete directory to `target`; replace one with only a tokenizer."""
+    """Replace `target`, which is absent or incomplete, by a complete directory."""
     mode = work.stat().st_mode & 0o777  # follows the umask
     for path in work.rglob("*"):
         if not path.is_symlink():

@@ -114,7 +114,6 @@ class AsyncLLM:
 
     @property
     def speculators(self) -> list[str]:
-        """Names of the speculators, by number."""
         return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:
@@ -147,7 +146,7 @@ class AsyncLLM:
     async def _begin(
         self, submit: Callable[[], Request]
     ) -> tuple[Request, "asyncio.Queue[list[TextDelta] | None]"]:
-        """Submit a request on the decoding thread; end the request if cancelled."""
+        """Submit a request on the decoding thread; cancellation ends the request."""
         deltas: asyncio.Queue[list[TextDelta] | None] = asyncio.Queue()
         reader = _Reader(asyncio.get_running_loop(), deltas)
 
@@ -179,10 +178,12 @@ class AsyncLLM:
     def _call(self, work: Callable[[], T]) -> "Future[T]":
         """Run `work` on the decoding thread, between two steps."""
         if self._closed:
-            raise UnavailableError("this AsyncLLM is closed")
+            raise UnavailableError("this AsyncLLM is closed: create a new one")
         self._driver.check_process()
         if self._fault is not None:
-            raise UnavailableError(f"this AsyncLLM has failed: {self._fault}") from self._fault
+            raise UnavailableError(
+                f"this AsyncLLM has failed, create a new one: {self._fault}"
+            ) from self._fault
         future: Future[T] = Future()
 
         def run() -> None:
@@ -239,7 +240,7 @@ class AsyncLLM:
             self._cancel(future.result())
 
     def _end_all(self) -> None:
-        """End every request with an error, even if not submitted yet."""
+        """End every request with an error, including requests not submitted yet."""
         while not self._work.empty():
             self._work.get()()
         error = self._fault or UnavailableError("this AsyncLLM is closed")

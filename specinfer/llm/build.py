@@ -51,7 +51,7 @@ def build_engine(
     """Load everything; return the engine and the model's tokenizer.
 
     Args:
-        draft: as `specinfer.drafters.draft.draft_group` reads it; None: "auto", or "none" if there are speculators.
+        draft: a value of `--draft`; None: "none" if `speculators` are given, else "auto".
         speculators: further groups of drafters.
 
     Raises:
@@ -93,7 +93,7 @@ def assemble(
 
     Args:
         groups: drafters by name; the drafters of a group share contexts and draft one after another.
-        curve: seconds of a pass by tokens; None: measured, for about a second.
+        curve: seconds of a pass by its number of tokens; None: measure this, for about a second.
 
     Raises:
         IncompatibleError: if a drafter has another tokenizer than the model.
@@ -131,7 +131,7 @@ def _specs(
     """Return the groups of drafters to load.
 
     Raises:
-        SettingError: if `speculators` is a text other than "auto" and "off", or the draft does not fit.
+        SettingError: if `speculators` is a text but neither "auto" nor "off", or the draft is invalid.
         InvalidInputError: naming a text that is not DRAFTER[+DRAFTER...][,FLAG=VALUE...].
     """
     if isinstance(speculators, str):
@@ -149,7 +149,7 @@ def _specs(
 
 
 def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
-    """Load the model, in one process or several; return it with `close`."""
+    """Load the model in one or several processes; return runner and `close`."""
     layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
     runner_options = RunnerOptions(
         dtype=options.dtype,
@@ -165,7 +165,8 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
         return load_checked(directory, runner_options), lambda: None
     if layout.stages > 1:
         log.info(
-            "pipeline stages: a pass may round differently by its size, so speculation may change near ties"
+            "with pipeline stages, rounding depends on the number of tokens in a pass, so speculation may change "
+            "the choice among nearly equally probable tokens"
         )
     ranks = LocalRanks(directory, runner_options, layout)
     return ranks.runner, ranks.close
@@ -199,13 +200,13 @@ def _verifier(
     try:
         compiler = Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
-        log.info("%s", error)
+        log.info("%s; requests with constraints are refused", error)
         compiler = None
     return VerifierEngine(runner, options.acceptance, limits, compiler=compiler), compiler
 
 
 def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[str, Drafter]:
-    """Return one group's drafters, from text or a function.
+    """Load one group's drafters, given flags or a function.
 
     Raises:
         SettingError: for an invalid flag, or a repeated drafter.
@@ -218,7 +219,7 @@ def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[s
 
 
 def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
-    """Return the scheduler's limits, none above the verifier's."""
+    """Return the scheduler's limits, within the verifier's limits."""
     limits, cache = verifier.limits, verifier.runner.cache
     return SchedulerLimits(
         max_batch=options.max_num_seqs,

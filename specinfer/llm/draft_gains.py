@@ -17,18 +17,17 @@ MIN_GAIN = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Speed-ups of a draft over plain decoding, measured in alternation."""
+    """Speed-ups of a draft over plain decoding, measured alternately."""
 
     draft: str
     """Value for `--draft`."""
     plain: float
     """Tokens per second of plain decoding."""
     ratios: tuple[float, ...]
-    """Speed-up by prompt; the planner still learns during the first prompts."""
+    """Speed-up of each prompt; the first include the planner's learning."""
 
     @property
     def gain(self) -> float:
-        """Median ratio."""
         return median(self.ratios)
 
     def line(self) -> str:

@@ -79,7 +79,7 @@ class Driver:
     def __init__(self, engine: LocalEngine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self._requests: dict[str, tuple[Request, CompletionBuilder]] = {}
-        """Request and builder of each answer, by its scheduler id."""
+        """Request and builder of each unfinished answer, by the scheduler's id."""
         self._process = os.getpid()
 
     @property
@@ -97,7 +97,6 @@ class Driver:
 
     @property
     def busy(self) -> bool:
-        """True if any request is unfinished."""
         return bool(self._requests)
 
     def submit(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
@@ -170,7 +169,7 @@ class Driver:
             request.output.num_cached_tokens = request.answers[0].state.cached_tokens
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Return a prompt's text, if any, and its token ids."""
+        """Return a prompt's text (None if given otherwise) and token ids."""
         if isinstance(prompt, Mapping):
             if "messages" in prompt and set(prompt) <= {"messages", "tools", "chat_template_kwargs"}:
                 tools, variables = prompt.get("tools", ()), prompt.get("chat_template_kwargs")
@@ -178,7 +177,7 @@ class Driver:
             known = {"prompt", "prompt_token_ids"} & set(prompt)
             if len(prompt) != 1 or not known:
                 raise InvalidInputError(
-                    "prompt", sorted(prompt), "must have prompt, prompt_token_ids or messages"
+                    "prompt", sorted(prompt), "must have the key prompt, prompt_token_ids or messages"
                 )
             return self._encode(prompt[known.pop()])
         if isinstance(prompt, str):
@@ -186,4 +185,5 @@ class Driver:
         try:
             return None, [operator.index(token) for token in prompt]
         except TypeError as error:
-            raise InvalidInputError("prompt", type(prompt).__name__, "must be text or token ids") from error
+            reason = "must be text, token ids or a mapping"
+            raise InvalidInputError("prompt", type(prompt).__name__, reason) from error

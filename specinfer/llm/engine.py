@@ -52,7 +52,6 @@ class LocalEngine:
 
     @property
     def busy(self) -> bool:
-        """True if any request waits or runs."""
         return bool(self.machine.scheduler.states)
 
     def submit(self, request: GenerationRequest) -> RequestState:
@@ -67,12 +66,14 @@ class LocalEngine:
         request.check_against(config.vocab_size, limits.max_context_len)
         if request.constraint is not None:
             if self._compiler is None:
-                raise request.constraint.error("the model's tokenizer allows no constraints")
+                raise request.constraint.error(
+                    "must be absent: the model's tokenizer does not allow constraints"
+                )
             self._compiler.begin(request.constraint).result()  # no wait if `compile` was called before
         return self.machine.scheduler.submit(request, time.monotonic(), self.pool.draws)
 
     def compile(self, constraint: Constraint) -> "Future[Matcher] | None":
-        """Compile a constraint in the background; None if the tokenizer allows none."""
+        """Compile a constraint in the background; None if constraints are unsupported."""
         return None if self._compiler is None else self._compiler.begin(constraint)
 
     def cancel(self, request_id: str) -> None:

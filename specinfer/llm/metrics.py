@@ -10,8 +10,6 @@ from specinfer.scheduling.statistics import SpeculationCounts
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One counter."""
-
     name: str
     value: float
 
@@ -31,7 +29,6 @@ class Totals:
     """Steps that decoded plainly because drafting failed."""
 
     def add(self, step: FinishedStep) -> None:
-        """Count a step."""
         self.steps += 1
         self.pass_seconds += step.pass_s
         self.draft_seconds += sum(draft.total_s for draft in step.draft_times)

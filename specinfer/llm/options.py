@@ -65,7 +65,7 @@ class LLMOptions:
             if name == "kv_tokens" and value == "auto":
                 continue
             if not isinstance(value, int):
-                raise SettingError(name, value, "must be a number")
+                raise SettingError(name, value, "must be a whole number")
             if value < 1:
                 raise SettingError(name, value, "must be positive")
         for name in ("max_model_len", "tree_nodes"):

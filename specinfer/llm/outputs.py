@@ -32,8 +32,6 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer."""
-
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -44,7 +42,6 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """True if the answer is complete."""
         return self.finish_reason is not None
 
 
@@ -64,21 +61,18 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers."""
-
     request_id: str
     prompt: str | None
     """Text of the prompt; None if token ids were given."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics | None = None
-    """None while an answer grows."""
+    """None until all answers are complete."""
     num_cached_tokens: int = 0
     """Number of the prompt's tokens found in the cache."""
 
     @property
     def finished(self) -> bool:
-        """True if all answers are complete."""
         return all(output.finished for output in self.outputs)
 
 

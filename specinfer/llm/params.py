@@ -40,7 +40,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Continue after the model's own end-of-sequence token."""
     logprobs: int | None = None
-    """Number of alternatives per token; 0: only the generated token; None: nothing."""
+    """Alternatives reported per token; 0: none; None: no log-probabilities."""
     min_p: float = 0.0
     """Minimum probability relative to the most probable token; 0 keeps all."""
     presence_penalty: float = 0.0
@@ -96,7 +96,6 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def request(

@@ -105,7 +105,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several, as `generate` does; messages are OpenAI's.
+        """Answer one or several conversations of OpenAI's messages, like `generate`.
 
         Args:
             messages: messages of one conversation, or of each of several.
@@ -123,7 +123,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> "TextStreamOf":
-        """Stream an answer's text; closing or dropping the stream ends it.
+        """Stream an answer's text; closing or dropping the stream ends the request.
 
         Args:
             request_id: id of the request in logs; seeds the random stream of speculators that draw.
@@ -142,7 +142,6 @@ class LLM:
 
     @property
     def speculators(self) -> list[str]:
-        """Names of the speculators, by number."""
         return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:
@@ -162,7 +161,7 @@ class LLM:
         self.close()
 
     def _submit(self, submits: Sequence[Callable[[], Request]]) -> list[Request]:
-        """Queue all prompts, or none if one is refused."""
+        """Queue all prompts; if one is refused, queue none and raise."""
         requests: list[Request] = []
         self._driver.check_process()  # checked before the lock, which a fork may have copied locked
         with self._lock:
@@ -193,7 +192,7 @@ class LLM:
         return [request.output for request in requests]
 
     def _advance(self, request: Request) -> list[TextDelta]:
-        """Step until a request has new text or has ended; return it.
+        """Step until a request has text or has ended; return the text.
 
         Another caller's step may have produced the text already.
 
@@ -221,7 +220,7 @@ class LLM:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UnavailableError("this LLM is closed")
+            raise UnavailableError("this LLM is closed: create a new one")
         self._driver.check_process()
 
 
@@ -238,7 +237,6 @@ class TextStreamOf:
         return self
 
     def __next__(self) -> TextDelta:
-        """Return the next piece of text."""
         if not self._ready and self._open:
             self._ready.extend(self._advance())
         if not self._ready:
@@ -265,7 +263,6 @@ def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 def _for_each(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> Sequence[SamplingParams]:
-    """Return the parameters of each prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params or DEFAULT_PARAMS] * count
     if len(params) != count:

@@ -21,7 +21,7 @@ def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | N
 
 
 def scope_of(request: GenerationRequest) -> str:
-    """Return an anonymous id of the caller, within which prompts are shared."""
+    """Return the caller's anonymous id: requests with one id share cached prompts."""
     return f"{_number_of(request.caller):x}" if request.caller else ""
 
 
@@ -39,7 +39,7 @@ def describe(
 ) -> speculator_pb2.DescribeSpeculatorReply:
     """Encode the answer of `Describe`.
 
-    `names` and `methods` belong to `engine.drafters`; `instance_id` identifies the process.
+    `names` and `methods` have one element per drafter of the engine; `instance_id` identifies the process.
     """
     speculators = [
         speculator_pb2.SpeculatorDescription(

@@ -33,9 +33,9 @@ class SpeculatorDirectory:
         self.names: list[str] = []
         """Speculator names by number; the list is extended, never replaced."""
         self.places: list[str] = []
-        """Each speculator's service by number, as the operator wrote it."""
+        """Service of each speculator by number, as written in the setting."""
         self._numbers: dict[tuple[str, str, int], int] = {}
-        """Numbers by (service, name, index among equal names). Replicas share them."""
+        """Numbers by (service, name, index among equal names), common to replicas."""
         self._present: dict[str, dict[str, SpeculatorService]] = {}
         """Replicas that ever answered, by service, then by address."""
 
@@ -43,7 +43,7 @@ class SpeculatorDirectory:
         """Describe a service, and add its speculators to the pool.
 
         Raises:
-            UnavailableError: if it does not answer.
+            UnavailableError: if the service does not answer.
             IncompatibleError: if its speculators do not fit the target.
         """
         assert service.stub is not None, "residents are described by the verifier"
@@ -66,10 +66,10 @@ class SpeculatorDirectory:
             )
 
     async def keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
-        """Describe an unavailable service again and again until it answers.
+        """Describe an unavailable service repeatedly until an answer arrives.
 
-        The pause grows with consecutive losses. A service that does not fit the target is retried at the
-        longest pause, as the operator may replace it.
+        The pause grows with consecutive failures. A service that does not fit the target is retried at the
+        longest pause, as the operator may replace the service.
         """
         unfit, pause = "", 0.0 if at_once else self._policy.retry_after(service.losses)
         while service.description is None:
@@ -154,7 +154,7 @@ class SpeculatorDirectory:
         replicas[service.address] = service
 
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Number a service's speculators; note which of them may draw."""
+        """Number a service's speculators; store which speculators may draw."""
         names = [speculator.name for speculator in description.speculators]
         service.members = self._members(service.service, names)
         service.reads_references = description.reads_references

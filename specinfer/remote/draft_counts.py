@@ -32,7 +32,6 @@ class DraftCounts:
         )
 
     def add(self, speculator: int, nodes: int, failures: int, seconds: float) -> None:
-        """Count one speculator's drafts of a step."""
         self._seconds.observe(seconds, self._names[speculator])
         self._nodes[speculator].inc(nodes)
         self._failures[speculator].inc(failures)

@@ -33,7 +33,7 @@ async def describe_speculators(
     """Call `Describe` of a service.
 
     Raises:
-        UnavailableError: if it does not answer.
+        UnavailableError: if the service does not answer.
     """
     try:
         request = speculator_pb2.DescribeSpeculatorRequest()
@@ -137,11 +137,11 @@ class TreeShare:
     """Limits of one speculator's tree for one request."""
 
     candidates: int
-    """Maximum children of all proposals, repeats included."""
+    """Maximum children in all proposals; repeated tokens count again."""
     support: int
-    """Maximum tokens of all proposals' q."""
+    """Maximum token ids in the q distributions of all proposals."""
     encoded_bytes: int
-    """Maximum bytes of its part of the merged tree."""
+    """Maximum bytes of this tree's part of the merged tree."""
 
     @classmethod
     def of(cls, max_nodes: int, step_bytes: int, requests: int, speculators: int) -> "TreeShare":
@@ -172,9 +172,8 @@ class TreeShare:
         }
         for name, (count, limit) in sizes.items():
             if count > limit:
-                raise MalformedTreeError(
-                    f"tree.{name}", count, f"more than this speculator's share of {limit}"
-                )
+                reason = f"must be at most {limit}, the speculator's share of the step"
+                raise MalformedTreeError(f"tree.{name}", count, reason)
 
 
 def sound_tree(
@@ -191,7 +190,6 @@ def sound_tree(
 
 
 def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
-    """Encode the target's predictions."""
     if predicted is None:
         return None
     return speculator_pb2.TargetTopK(
@@ -217,7 +215,7 @@ async def release_at(
 _MAX_TOKENS = 2**20
 """Maximum reference tokens of a message.
 
-These take 3 MiB, in addition to 8 MiB of features, of at most 16 MiB per message.
+References take up to 3 MiB, features up to 8 MiB; a message has at most 16 MiB.
 """
 
 
@@ -225,7 +223,7 @@ def add_references(
     entries: Sequence[speculator_pb2.DraftEntry] | Sequence[verifier_pb2.VerifyEntry],
     references: Mapping[str, Sequence[Sequence[int]]],
 ) -> None:
-    """Add its request's references to each entry with base_len 0.
+    """Add the request's references to each entry with base_len 0.
 
     References are hints: tokens beyond an entry's share of the message are left out.
     """

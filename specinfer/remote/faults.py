@@ -1,4 +1,4 @@
-"""Count outcomes; quarantine speculators with malformed trees. Pure."""
+"""Count outcomes of drafts; quarantine speculators that send malformed trees. Pure."""
 
 import logging
 from collections import Counter, defaultdict
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 IN_A_ROW = 8
 """Consecutive malformed trees that cause a quarantine.
 
-A working speculator sends no malformed trees. A single one, from an unusual request, must not cost all other
-trees.
+A working speculator sends no malformed trees. A single malformed tree, from an unusual request, must not stop the
+speculator's other drafts.
 """
 FIRST_S = 1.0
 LONGEST_S = 300.0
@@ -51,7 +51,6 @@ class Quarantine:
         return begun
 
     def sound(self) -> None:
-        """Count a valid tree."""
         self._malformed = 0
         self._sound += 1
         if self._sound >= IN_A_ROW:
@@ -64,7 +63,7 @@ MAX_REASON = 200
 
 @dataclass(slots=True)
 class DraftFaults:
-    """Faults of an address' speculators, by their numbers in the pool."""
+    """Counts and logs faults of the speculators at one address."""
 
     address: str
     drafts: Counter[int] = field(default_factory=Counter)
@@ -77,11 +76,9 @@ class DraftFaults:
     _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
 
     def left_out(self, speculator: int, now: float) -> bool:
-        """Return whether a speculator is quarantined."""
         return self._quarantines[speculator].holds(now)
 
     def note(self, speculator: int, name: str, reason: str, now: float) -> None:
-        """Count a draft that failed."""
         self.drafts[speculator] += 1
         if self._paces[speculator].due(now):
             said = "".join(c if c.isprintable() else " " for c in reason[:MAX_REASON])  # untrusted text
@@ -110,7 +107,7 @@ class DraftFaults:
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Counts of messages answered in time, and of missed steps."""
+    """Counts of messages: answered in time, or missed (late or lost)."""
 
     answered: int = 0
     missed: int = 0
@@ -134,7 +131,7 @@ class DraftStatistics:
             self.outcomes[outcome] += drafts
 
     def take(self) -> "DraftStatistics":
-        """Return the counts since the last call, and reset them."""
+        """Return the counts since the last call; reset the counts."""
         counts = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
         self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
         return counts

@@ -10,7 +10,7 @@ from specinfer.service.outage import backoff
 TIMES = 4.0
 """Deadline as a multiple of a step's usual time without drafts.
 
-A good tree adds about four tokens, as many as plain decoding in the time of four steps.
+A good tree adds about four tokens, so waiting for longer than four plain steps would not pay.
 """
 MIN_S = 0.1
 """Minimum deadline in seconds, as shared machines pause for tens of milliseconds.
@@ -63,13 +63,13 @@ class PoolPolicy:
 
     vocab_size: int
     tokenizer_fingerprint: str
-    """Fingerprint of the verifier's tokenizer; services must have the same."""
+    """Fingerprint of the tokenizer that services must have."""
     deadline_s: float = 0.0
-    """Seconds to wait for drafts; 0: proportional to the verifier's time."""
+    """Seconds to wait for drafts; 0: `TIMES` usual steps, at least `MIN_S`."""
     hung_s: float = 10.0
     """Seconds without an answer until a service counts as dead."""
     max_deadline_s: float = 5.0
-    """Maximum seconds of a proportional deadline."""
+    """Maximum seconds to wait for drafts if `deadline_s` is 0."""
     scoped: bool = False
     """True if only requests of one caller share cached prompts."""
     trust_draws: bool = True
@@ -82,7 +82,7 @@ class PoolPolicy:
     step_bytes: int = _STEP_BYTES
     """Maximum bytes of a step's trees, within the message of 16 MiB."""
     retry_s: float = 0.5
-    """Seconds before an unavailable service is retried, doubled after each loss."""
+    """Seconds before an unavailable service is retried, doubled after each failure."""
     longest_retry_s: float = 30.0
     """Maximum seconds before a retry; incompatible services wait as long."""
     hidden_size: int = 0
@@ -97,5 +97,5 @@ class PoolPolicy:
         return self.deadline_s or draft_deadline(step_s, self.max_deadline_s)
 
     def retry_after(self, losses: int) -> float:
-        """Return the seconds before a retry after `losses` consecutive losses."""
+        """Return the seconds before a retry after `losses` consecutive failures."""
         return backoff(self.retry_s, losses, self.longest_retry_s)

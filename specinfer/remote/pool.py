@@ -34,23 +34,23 @@ from specinfer.v1 import speculator_pb2
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 2.0
-"""Seconds between DNS lookups, and so the maximum delay of new replicas."""
+"""Seconds between DNS lookups: maximum delay until a new replica is found."""
 
 
 class SpeculatorPool:
-    """All speculators of a gateway. Sequence speculation prefers earlier ones."""
+    """All speculators of a gateway. Sequence speculation prefers lower numbers."""
 
     def __init__(
         self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
     ) -> None:
         """Create a pool.
 
-        `services` are parts of `service_addresses`. The owner of `open_channel` closes the channels.
+        `services` are elements returned by `service_addresses`. The caller closes the channels.
         """
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)
         self.resident: ResidentDrafts | None = None
-        """The verifier's own speculators, if it has any."""
+        """The verifier's own speculators; None without such speculators."""
         self.services = self._replicas.known
         """All services' replicas, available or not. The list is never replaced."""
         self._directory = SpeculatorDirectory(policy)
@@ -58,7 +58,7 @@ class SpeculatorPool:
         self.names = self._directory.names
         """Names by number of all speculators that ever answered."""
         self.places = self._directory.places
-        """Each speculator's service by number, as the operator wrote it."""
+        """Service of each speculator by number, as written in the setting."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
         self._round: DraftRound | None = None
@@ -66,7 +66,7 @@ class SpeculatorPool:
         self._step_times = UsualStepTime()
 
     def host(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Add the verifier's resident speculators. Called before `connect`, they are first.
+        """Add the verifier's resident speculators; before `connect`, with the lowest numbers.
 
         Raises:
             IncompatibleError: if a speculator does not fit the target.
@@ -79,12 +79,13 @@ class SpeculatorPool:
     async def connect(self, strict: bool = True) -> None:
         """Describe all services at once; retry unavailable ones in the background.
 
-        Services that answer are numbered in the order of the settings. With `strict`, a service that does not
+        Services that answer are numbered in the order of the settings.
 
-        fit the target is a wrong setting; without, it is ignored.
+        Args:
+            strict: True: refuse a service that does not fit the target; False: log the reason and retry.
 
         Raises:
-                IncompatibleError: with `strict`, if a service does not fit the target.
+            IncompatibleError: with `strict`, if a service does not fit the target.
         """
         services = await self._replicas.look()
         patience_s = CALL_S if strict else FIRST_ANSWER_S
@@ -120,7 +121,7 @@ class SpeculatorPool:
         return any(service.reads_references for service in self.services)
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
-        """Return the target's outputs to request for services."""
+        """Return the outputs of the target that the services need."""
         remote = [service for service in self.services if service.stream is not None]
         if not any(service.feature_layers or service.target_top_k for service in remote):
             return NOTHING_WANTED
@@ -211,7 +212,7 @@ class SpeculatorPool:
         return round_.drafts()
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Release requests at all services, where lost calls are covered by expiry."""
+        """Release requests at all services; after a failed call they expire there."""
         self._target.forget(request_ids)
         self._replicas.forget(request_ids)
         if self.resident is not None:
@@ -238,7 +239,7 @@ class SpeculatorPool:
                 self._spawn(self._directory.keep_describing(service, at_once=True))
 
     def _share(self, requests: int) -> TreeShare:
-        """Return each speculator's share per request."""
+        """Return the limits of one speculator's tree for one request."""
         speculators = sum([len(members) for members in self.groups])
         return TreeShare.of(
             self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
@@ -267,7 +268,7 @@ class SpeculatorPool:
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
         """Stop calling a service until it has been described again."""
-        log.warning("%s", error)
+        log.warning("%s; the service is not called until it answers again", error)
         changed = isinstance(error, ServiceChangedError)
         service.counters.missed += 1
         service.description = None

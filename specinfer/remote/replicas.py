@@ -13,7 +13,7 @@ from specinfer.v1 import speculator_pb2_grpc
 
 
 def service_addresses(text: str) -> list[str]:
-    """Split the setting into services: at commas; replicas stay joined by `|`.
+    """Split a setting into services at commas; replicas stay joined by `|`.
 
     Raises:
         SettingError: if a service is not an address, or one of several replicas is not `host:port`.
@@ -37,7 +37,7 @@ def _check(service: str) -> None:
         else:
             check_target("speculators", replica)
     if len(set(replicas)) < len(replicas):
-        raise SettingError("speculators", service, "a replica is named twice")
+        raise SettingError("speculators", service, "must not name a replica twice")
 
 
 class ReplicaShares:
@@ -48,7 +48,7 @@ class ReplicaShares:
         """Address of the assigned replica, by request id."""
 
     def divide(self, request_ids: Iterable[str], present: Sequence[str]) -> dict[str, str]:
-        """Return each request's address among `present`; {} if that is empty."""
+        """Assign each request to an address of `present`; {} without addresses."""
         if not present:
             return {}
         names = list(request_ids)
@@ -61,7 +61,6 @@ class ReplicaShares:
         return {request_id: self._place[request_id] for request_id in names}
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Remove the assignments of ended requests."""
         for request_id in request_ids:
             self._place.pop(request_id, None)
 
@@ -72,7 +71,7 @@ class SpeculatorReplicas:
     def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
         """Create the table of replicas.
 
-        `services` are parts of `service_addresses`. The owner of `open_channel` closes the channels.
+        `services` are elements returned by `service_addresses`. The caller closes the channels.
         """
         self._open = open_channel
         self._shares = {service: ReplicaShares() for service in services}
@@ -80,7 +79,7 @@ class SpeculatorReplicas:
 
     @property
     def may_change(self) -> bool:
-        """True if any service is a name, which may get other addresses."""
+        """True if any service is a DNS name, whose addresses may change."""
         return any(service.startswith("dns:///") for service in self._shares)
 
     async def look(self) -> list[SpeculatorService]:
@@ -97,9 +96,9 @@ class SpeculatorReplicas:
         return new
 
     def divide(self, entries: Sequence[StepEntry]) -> dict[str, list[StepEntry]]:
-        """Return each replica's requests, by its address.
+        """Return the requests of each replica, by address.
 
-        If no replica of a service is available, each gets all requests, to count its misses.
+        If no replica of a service is available, every replica gets all requests, so that its missed steps count.
         """
         by_address: dict[str, list[StepEntry]] = {}
         for service, shares in self._shares.items():

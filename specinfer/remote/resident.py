@@ -1,4 +1,4 @@
-"""Order drafts of the verifier's own speculators, and grants of several steps.
+"""Request drafts of the verifier's own speculators, and grants of several steps.
 
 The gateway plans once; the verifier drafts with its resident speculators, verifies, and repeats the plan
 within a grant (docs/protocol.md). Planner and statistics treat resident speculators as one service.

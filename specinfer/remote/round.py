@@ -18,8 +18,6 @@ _FEATURE_BYTES = 2**23
 
 
 class Drafts(NamedTuple):
-    """Drafts that arrived in time."""
-
     trees: dict[str, list[tuple[int, TokenTree]]]
     """Pairs (speculator number, tree), ascending by number, by request id."""
     times: list[DraftTime]
@@ -123,5 +121,4 @@ class DraftRound:
 
 
 def _drafts(asked: Mapping[str, DraftQuery]) -> int:
-    """Return the number of requested drafts."""
     return sum([len(item.speculators) for item in asked.values()])

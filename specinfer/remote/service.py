@@ -38,13 +38,13 @@ class SpeculatorService:
     """A replica of a service and its statistics."""
 
     service: str
-    """The service as the operator wrote it, common to all replicas."""
+    """The service's name in the setting, common to all replicas."""
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub | None
     """None for the verifier's resident speculators, which have no connection."""
     stream: DraftStream | None
     members: tuple[int, ...] = ()
-    """Numbers of its speculators in Describe's order; empty before the first answer."""
+    """Numbers of the replica's speculators, in Describe's order; empty before an answer."""
     drawing: SpeculatorSet = frozenset()
     """Numbers of speculators that may draw."""
     distrusted: SpeculatorSet = frozenset()
@@ -60,16 +60,15 @@ class SpeculatorService:
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     refusals: Refusals = field(default_factory=Refusals)
     losses: int = 0
-    """Consecutive losses since the last answer."""
+    """Number of consecutive failed calls since the last answer."""
     busy: bool = False
     last_seconds: float = 0.0
     """Seconds from the latest message to its answer."""
     learning: common_pb2.LearningState | None = None
-    """State of learning in the latest reply that contained it."""
+    """Latest state of learning in a reply; None before the first."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
-    """Faults of its speculators."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -130,7 +129,7 @@ class SpeculatorService:
 
     @property
     def target_top_k(self) -> int:
-        """The target's predicted tokens that it reads per node; 0: none."""
+        """Number of target predictions read per node; 0: none."""
         return self.description.target_top_k if self.description else 0
 
     def encode(
@@ -218,10 +217,12 @@ class SpeculatorService:
                 continue
             try:
                 if speculator not in speculators or speculator in trees:
-                    raise MalformedTreeError("draft.speculator", draft.speculator, "unrequested or repeated")
+                    reason = "must be a requested speculator, and occur once"
+                    raise MalformedTreeError("draft.speculator", draft.speculator, reason)
                 tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
                 if tree.has_draws and not self._may_draw(speculator, entry):
-                    raise MalformedTreeError("tree.proposals", "drawn", "only points are allowed here")
+                    reason = "must be points: speculators may not sample for this request"
+                    raise MalformedTreeError("tree.proposals", "drawn", reason)
             except MalformedTreeError as error:
                 wrong.add(speculator)
                 self.note_malformed(speculator, error)
@@ -248,7 +249,6 @@ class SpeculatorService:
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
     def note_failed(self, speculator: int, reason: str) -> None:
-        """Count a draft that failed."""
         self.statistics.count("failed")
         self.faults.note(speculator, self._name(speculator), reason, self.clock())
 
@@ -260,7 +260,7 @@ class SpeculatorService:
             self.refusals.refuse(request_id, speculator)
 
     def note_malformed(self, speculator: int, error: MalformedTreeError) -> None:
-        """Count a malformed tree; `IN_A_ROW` consecutive ones cause a quarantine."""
+        """Count a malformed tree; `IN_A_ROW` consecutive trees cause a quarantine."""
         self.statistics.count("malformed")
         if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
             self.statistics.quarantines[speculator] += 1
@@ -279,7 +279,6 @@ class SpeculatorService:
         return DraftTime(frozenset(self.members), own_s, wire_s, read)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Remove all records of requests."""
         for request_id in request_ids:
             self.cached_len.pop(request_id, None)
             self.features_len.pop(request_id, None)

@@ -10,7 +10,7 @@ from specinfer.scheduling.request import GenerationRequest, RequestState
 
 
 class RunningBatch:
-    """Running requests in order of admission, and the queue of waiting ones."""
+    """Running requests in order of admission, and the queue of waiting requests."""
 
     def __init__(self, room: CacheRoom) -> None:
         self._room, self._limits = room, room.limits
@@ -43,14 +43,13 @@ class RunningBatch:
         return min(places, free * len(admitted) // used) if admitted else places
 
     def remove(self, state: RequestState) -> None:
-        """Remove a running or waiting request."""
         if self.running.pop(state.request.request_id, None) is None:
             self.queue.remove(state)
         else:
             self.queue.leave(state)
 
     def admit(self, now: float) -> None:
-        """Move waiting requests to the running ones while there is space."""
+        """Start waiting requests while there is space."""
         if not len(self.queue):
             return
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in self.running.values())
@@ -65,7 +64,7 @@ class RunningBatch:
             self.running[state.request.request_id] = state
 
     def preempt(self) -> None:
-        """Move running requests to the queue until the others fit the cache."""
+        """Return running requests to the queue until the others fit the cache."""
         used = self.cache_tokens
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
             state = self._cheapest_to_preempt(used - self._limits.kv_capacity_tokens)
@@ -77,7 +76,6 @@ class RunningBatch:
             self._preempted.append(state.request.request_id)
 
     def take_preempted(self) -> list[str]:
-        """Return the requests preempted since the last call."""
         preempted, self._preempted = self._preempted, []
         return preempted
 

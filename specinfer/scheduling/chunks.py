@@ -1,7 +1,8 @@
 """Divide a step's tokens among requests. Pure.
 
-Prompts are read in chunks, which at most double the time of a step in which others decode. A chunk goes to
-the highest priority first, then in equal shares to callers, within a share to the earliest prompts.
+A step reads at most one chunk of prompt tokens, which at most doubles the time of a step in which other requests
+decode. The chunk is given to the highest priority first; within a priority to callers in equal shares; within a share
+to the earliest prompts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from specinfer.scheduling.limits import SchedulerLimits, fair_shares
 from specinfer.scheduling.request import RequestState
 
 PromptLimit = Callable[[int, float], int | None]
-"""Maps rows of decoding requests and mean context to maximum prompt tokens."""
+"""(rows of decoding requests, mean context of prompt tokens) -> maximum prompt tokens."""
 
 
 def unlimited(_rows: int, _context: float) -> None:
@@ -23,10 +24,10 @@ def delta_lengths(
     limits: SchedulerLimits,
     max_prompt_tokens: Callable[[float], int | None],
 ) -> list[int]:
-    """Return the number of tokens to send per request; 0: it waits.
+    """Return the number of tokens to send per request; 0: none yet.
 
-    A request with one pending token always sends it. The others share the chunk, which is not empty if
-    `max_step_tokens` allows a token for every request.
+    A request with one pending token always sends this token. Requests with more share the chunk, which is not empty
+    if `max_step_tokens` allows a token for every request.
 
     Args:
         max_prompt_tokens: maps the mean context of the prompt tokens to their maximum number; None: no limit.
@@ -69,7 +70,7 @@ def _prompt_lengths(
 
 
 def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState]) -> Iterator[tuple[int, int]]:
-    """Yield (index, tokens): equal shares for callers, then in order."""
+    """Yield (index, tokens): equal shares for callers, earlier prompts first."""
     callers: dict[str, list[int]] = {}
     for index in prompts:
         callers.setdefault(states[index].request.caller, []).append(index)

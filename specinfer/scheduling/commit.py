@@ -9,8 +9,8 @@ from specinfer.tree import TokenTree
 MAX_DEFERRED_S = 30.0
 """Maximum seconds for which the verifier may defer a request.
 
-It defers a request when its cache is full, while it compiles constraints (up to two seconds each), or when
-it cannot read a layer.
+The verifier defers a request when the cache is full, while a constraint is compiled (up to two seconds each), or when
+an offloaded layer cannot be read.
 """
 _MAX_OF_STEP_S = 5.0
 """Maximum deferred seconds counted per step, in case a process was suspended."""
@@ -19,15 +19,14 @@ _MAX_OF_STEP_S = 5.0
 def apply_verdict(
     entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
 ) -> Progress | None:
-    """Apply a verdict to the request's state; return its progress, if any.
+    """Apply a verdict to the request's state; return the progress, if any.
 
     The state's `finish` is set if the request ended.
 
     Args:
         entry: the request's part of the step.
         tree: the tree that was verified, if there was one.
-        verdict: fits the entry and its tree; the receiver of verdicts checks them
-            (`gateway.session.verdicts`).
+        verdict: must fit entry and tree, as `gateway.session.verdicts` checks.
     """
     state = entry.state
     if verdict.status is EntryStatus.RESYNC:

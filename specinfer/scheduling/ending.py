@@ -37,9 +37,9 @@ class Ending:
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
     speculators: dict[str, list[int]] = field(default_factory=dict)
-    """[drafted nodes, accepted nodes, won steps] by the speculator's name."""
+    """[drafted, accepted, wins] of `SpeculatorCounts`, by the speculator's name."""
     lossy: bool = False
-    """True if its text need not follow the target's distribution."""
+    """True if the text may deviate from the target's distribution."""
 
     @classmethod
     def of(cls, state: RequestState, names: Sequence[str]) -> "Ending":
@@ -68,7 +68,7 @@ class Ending:
 
     @property
     def failure(self) -> SpecInferError | None:
-        """Error to raise for the request's clients; None if it succeeded."""
+        """Error to raise for the request's clients; None after a success."""
         if self.finish is not FinishReason.ERROR:
             return None
         # the id is used up: a client must not retry it, only send the request again under another id

@@ -81,17 +81,15 @@ class LatestDrafts:
         self._drafts[entry.request_id] = entry.context_len, drafts
 
     def of(self, entry: StepEntry) -> Sequence[tuple[int, TokenTree]]:
-        """Return the drafts for exactly this entry's context, or ()."""
+        """Return the drafts for this entry's context; () for another context."""
         length, drafts = self._drafts.get(entry.request_id, (0, ()))
         return drafts if length == entry.context_len else ()
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Remove the drafts of requests."""
         for request_id in request_ids:
             self._drafts.pop(request_id, None)
 
     def clear(self) -> None:
-        """Remove all drafts."""
         self._drafts.clear()
 
 
@@ -139,7 +137,7 @@ class Progress:
     """True if the request ends with these tokens."""
 
     since_s: float | None = None
-    """Seconds since the request's previous tokens; None for this gateway's first."""
+    """Seconds since the request's previous tokens; None: first at this gateway."""
     counts: SpeculationCounts | None = None
     """Counts of the verified tree."""
     published: bool = False
@@ -242,8 +240,8 @@ def _entry(
 ) -> StepEntry:
     """Return an entry that makes the verifier compute up to `length` tokens.
 
-    A prompt that needs several steps is sent with all pending tokens until the verifier has computed one,
-    because the verifier may find some in its cache.
+    A prompt that needs several steps is sent with all pending tokens until the verifier has computed a token, because
+    the verifier may find some of the tokens in its cache.
     """
     base, reach = state.verifier_len, room.depth_limit(state)
     read_limit = 0 if final or (base and not state.all_found) else length

@@ -35,7 +35,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class NodeBudget:
-    """Maximum rows of a step, in addition to one per decoding request."""
+    """Maximum tree nodes per request and per step."""
 
     per_request: int
     """Maximum nodes of a tree, root excluded."""
@@ -49,7 +49,7 @@ class NodeBudget:
     These seconds limit the prompt tokens of a step.
     """
     context_s: float = 0.0
-    """Seconds that a token of context adds to each row."""
+    """Seconds that a context token adds to each row of a pass."""
 
     def of_step(self, batch: int, requests: int) -> int:
         """Return a step's maximum nodes if `requests` of `batch` have trees."""
@@ -132,7 +132,7 @@ class CacheRoom:
 
     @property
     def _whole_blocks(self) -> int:
-        """Tokens of the cache's whole blocks."""
+        """Capacity of the cache in tokens, rounded down to whole blocks."""
         return self.limits.kv_capacity_tokens // self.limits.kv_block_tokens * self.limits.kv_block_tokens
 
     def _cached(self, tokens: int) -> int:
@@ -150,5 +150,5 @@ class CacheRoom:
         """Name the limit that the request's maximum length exceeds, if any."""
         longest, capacity = len(request.prompt) + request.max_new_tokens, self.limits.kv_capacity_tokens
         if longest > self.limits.max_context_len:
-            return f"the context of {self.limits.max_context_len}"
+            return f"the context of {self.limits.max_context_len} tokens"
         return f"the cache of {capacity} tokens" if self._cached(longest) > self._whole_blocks else None

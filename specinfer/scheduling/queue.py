@@ -1,10 +1,8 @@
 """Order waiting requests by priority, then by their callers' running requests. Pure.
 
-Invariant: when a request is admitted, no caller with a waiting request of the same priority has fewer running
-requests than the admitted request's caller. Running requests of all priorities count. Among callers with
-equally many running requests, the caller admitted least recently is next, with its earliest request. So,
-within one priority, callers without running requests get the next free places, one each, even if other
-callers have many waiting requests.
+Within one priority, the next request is of the caller with the fewest running requests, of any priority. Among callers
+with equally many running requests, the caller admitted least recently is next, with its earliest request. So callers
+without running requests are admitted first, one request each, even if other callers have many waiting requests.
 """
 
 import heapq
@@ -15,10 +13,10 @@ from typing import Generic, TypeAlias, TypeVar
 from specinfer.scheduling.request import RequestState
 
 Rank: TypeAlias = tuple[float, ...]
-"""Sort key: the smallest is first; of equals, the earliest placed."""
+"""Sort key: the smallest is first; among equal keys, the earliest placed."""
 Member = TypeVar("Member")
 _SLACK = 32
-"""Outdated heap entries, beyond the number of members, before a rebuild."""
+"""Outdated heap entries allowed in addition to the number of members."""
 
 
 class Ranking(Generic[Member]):
@@ -79,12 +77,11 @@ class FinishRate:
         self._finishes: deque[float] = deque(maxlen=_REMEMBERED)
 
     def begin(self, now: float) -> None:
-        """Restart the count: idle time does not measure the rate."""
+        """Restart the count after idle time."""
         self._since = now
         self._finishes.clear()
 
     def finish(self, now: float) -> None:
-        """Count a finished request."""
         if len(self._finishes) == _REMEMBERED:
             self._since = self._finishes[0]
         self._finishes.append(now)
@@ -105,7 +102,7 @@ several callers share the queue evenly, and some places always remain for other 
 
 
 class WaitingQueue:
-    """Waiting requests, and the number of running ones by caller."""
+    """Waiting requests, and the number of running requests by caller."""
 
     def __init__(self) -> None:
         self._states: dict[str, RequestState] = {}
@@ -129,17 +126,17 @@ class WaitingQueue:
         return iter(self._states.values())
 
     def running_of(self, caller: str) -> int:
-        """Return the number of a caller's running requests."""
         return self._running[caller]
 
     def full_for(self, caller: str, places: int) -> str:
-        """Return the reason to refuse the caller's next request, or ""."""
+        """Return the reason to refuse the caller's next request; else empty."""
         free, of_caller = places - len(self), len(self._by_caller.get(caller, ()))
         if free <= 0:
             return f"queue full: {len(self)} requests are waiting"
         if caller and of_caller >= QUEUE_SHARE * free:
             return (
-                f"queue full for {caller!r}: {of_caller} of its requests are waiting, {free} places are left"
+                f"queue full for caller {caller!r}: {of_caller} requests of the caller are waiting, "
+                f"the maximum for {free} free places"
             )
         return ""
 
@@ -151,7 +148,7 @@ class WaitingQueue:
         self._rank(request.caller)
 
     def first(self) -> RequestState | None:
-        """Return the request to admit next; None if none waits."""
+        """Return the request to admit next; None if the queue is empty."""
         caller = self._callers.first()
         return None if caller is None else self._head(caller)
 
@@ -177,7 +174,6 @@ class WaitingQueue:
         self._rank(caller)
 
     def remove(self, state: RequestState) -> None:
-        """Remove a waiting request."""
         request_id, caller = state.request.request_id, state.request.caller
         del self._states[request_id]
         self._by_caller[caller].remove(request_id)

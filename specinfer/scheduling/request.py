@@ -39,7 +39,7 @@ class GenerationRequest:
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
-    """Token ids that end generation, including the model's unless ignored."""
+    """Token ids that end generation; the model's are included unless ignored."""
     priority: int = 0
     speculation: Speculation = Speculation.TREE
     logprobs: bool = False
@@ -62,7 +62,9 @@ class GenerationRequest:
         if self.max_new_tokens <= 0:
             raise InvalidInputError("max_new_tokens", self.max_new_tokens, "must be positive")
         if len(self.stop_strings) > MAX_STOP_STRINGS:
-            raise InvalidInputError("stop_strings", len(self.stop_strings), f"at most {MAX_STOP_STRINGS}")
+            raise InvalidInputError(
+                "stop_strings", len(self.stop_strings), f"must be at most {MAX_STOP_STRINGS}"
+            )
         if "" in self.stop_strings:
             raise InvalidInputError("stop_strings", "", "must not be empty")
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:  # also refuses NaN
@@ -75,7 +77,7 @@ class GenerationRequest:
             reason = f"must be in [0, {MAX_TOP_LOGPROBS}]"
             raise InvalidInputError("top_logprobs", self.top_logprobs, reason)
         if self.top_logprobs and not self.logprobs:
-            raise InvalidInputError("top_logprobs", self.top_logprobs, "only with logprobs")
+            raise InvalidInputError("top_logprobs", self.top_logprobs, "must be 0 without logprobs")
 
     def check_against(self, vocab_size: int, max_context_len: int) -> None:
         """Check the fields against the target model.
@@ -87,13 +89,14 @@ class GenerationRequest:
         for name, ids in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids), *references):
             for token in (min(ids, default=0), max(ids, default=0)):
                 if not 0 <= token < vocab_size:
-                    raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")
+                    raise InvalidInputError(name, token, f"must be a token id from 0 to {vocab_size - 1}")
         self.sampling.check_tokens(vocab_size)
         if self.top_logprobs > vocab_size:
-            raise InvalidInputError("top_logprobs", self.top_logprobs, f"over the vocabulary of {vocab_size}")
+            reason = f"must be at most {vocab_size}, the size of the vocabulary"
+            raise InvalidInputError("top_logprobs", self.top_logprobs, reason)
         total = len(self.prompt) + self.max_new_tokens
         if total > max_context_len:
-            raise self.too_long(f"over the context of {max_context_len}")
+            raise self.too_long(f"over the context of {max_context_len} tokens")
 
     def too_long(self, reason: str) -> InvalidInputError:
         """Return the error of a request that exceeds a limit of length."""
@@ -111,11 +114,11 @@ class RequestState:
 
     request: GenerationRequest
     queued_at: float
-    """Time of arrival at its first gateway, by this gateway's clock."""
+    """Time of arrival at the request's first gateway, by this gateway's clock."""
     arrival: int
     """Order of submission at this gateway."""
     sampling: Sampling
-    """The target's sampling, with its own seed if drafts are sampled."""
+    """The target's sampling, with a seed unknown to speculators that sample."""
     tokens: list[int]
     """Committed token ids, prompt included. The only authoritative copy."""
     drawn_for: bool = False
@@ -140,7 +143,7 @@ class RequestState:
     invalid: bool = False
     """True if the caller's input caused the error."""
     deferred_at: float | None = None
-    """Time of the last step if it deferred the request; else None."""
+    """Time of the last step if that step deferred the request."""
     deferred_s: float = 0.0
     """Seconds for which all steps have deferred the request."""
     cancelled: bool = False
@@ -148,7 +151,7 @@ class RequestState:
     """Number of times that the request lost its cache to other requests."""
     stats: SpeculationCounts = field(default_factory=SpeculationCounts)
     matcher: TokenMatcher | None = None
-    """Matcher of the constraint; None without constraint or until it is compiled."""
+    """Matcher of the constraint; None without constraint or before compilation."""
     matched: int = 0
     """Number of generated tokens that the matcher has read."""
 
@@ -169,12 +172,10 @@ class RequestState:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens generated so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be generated."""
         return self.request.max_new_tokens - self.new_tokens
 
     @property
@@ -193,7 +194,7 @@ class RequestState:
 
     @property
     def own_end(self) -> FinishReason | None:
-        """Reason if the request's tokens end it; else None."""
+        """Reason for ending the request by its tokens; None: it continues."""
         if self.new_tokens and self.tokens[-1] in self.request.stop_token_ids:
             return FinishReason.STOP_TOKEN
         return FinishReason.LENGTH if self.remaining <= 0 else None
@@ -210,7 +211,7 @@ class RequestState:
         return self.matcher
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
-        """Commit tokens up to the request's end, and return them."""
+        """Commit tokens up to the request's end; return the committed tokens."""
         kept = list(tokens[: self.remaining])
         stop = next((i for i, t in enumerate(kept) if t in self.request.stop_token_ids), None)
         if stop is not None:

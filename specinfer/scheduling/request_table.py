@@ -9,8 +9,6 @@ from specinfer.scheduling.request import RequestState
 
 
 class RequestTable:
-    """All waiting and running requests."""
-
     def __init__(self) -> None:
         self._states: dict[str, RequestState] = {}
         self._cancelled: list[RequestState] = []
@@ -31,7 +29,7 @@ class RequestTable:
             AlreadyExistsError: if a request has this id.
         """
         if request_id in self._states:
-            raise AlreadyExistsError(f"request_id = {request_id!r}: already running")
+            raise AlreadyExistsError(f"request_id = {request_id!r}: already waiting or running")
 
     def get(self, request_id: str) -> RequestState:
         """Return the request of this id.
@@ -40,11 +38,11 @@ class RequestTable:
             NotFoundError: if no request has this id.
         """
         if request_id not in self._states:
-            raise NotFoundError(f"request_id = {request_id!r}: not running")
+            raise NotFoundError(f"request_id = {request_id!r}: neither waiting nor running")
         return self._states[request_id]
 
     def has(self, state: RequestState) -> bool:
-        """Return whether the table has this object, not only its id."""
+        """Return whether the table has this object, not only its request id."""
         return self._states.get(state.request.request_id) is state
 
     def add(self, state: RequestState) -> None:

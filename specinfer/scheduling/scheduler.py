@@ -46,12 +46,10 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests not admitted yet."""
         return len(self._batch.queue)
 
     @property
     def running(self) -> int:
-        """Requests being decoded."""
         return len(self._batch.running)
 
     @property
@@ -79,9 +77,9 @@ class Scheduler:
         drawn_for: bool | None = None,
         arrived_ago_s: float = 0.0,
     ) -> RequestState:
-        """Queue a request: a new one, or another gateway's.
+        """Queue a new request, or a request that another gateway has begun.
 
-        If its generated tokens end it, it is not queued, and the returned state has its `finish` set.
+        If the generated tokens already end the request, it is not queued; the returned state has `finish` set.
 
         Args:
             draws: whether any speculator samples its drafts for sampled requests.
@@ -117,10 +115,10 @@ class Scheduler:
         return self.could_hold(request) and self._batch.has_room(request, generated)
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next reap.
+        """End a request at the next call of `reap`.
 
         Raises:
-            NotFoundError: if it is neither waiting nor running.
+            NotFoundError: if the request is neither waiting nor running.
         """
         self._table.cancel(request_id)
 
@@ -130,7 +128,7 @@ class Scheduler:
         Later answers of the verifier for the request are ignored; the caller must release it at the verifier.
 
         Raises:
-            NotFoundError: if it is neither waiting nor running.
+            NotFoundError: if the request is neither waiting nor running.
         """
         state = self._table.get(request_id)
         self._release(state)
@@ -153,8 +151,8 @@ class Scheduler:
     def admit(self, now: float) -> tuple[int, dict[str, int]]:
         """Admit waiting requests while there is space.
 
-        Return the number of running requests, and the context tokens by request id of those that want
-        drafts.
+        Returns:
+            number of running requests; context tokens of running requests with speculation, by request id.
         """
         self._batch.admit(now)
         running = self._batch.running.items()
@@ -185,7 +183,7 @@ class Scheduler:
         return self._batch.take_preempted()
 
     def take_admitted(self) -> list[RequestState]:
-        """Return newly admitted requests, except another gateway's."""
+        """Return newly admitted requests, except requests begun by another gateway."""
         return [state for state in self._batch.take_admitted() if not state.new_tokens]
 
     def commit(
@@ -229,7 +227,8 @@ class Scheduler:
             keep = self._stops.find(progress.request_id, progress.tokens, last=progress.final)
         except Exception as error:
             request_id = progress.request_id
-            log.exception("request %s failed: its text cannot be read", request_id, extra=about(request_id))
+            reason = "request %s failed: searching its text for stop strings failed"
+            log.exception(reason, request_id, extra=about(request_id))
             progress.cut(0)
             progress.final = True
             reason = FaultError("internal error", error).for_logs
@@ -254,7 +253,7 @@ class Scheduler:
         return [Progress(state, [], [], state.new_tokens, True) for state in failed]
 
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
-        """Record the reason of a request's end, and remove it."""
+        """Record the reason of a request's end; remove the request."""
         state.end(reason, now)
         if self._table.has(state):
             self._finished(state, now)

@@ -43,7 +43,7 @@ class SpeculationCounts:
     """Verified nodes, roots excluded."""
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
-    """[i]: verified trees of which i nodes were accepted."""
+    """[i]: number of verified trees with i accepted nodes."""
     speculators: dict[int, SpeculatorCounts] = field(default_factory=dict)
     """Counts by the speculator's number."""
 
@@ -72,7 +72,7 @@ class SpeculationCounts:
 
     @property
     def depths(self) -> list[int]:
-        """[i]: trees with nodes below their roots and i accepted nodes."""
+        """[i]: number of trees with i accepted nodes, root-only trees excluded."""
         if not self.trees:
             return []
         return [self.histogram[0] - (self.steps - self.trees), *self.histogram[1:]]

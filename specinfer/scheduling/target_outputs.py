@@ -21,14 +21,14 @@ from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree
 
 MAX_KEPT_BYTES = 2**24
-"""Maximum bytes of a request's features that are kept.
+"""Bytes of a request's features above which no further features are requested.
 
-Nothing is requested while a service leaves more unread.
+So much is stored only if a drafter does not read its features.
 """
 
 
 class Returned(Protocol):
-    """Fields of a verifier's answer for one request that are checked here."""
+    """Fields of a verifier's answer for one request that `contradiction` checks."""
 
     held_len: int
     features: bytes
@@ -43,7 +43,7 @@ class Reader(Protocol):
     """A group of drafters that may read outputs of the target."""
 
     features_len: dict[str, int]
-    """End position of the hidden states it has received, by request id."""
+    """End position of the received hidden states, by request id."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -59,11 +59,11 @@ class WantedFeatures(NamedTuple):
 
     layers: tuple[int, ...] = ()
     since: Mapping[str, int] = MappingProxyType({})
-    """First wanted context position by request; requests without an entry want none."""
+    """First context position to return, by request id; absent: no features."""
     token_bytes: int = 0
 
     def contradiction(self, request_id: str, answer: Returned) -> str:
-        """Return the fault of an answer's features, or ""."""
+        """Return the reason to reject an answer's features; else empty."""
         if not answer.features:
             return ""
         if request_id not in self.since:
@@ -97,7 +97,7 @@ class FeatureRelay:
             self._kept.clear()
 
     def wanted_from(self, request_id: str, sent: Sequence[int]) -> int | None:
-        """Return the first position of features to request; None to request none.
+        """Return the first position of features to request; None: no request.
 
         Args:
             sent: end position of the features sent to each service that reads features.
@@ -125,7 +125,6 @@ class FeatureRelay:
             self._kept[request_id] = States(start, states)
 
     def bytes_of(self, layers: Sequence[int]) -> int:
-        """Return the bytes of one token's features."""
         return 2 * self.hidden * len(layers)
 
     def until(self, start: int, data: bytes, layers: Sequence[int]) -> int:
@@ -166,7 +165,7 @@ class Predicted:
 
     tree: TokenTree
     top_k: NDArray[np.int64]
-    """[nodes, k]"""
+    """[nodes, k] most probable next tokens of each node."""
 
 
 class TopKRelay:
@@ -203,10 +202,10 @@ class WantedOutputs(NamedTuple):
 
     features: WantedFeatures = WantedFeatures()
     top_k: Mapping[str, int] = MappingProxyType({})
-    """Wanted tokens per node by request; requests without an entry want none."""
+    """Number of tokens per node to return, by request id; absent: none."""
 
     def contradiction(self, request_id: str, nodes: int, answer: Returned) -> str:
-        """Return the fault of an answer's features or predictions, or ""."""
+        """Return the reason to reject an answer's outputs; else empty."""
         ids, wanted = len(answer.top_k_token_ids), nodes * self.top_k.get(request_id, 0)
         if ids and ids != wanted:
             return f"the verifier returned {ids} predicted token ids instead of {wanted}"
@@ -243,7 +242,7 @@ class TargetOutputs:
     def _features(
         self, entries: Sequence[StepEntry], every: Sequence[Reader], reads: Callable[[int, str], bool]
     ) -> WantedFeatures:
-        """Return the hidden states that readers lack of these requests."""
+        """Return the requests' hidden states that at least one reader lacks."""
         features = self.features
         readers = [(place, reader) for place, reader in enumerate(every) if reader.feature_layers]
         features.want([reader.feature_layers for _, reader in readers])

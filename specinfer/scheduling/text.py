@@ -13,8 +13,6 @@ from specinfer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Result of `TextStream.push`."""
-
     text: str
     used: int
     """Number of pushed tokens, up to the end of a stop string."""
@@ -49,7 +47,7 @@ class TextStream:
         """True once a stop string has ended the text."""
 
     def skip(self, token_ids: Sequence[int]) -> bool:
-        """Read tokens without returning text; return whether a stop string ended it."""
+        """Read tokens without returning text; return whether a stop string occurred."""
         self._pending += self._detokenizer.push(self._readable(token_ids))
         self._over = (
             self._over or self._find_stop(0) is not None or not self._stop_tokens.isdisjoint(token_ids)
@@ -58,7 +56,7 @@ class TextStream:
         return self._over
 
     def push(self, token_ids: Sequence[int], last: bool) -> TextPiece:
-        """Add tokens; `last` returns all delayed text."""
+        """Add tokens; return new text, with `last` also all delayed text."""
         if self._over:
             return TextPiece("", 0, True)
         if not self._stops:
@@ -87,7 +85,7 @@ class TextStream:
         return [token for token in token_ids if token not in self._ends] if self._ends else token_ids
 
     def _add(self, text: str) -> int | None:
-        """Add to the delayed text; return a stop string's start, if any."""
+        """Extend the delayed text; return a stop string's position, if found."""
         searched = max(0, len(self._pending) - self._longest + 1)
         self._pending += text
         return self._find_stop(searched)
@@ -97,12 +95,12 @@ class TextStream:
         return min(starts, default=None)
 
     def _make_room(self) -> str:
-        """Return delayed text that is too long to be a stop string."""
+        """Return the start of a long delayed text, free of stop strings."""
         past = len(self._pending) - self._longest
         return self._take(past) if past > self._longest + 256 else ""
 
     def _possible_stop(self) -> int:
-        """Return the length of the longest stop string prefix at the end."""
+        """Return the length of a stop string's beginning at the text's end."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(self._pending)), longest, -1):
@@ -133,11 +131,10 @@ class StopStrings:
         return text.skip(generated)
 
     def find(self, request_id: str, tokens: Sequence[int], last: bool) -> int | None:
-        """Return the number of new tokens through a stop string, if any."""
+        """Count new tokens up to a stop string's end; None without one."""
         text = self._texts.get(request_id)
         piece = text.push(tokens, last) if text is not None else None
         return piece.used if piece is not None and piece.stopped else None
 
     def forget(self, request_id: str) -> None:
-        """Stop searching the text of a request."""
         self._texts.pop(request_id, None)

@@ -67,7 +67,9 @@ def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
     token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()  # short: quicker than arrays
     for node, token in enumerate(token_ids):
         if not 0 <= token < vocab_size:
-            raise MalformedTreeError(f"tree.token_ids[{node}]", token, f"must be from 0 to {vocab_size - 1}")
+            raise MalformedTreeError(
+                f"tree.token_ids[{node}]", token, f"must be a token id from 0 to {vocab_size - 1}"
+            )
     if parents[0] != -1:
         raise MalformedTreeError("tree.parents[0]", parents[0], "must be -1: the root has no parent")
     for node, parent in enumerate(parents[1:], 1):

@@ -171,7 +171,9 @@ def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
         raise InvalidInputError("read_limit", job.read_limit, "must be 0 for a delta of one token")
     for token in job.delta:
         if not 0 <= token < vocab_size:
-            raise InvalidInputError("delta_token_ids", token, f"must be a token from 0 to {vocab_size - 1}")
+            raise InvalidInputError(
+                "delta_token_ids", token, f"must be a token id from 0 to {vocab_size - 1}"
+            )
     max_k = min(vocab_size, MAX_TOP_K)
     for name, wanted in (("return_top_k", job.top_k), ("top_logprobs", job.top_logprobs)):
         if wanted > max_k:

@@ -1,4 +1,4 @@
-"""Directory of a learning service: an offered checkpoint and accepted versions."""
+"""Store an offered checkpoint and accepted versions in a learning service's directory."""
 
 import fcntl
 import shutil
@@ -8,14 +8,14 @@ from specinfer.errors import InvalidInputError, SettingError
 
 FILES = ("config.json", "model.safetensors")
 MAX_BYTES, MAX_PART_BYTES = 2**30, 2**20
-"""Maximum bytes of an offered checkpoint, and of a message's part."""
+"""Maximum bytes of an offered checkpoint, and of one message's part."""
 
 
 class Checkpoints:
     """Files of an offered checkpoint and of accepted versions."""
 
     def __init__(self, directory: Path) -> None:
-        """Lock a directory; create it if missing.
+        """Lock a directory, created if missing.
 
         Raises:
             SettingError: if the directory cannot be written, or another service uses it.
@@ -38,7 +38,6 @@ class Checkpoints:
 
     @property
     def offered(self) -> Path:
-        """Directory of the checkpoint that is being offered."""
         return self._directory / ".offered"
 
     @property
@@ -56,12 +55,10 @@ class Checkpoints:
 
     @property
     def versions(self) -> list[int]:
-        """Numbers of the stored versions."""
         names = [path.name.removeprefix("version-") for path in self._directory.glob("version-*")]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def version(self, number: int) -> Path:
-        """Return the directory of a version."""
         return self._directory / f"version-{number}"
 
     def begin(self) -> None:
@@ -79,10 +76,10 @@ class Checkpoints:
         if name not in FILES:
             raise InvalidInputError("file", name, f"must be one of {', '.join(FILES)}")
         if len(data) > MAX_PART_BYTES:
-            raise InvalidInputError("data", len(data), f"bytes, at most {MAX_PART_BYTES} in a part")
+            raise InvalidInputError("data", len(data), f"bytes: at most {MAX_PART_BYTES} in a message")
         self._size += len(data)
         if self._size > MAX_BYTES:
-            raise InvalidInputError("data", self._size, f"bytes, at most {MAX_BYTES} in a checkpoint")
+            raise InvalidInputError("data", self._size, f"bytes: at most {MAX_BYTES} in a checkpoint")
         with (self.offered / name).open("ab") as file:
             file.write(data)
 
@@ -94,7 +91,7 @@ class Checkpoints:
         """
         for name in FILES:
             if not (self.offered / name).is_file():
-                raise InvalidInputError("file", name, "is missing")
+                raise InvalidInputError("file", name, "is missing in the offer")
 
     def keep(self, number: int) -> Path:
         """Store the offer as this version; return its directory."""
@@ -102,11 +99,10 @@ class Checkpoints:
         return self.offered.rename(self.version(number))
 
     def drop(self) -> None:
-        """Remove the offer."""
         shutil.rmtree(self.offered, ignore_errors=True)
 
     def keep_only(self, *numbers: int) -> None:
-        """Remove all versions but `numbers`."""
+        """Remove all versions except `numbers`."""
         for number in set(self.versions) - set(numbers):
             self.remove(number)
 

@@ -2,8 +2,8 @@
 
     fetch new texts -> train for a round -> offer the weights -> again
 
-The service judges offered weights by texts that it keeps to itself, and drafts with better ones. Training runs
-at the lowest priority (`OnlineTraining`).
+The service compares offered weights with the served weights on held-out texts, and drafts with the better ones.
+Training runs at the lowest priority (`OnlineTraining`).
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class LearningLink:
     tls: ClientTls
 
     async def model(self, given: str) -> str:
-        """Return the given SSM, or the one that the service started with.
+        """Return the given SSM; if empty, the SSM of the service's start.
 
         Raises:
             SettingError: if the service does not learn.
@@ -127,7 +127,7 @@ class LearningLink:
             with self._explained():
                 description = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
         if not description.learns:
-            raise SettingError("ADDRESS", self.address, "was not started with --learn")
+            raise SettingError("ADDRESS", self.address, "the service must be started with --learn")
         return given or next(
             str(member.model) for member in description.speculators if member.drafter == LEARNT
         )

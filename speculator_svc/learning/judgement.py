@@ -12,7 +12,7 @@ MAX_TEXTS = 96
 MIN_GAIN = 0.01
 """Minimum relative gain in tokens per step, averaged over callers.
 
-A gain must outweigh that new weights read all contexts again.
+New weights must read all contexts again; a smaller gain would not pay for this.
 """
 MAX_LOSS = 0.02
 """Maximum relative loss of a caller in tokens per step."""
@@ -30,7 +30,7 @@ class Trial(NamedTuple):
     tokens: int
     """Number of tokens of the answer."""
     start_steps: int
-    """Steps with the initial weights, so that small losses do not accumulate."""
+    """Steps with the initial weights; compared, so that small losses cannot accumulate."""
     served_steps: int
     offered_steps: int
 
@@ -52,7 +52,7 @@ class Judgement(NamedTuple):
 def judge(trials: Sequence[Trial]) -> Judgement:
     """Judge offered weights.
 
-    They must be better on average over callers, which count equally, and worse for none of them.
+    The weights must be better on average over callers, which count equally, and not worse for any caller.
     """
     by_caller = _by_caller(trials)
     served = _mean([_rate(of_caller, [t.served_steps for t in of_caller]) for of_caller in by_caller])
@@ -84,7 +84,7 @@ def _by_caller(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def _costs_a_caller(by_caller: Sequence[Sequence[Trial]]) -> bool:
-    """Return whether a caller loses more than allowed.
+    """Return whether a caller loses more than `MAX_LOSS`.
 
     Offered weights are compared with the initial and with the served weights.
     """
@@ -98,7 +98,7 @@ def _costs_a_caller(by_caller: Sequence[Sequence[Trial]]) -> bool:
 
 
 def _loses(trials: Sequence[Trial], before: Sequence[int]) -> bool:
-    """Return whether steps increase beyond the allowance plus a standard error."""
+    """Return whether steps exceed the number at `MAX_LOSS` by a standard error."""
     excess = [t.offered_steps - steps / (1 - MAX_LOSS) for t, steps in zip(trials, before, strict=True)]
     mean = _mean(excess)
     variance = sum((value - mean) ** 2 for value in excess) / max(1, len(excess) - 1)

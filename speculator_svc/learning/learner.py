@@ -1,10 +1,10 @@
-"""Serve offered weights if better on held-out texts; revert bad ones.
+"""Serve offered weights that are better on held-out texts; revert worse weights.
 
     Offer -> DIR/offered -> trials next to the served weights -> better? -> swap between two drafts
     every half minute: held-out texts since the swap -> trials with the previous weights -> worse? -> revert
 
-Requests continue: weights are swapped between two steps, and the new weights read a context at its next draft. Drafts
-never change the verifier's text.
+Requests continue: weights are swapped between two steps, and the new weights read a request's context at its next
+draft. Drafts never change the verifier's text.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ LOOK_EVERY_S = 30.0
 RECEIVE_S = 120.0
 """Timeout of receiving an offer, in seconds."""
 IDLE_S = 300.0
-"""Idle seconds after which a request has ended."""
+"""Idle seconds after which a request is treated like a finished one."""
 Trials = Callable[[str, DrafterOptions, Sequence[str], Sequence[Episode]], Awaitable[list[Sequence[int]]]]
 
 
@@ -50,10 +50,8 @@ class LearningCounts:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Version and model of served weights."""
-
     version: int
-    """0: the initial weights."""
+    """Number of the version; 0: the initial weights."""
     model: str
     """Name or directory of the checkpoint."""
 
@@ -71,7 +69,7 @@ class Learner:
         checkpoints: Checkpoints,
         run_trials: Trials,
     ) -> None:
-        """Create the learner of a drafter; `place`: its number in the engine."""
+        """Create the learner of the engine's drafter number `place`."""
         self.replay, self.counts = replay, LearningCounts()
         self._engine, self._thread, self._place = engine, thread, place
         self._options, self._checkpoints, self._run_trials = options, checkpoints, run_trials
@@ -87,7 +85,6 @@ class Learner:
 
     @property
     def state(self) -> common_pb2.LearningState:
-        """State as a protobuf message."""
         return common_pb2.LearningState(
             version=self._served.version,
             replay_tokens=self.replay.tokens,
@@ -98,11 +95,10 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Version of the served weights."""
         return self._served.version
 
     async def offer(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> learning_pb2.OfferReply:
-        """Judge a checkpoint, and serve it if it is better.
+        """Judge a checkpoint, and serve a better checkpoint.
 
         Raises:
             InvalidInputError: naming the invalid field of a part.
@@ -177,7 +173,7 @@ class Learner:
     def _check(self, offered: Path) -> None:
         """Check that a checkpoint is an SSM for our target.
 
-        Replace the target's name in its config.json, which may be a path of another machine.
+        In its config.json, replace the target's name, which may be a path of another machine.
         """
         path = offered / "config.json"
         try:
@@ -282,7 +278,7 @@ def check_learnable(drafters: Sequence[str], model: str) -> None:
         SettingError: if no drafter is an SSM, or its model is not a trained speculator.
     """
     if LEARNT not in drafters:
-        raise SettingError("learn", "+".join(drafters), "needs the drafter ssm")
+        raise SettingError("learn", "+".join(drafters), "the drafters must include ssm")
     directory = resolve_model(model)
     if not (directory / "config.json").is_file() or algorithm_of(directory) != ALGORITHM:
-        raise SettingError("learn", model, "is no trained speculator: `specinfer train speculator` makes one")
+        raise SettingError("learn", model, "must be a trained SSM, as `specinfer train ssm` makes")

@@ -1,7 +1,6 @@
-"""Trains an SSM on texts that arrive while it is trained.
+"""Train an SSM on texts that arrive during training.
 
-Training is plain distillation with the target's own choices as labels. The draft vocabulary grows by tokens of the
-texts that the SSM could not guess.
+Labels are the tokens that the target chose. Frequent tokens of the texts are added to the draft vocabulary.
 """
 
 import time
@@ -51,7 +50,7 @@ class OnlineTraining:
         self._name, self._out, self._rate, self._place = name, out, learning_rate, place
         self._first = load_ssm(directory, self._target)
         self._accepted: dict[int, DraftModel] = {}
-        """Last two accepted drafts by version: the service may revert one."""
+        """Last two accepted drafts by version: the service may revert the last."""
         self._version: int | None = None
         """Version of the served weights, once known."""
         self._draft = self._first
@@ -94,14 +93,13 @@ class OnlineTraining:
         return float(np.mean(losses)), self._seen
 
     def save(self) -> None:
-        """Write the SSM to `out`."""
         trained = {"command": f"specinfer train follow, from {self._name}", "tokens_seen": self._seen}
         config, tensors = self._student.config, self._student.tensors()
         token_ids = self._draft.token_ids
         save_ssm(self._out, tensors, token_ids, config, self._target, self._target_name, trained)
 
     def note(self, accepted: bool, version: int) -> None:
-        """Note the service's answer to the last offer, and its version.
+        """Record the service's answer to the last offer, and the served version.
 
         Training restarts at the served weights if the service reverted weights, or refused `REFUSALS` offers in a
         row.
@@ -117,7 +115,7 @@ class OnlineTraining:
             self._begin()
 
     def _begin(self) -> None:
-        """Create student and optimizer from `self.draft`."""
+        """Create student and optimizer from `self._draft`."""
         self._student = Student.from_draft(self._draft).to(self._place)
         self._optimizer = torch.optim.AdamW(
             self._student.parameters(), self._rate, weight_decay=0.01, fused=True

@@ -19,7 +19,7 @@ from speculator_svc.clients import own_id
 HELD_OUT = 0.2
 """Share of the texts that is held out."""
 MAX_LENGTH = 1024
-"""Maximum tokens of a text; only the last ones are kept."""
+"""Maximum stored tokens of a text: the last tokens."""
 EXPIRE_EVERY_S = 1.0
 MIN_OUTPUT = 8
 """Minimum tokens of a kept answer."""
@@ -27,10 +27,8 @@ MIN_OUTPUT = 8
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Text of a finished request."""
-
     number: int
-    """Number of the episode, increasing."""
+    """Increasing number of the episode."""
     caller: int
     tokens: tuple[int, ...]
     prompt_len: int
@@ -40,8 +38,6 @@ class Episode:
 
 @dataclass(slots=True)
 class _Open:
-    """Text of an unfinished request."""
-
     caller: int
     prompt_len: int
     tokens: list[int]
@@ -50,8 +46,6 @@ class _Open:
 
 @dataclass(slots=True)
 class _Shelf:
-    """Episodes of one caller."""
-
     training: deque[Episode] = field(default_factory=deque)
     held_out: deque[Episode] = field(default_factory=deque)
     tokens: int = 0
@@ -88,7 +82,7 @@ class Replay:
         self._lock = Lock()
 
     def begin(self, request_id: str, caller: int, prompt_len: int, tokens: Sequence[int]) -> None:
-        """Start a request's text, again if it exists."""
+        """Start a request's text; replace an unfinished text."""
         with self._lock:
             self._open[request_id] = _Open(caller, prompt_len, list(tokens), self._clock())
 
@@ -100,7 +94,7 @@ class Replay:
     def continue_request(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
         """Append tokens of a known request.
 
-        A request with missing tokens is dropped.
+        If `base_len` shows that tokens are missing, the request is dropped.
         """
         with self._lock:
             episode = self._open.get(request_id)
@@ -146,7 +140,6 @@ class Replay:
         return sorted(chosen, key=lambda episode: episode.number)
 
     def expires_s(self, episode: Episode) -> float:
-        """Return the seconds until an episode expires."""
         return max(0.0, episode.ended + self._keep_s - self._clock())
 
     @property
@@ -156,7 +149,6 @@ class Replay:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all kept episodes."""
         return self._tokens
 
     def _newer(self, after: int, part: Callable[[_Shelf], deque[Episode]]) -> list[Episode]:
@@ -202,7 +194,7 @@ class Replay:
 
 
 MAX_TEMPERATURE = 1.0
-"""Maximum temperature of kept texts, since hotter ones are mostly noise."""
+"""Maximum temperature of stored texts; texts of higher temperatures are mostly noise."""
 
 
 def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Sequence[DraftOutcome]) -> None:

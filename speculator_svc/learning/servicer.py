@@ -24,7 +24,6 @@ class LearningServicer(learning_pb2_grpc.LearningServicer):
     async def Replay(
         self, request: learning_pb2.ReplayRequest, context: Context
     ) -> AsyncIterator[learning_pb2.Episode]:
-        """Stream the texts for training."""
         replay = self._learner.replay
         for episode in replay.training(request.after):
             yield learning_pb2.Episode(

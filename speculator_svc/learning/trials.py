@@ -1,7 +1,7 @@
 """`python -m speculator_svc.learning.trials`: decode held-out texts with checkpoints.
 
-Trials run in a process, since a low-priority thread would delay drafts while it has Python's lock. The process reads
-one JSON object from standard input and writes one list to standard output.
+Trials run in a separate process, since a low-priority thread would delay drafts while the thread has Python's lock.
+The process reads one JSON object from standard input and writes one list to standard output.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from speculator_svc.learning.replay import Episode
 LIMITS = TreeLimits(nodes=8, depth=6)
 """Limits of the trees in trials."""
 SPARE_TOKENS = 64
-"""Cache tokens besides the text: a tree, a partial block."""
+"""Additional cache tokens per text, for a tree and a partial block."""
 
 
 async def run_trials(
@@ -87,7 +87,7 @@ def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> li
 
 
 def matched(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """Return the length of the tokens' longest path from the root."""
+    """Return how many leading `tokens` are a path from the root."""
     node, depth = 0, 0
     for token in tokens:
         children = [

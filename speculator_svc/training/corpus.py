@@ -28,7 +28,7 @@ _MARK = "\u2063"
 
 
 def whole_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Encode a user turn; for a base model, the plain text."""
+    """Encode a user turn; for a model without chat template, plain text."""
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode(text))
     return tuple(tokenizer.encode_chat([{"role": "user", "content": text}]))
@@ -37,8 +37,8 @@ def whole_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, ...]:
     """Encode a beginning from which the model invents a prompt.
 
-    For a chat model it ends before the user's text. For a base model it is the beginning-of-sequence token or a
-    separator of texts.
+    For a chat model the beginning ends before the user's text. For a base model it is the beginning-of-sequence token
+    or a separator of texts.
     """
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode("") or stop_tokens[:1])
@@ -72,8 +72,6 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One prompt and the target's answer."""
-
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     labels: Labels | None = field(default=None, compare=False)
@@ -88,7 +86,7 @@ def read_corpus(path: Path) -> list[Continuation]:
     """
     continuations = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
     if not continuations:
-        raise InvalidInputError("corpus", str(path), "has no lines; each needs `p` and `o`")
+        raise InvalidInputError("corpus", str(path), "is empty: must have lines of JSON with `p` and `o`")
     return continuations
 
 
@@ -118,7 +116,7 @@ def _encoded(labels: Labels) -> str:
 
 
 def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) -> int:
-    """Append (id, continuation) rows as they come; return their number."""
+    """Append (id, continuation) rows one by one; return the number of rows."""
     count = 0
     with closing(AppendFile(path)) as file:
         for job_id, item in rows:
@@ -141,7 +139,7 @@ def finished_jobs(path: Path) -> dict[str, Continuation]:
 def split_corpus(
     corpus: Sequence[Continuation], held_out: int
 ) -> tuple[list[Continuation], list[Continuation]]:
-    """Split off `held_out` continuations at equal distances."""
+    """Return training data, and `held_out` continuations at equal distances."""
     step = max(1, len(corpus) // max(held_out, 1))
     chosen = set(range(0, len(corpus), step)[:held_out])
     training = [item for i, item in enumerate(corpus) if i not in chosen]
@@ -159,7 +157,8 @@ def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[
     whole = read_corpus(paths[0])
     first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))
     if not first:
-        raise InvalidInputError("corpus", str(paths[0]), "needs two or more continuations: some are held out")
+        reason = "must have at least two continuations, since some are held out"
+        raise InvalidInputError("corpus", str(paths[0]), reason)
     return [first, *(without_prompts_of(held_out, read_corpus(path)) for path in paths[1:])], held_out
 
 
@@ -181,8 +180,6 @@ def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int
 
 
 class Teaching(Protocol):
-    """A training batch."""
-
     @property
     def next_tokens(self) -> torch.Tensor:
         """[R] the target's next token of each row."""
@@ -236,7 +233,7 @@ class Examples:
 
 
 def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Iterator[tuple[list[int], B]]:
-    """Yield an epoch's batches in random order, with their indices.
+    """Yield an epoch's (indices, batch) pairs in random order.
 
     A batch has sequences of similar length, about `tokens` tokens in all.
     """

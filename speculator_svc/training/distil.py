@@ -1,7 +1,7 @@
-"""Run a training: schedule by time, steps, saved state.
+"""Train a student by distillation for a given time, with saved state.
 
-A run has a given number of minutes, after which the learning rate is zero. State is saved every few minutes, on SIGINT
-or SIGTERM, and at the end; the same command continues from it.
+The learning rate is zero at the end of the time. State is saved every two minutes, on SIGINT or SIGTERM, and at the
+end; the same command continues from the saved state.
 """
 
 import itertools
@@ -74,7 +74,7 @@ def ssm_logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
 
 
 def rough(device: torch.device) -> torch.autocast:
-    """Return an autocast to bfloat16, if bfloat16 is fast on the device."""
+    """Return an autocast to bfloat16, disabled if bfloat16 is slow."""
     return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_is_fast(device))
 
 
@@ -117,7 +117,7 @@ def ranks(
 def success_by_depth(
     places: Sequence[NDArray[np.int64]], depths: int = 4, max_rank: int = 5
 ) -> list[Success]:
-    """Return the success at each depth, if all guesses before were correct.
+    """Return the success at each depth, given correct guesses at earlier depths.
 
     Args:
         places: rank of every output token of each continuation, as `ranks` returns them.
@@ -248,14 +248,13 @@ console = Console(stderr=True)
 
 
 def progress_bar() -> Progress:
-    """Return a bar with elapsed and remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
 
 
 @contextmanager
 def finishing(state: Path, out: Path) -> Iterator[None]:
-    """Let the caller write a checkpoint atomically; then remove the training's state.
+    """Defer signals while the caller writes a checkpoint; then remove the state.
 
     A later training then starts from the beginning.
     """

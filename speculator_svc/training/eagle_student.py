@@ -72,7 +72,7 @@ class EagleStudent(FeatureStudent):
 
 
 class UnrolledAttention:
-    """Attention of rows [B * T]: causal over step 0, diagonal over others."""
+    """Attention of rows [B * T]: causal to step 0, then to themselves."""
 
     def __init__(self, batch: int, length: int, group: int) -> None:
         self._shape, self._group = (batch, length), group
@@ -109,7 +109,10 @@ class UnrolledAttention:
 def starting_tensors(
     config: ModelConfig, target: Mapping[str, torch.Tensor], layers: int, vocabulary: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return initial tensors: the target's last layer, on its last hidden state."""
+    """Return initial tensors: the target's last layer, final norm and head.
+
+    `fc` initially selects the last hidden state.
+    """
     hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
     fc = torch.zeros(hidden, layers * hidden)
     fc[:, -hidden:] = torch.eye(hidden)
@@ -131,7 +134,7 @@ def starting_tensors(
 
 
 STEP_WEIGHT = 0.8
-"""Weight of a step's loss over the previous step's, as in EAGLE-3."""
+"""Ratio of a step's loss weight to the previous step's (EAGLE-3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ class UnrolledSuccess:
 
     by_depth: list[Success]
     accepted_length: float
-    """Tokens per verified chain of best guesses, with the target's own token."""
+    """Tokens per verified chain of best guesses, including the target's token."""
 
 
 @torch.inference_mode()
@@ -232,7 +235,7 @@ def evaluate_unrolled(
 def accepted_by_chains(
     hits: Sequence[NDArray[np.bool_]], corpus: Sequence[Continuation]
 ) -> NDArray[np.int64]:
-    """Count the correct tokens of each complete chain of guesses.
+    """Count the leading correct tokens of each complete chain of best guesses.
 
     Args:
         hits: by step, whether each row's best guess is correct, in the order of `UnrolledExamples.batch`.

@@ -21,7 +21,7 @@ from speculator_svc.training.student import parameter_key, tensor_name
 
 @dataclass(frozen=True, slots=True)
 class UnrolledRows:
-    """Labels of a step k: row j predicts token j + 2 + k."""
+    """Labels of training step k: row j predicts token j + 2 + k."""
 
     rows: torch.Tensor
     label_ids: torch.Tensor
@@ -61,7 +61,7 @@ class FeatureStudent(nn.Module):
     """
 
     def __init__(self, trained: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:
-        """Register tensors; `frozen` ones are neither trained nor saved."""
+        """Register tensors; `frozen` tensors are neither trained nor saved."""
         super().__init__()
         for name, tensor in trained.items():
             self.register_parameter(parameter_key(name), nn.Parameter(tensor.float().clone()))
@@ -73,7 +73,6 @@ class FeatureStudent(nn.Module):
         return next(self.parameters()).device
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the trained tensors by name."""
         return {tensor_name(key): value.detach() for key, value in self.named_parameters()}
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
@@ -92,13 +91,12 @@ class HeadsStudent(FeatureStudent):
         trained: Mapping[str, torch.Tensor],
         frozen: Mapping[str, torch.Tensor],
     ) -> None:
-        """Create heads of the target `config`; `frozen`: `tensors_of_target`."""
+        """Create heads for the target `config`; `frozen` are its `tensors_of_target`."""
         super().__init__(trained, frozen)
         self._config, self._kind, self._count = config, kind, count
         self._markov = f"{MARKOV_OUT}.weight" in trained
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
-        """Compute the logits of the steps."""
         parts = Parts(self._config, self.all_tensors(), torch.float32, str(self.device))
         heads = Heads(self._kind, self._count, self._config, parts, self._markov)
         outs = heads.outs(batch.states[:, :, -1].flatten(0, 1).float())
@@ -123,7 +121,7 @@ def starting_heads(
 ) -> dict[str, torch.Tensor]:
     """Return initial heads, which predict the target's next token.
 
-    They have a Markov head if `rank` is not 0.
+    `rank` is the rank of the Markov head; 0: no Markov head.
     """
     hidden, generator = config.hidden_size, torch.Generator().manual_seed(seed)
     tensors = {}

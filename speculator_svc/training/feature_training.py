@@ -43,7 +43,7 @@ S = TypeVar("S", bound=FeatureStudent)
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Options of all these commands."""
+    """Options common to all commands that train on hidden states."""
 
     corpus: Sequence[Path]
     out: Path
@@ -62,9 +62,9 @@ class TrainingMethod(Generic[S]):
 
     method: str
     flags: str
-    """Flags of this kind, for the checkpoint's record."""
+    """The method's own command-line flags, for the checkpoint's record."""
     layers: tuple[int, ...]
-    """Number of target layers before each hidden state that is read."""
+    """Number of target layers before each hidden state that the draft reads."""
     steps: int
     """Number of tokens that a draft predicts."""
     make: Callable[[Mapping[str, torch.Tensor], torch.Tensor], S]
@@ -76,8 +76,6 @@ class TrainingMethod(Generic[S]):
 
 
 class FeatureTraining:
-    """One run of a command."""
-
     def __init__(self, asked: TrainingOptions) -> None:
         """Check the options.
 

@@ -1,8 +1,8 @@
 """Compute and cache a corpus' hidden states and labels ("thoughts") on disk.
 
-Hidden states are the target's, after some layers, at all tokens but the last (input of EAGLE and Medusa). Labels are
+Hidden states are outputs of some target layers at all tokens except the last; EAGLE and Medusa read them. Labels are
 the target's most probable tokens at every output token. `keeper` stores both while a corpus is generated; otherwise
-`think` computes them with one pass per group of continuations.
+`think` computes both with one pass per group of continuations.
 
 Every chunk of the corpus has its own files, so that an interrupted run can continue. Hidden states are memory-mapped: a
 million tokens with three layers of 576 numbers take 3.5 GB. States of more layers than needed can be used, so EAGLE's

@@ -19,13 +19,11 @@ from specinfer.model.runner import ModelRunner
 from speculator_svc.training.corpus import Continuation, Labels
 
 _PROMPTS_PER_PASS = 4
-"""Maximum new prompts in a pass, so that others are not delayed."""
+"""Maximum new prompts in a pass, which would delay running continuations."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuationJob:
-    """One prompt to continue."""
-
     job_id: str
     prompt: tuple[int, ...]
     temperature: float
@@ -47,7 +45,6 @@ class _Running:
     """Per output token, [label width] probabilities of `likely`."""
 
     def continuation(self) -> Continuation:
-        """Return the continuation so far."""
         labels = None
         if self.likely:
             labels = Labels(torch.stack(self.likely).numpy(), torch.stack(self.chances).numpy())

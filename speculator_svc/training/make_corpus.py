@@ -93,9 +93,9 @@ def make_corpus(
 def continuation_jobs(
     tokenizer: Tokenizer, texts: Mapping[str, str], temperature: float, seed: int
 ) -> list[tuple[str, tuple[int, ...], float]]:
-    """Return a job for each prompt, every second one greedy, shuffled.
+    """Return one job per prompt, shuffled; every second job is greedy.
 
-    So any part of the jobs is a random sample.
+    Because of the random order, any part of the jobs is a random sample.
     """
     jobs = [
         (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)

@@ -23,7 +23,7 @@ def place_for(device: str, threads: int) -> str:
     """Return the device to train on; set the number of threads.
 
     Raises:
-        SettingError: if the device is missing, or there are fewer processors.
+        SettingError: if the device is missing, or `threads` exceeds the number of processors.
     """
     place = pick_device(device)
     use_threads(threads)
@@ -141,7 +141,7 @@ def better(best: Best | None, score: float, student: nn.Module) -> Best:
 class TrainingProgress(NamedTuple):
     minutes: float = 0.0
     seen: int = 0
-    """Number of tokens."""
+    """Number of tokens trained on."""
     epoch: int = 0
     best: Best | None = None
 
@@ -158,7 +158,7 @@ def save_state(
 
 
 def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> TrainingProgress:
-    """Load an interrupted run's state; return its progress, else a new one.
+    """Load an interrupted run's state, if there is one; return the progress.
 
     Raises:
         SettingError: if the state is of a run with other options.
@@ -189,7 +189,7 @@ def draft_vocabulary(asked: int | None, target: int) -> int:
     """
     size = min(_USUAL_VOCABULARY, target) if asked is None else asked
     if not LABEL_WIDTH <= size <= target:
-        raise SettingError("vocabulary", size, f"must be {LABEL_WIDTH} to {target}")
+        raise SettingError("vocabulary", size, f"must be from {LABEL_WIDTH} to {target}")
     return size
 
 

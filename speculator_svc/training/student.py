@@ -51,8 +51,6 @@ _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 class LayerStart(NamedTuple):
-    """Initial weights of a layer."""
-
     weights: Weights
     layer: int
     silent: bool = False
@@ -106,7 +104,6 @@ class Student(nn.Module):
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers."""
         return self.config.layers
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -146,7 +143,6 @@ def parameter_key(name: str) -> str:
 
 
 def tensor_name(key: str) -> str:
-    """Return the name of a parameter's tensor in the checkpoint."""
     return key.replace("/", ".")
 
 
@@ -156,13 +152,13 @@ class Start(NamedTuple):
     target: Path
     ssm: DraftModel | None
     model: Path
-    """The target, or a smaller model with its embeddings."""
+    """The target, or a smaller model with the target's embeddings."""
     layers: Sequence[int]
     """Layers of `model`, or of the target to insert into an SSM."""
 
     @classmethod
     def read(cls, target: Path, start: Path | None, layers: str, insert: str) -> "Start":
-        """Parse `layers` and `insert`: comma-separated numbers, or nothing.
+        """Parse `layers` and `insert`: comma-separated numbers, or empty.
 
         Raises:
             SettingError: if a layer is missing, or `insert` is given without an SSM.
@@ -174,7 +170,7 @@ class Start(NamedTuple):
         if insert:
             raise SettingError("insert", insert, "needs an SSM as --start, into which layers are inserted")
         if start is not None and fingerprint_in(start) != fingerprint_in(target):
-            raise IncompatibleError(f"{start} has other embeddings than {target}")
+            raise IncompatibleError(f"start = {start}: must have the embeddings of the target {target}")
         config = load_config(start or target)
         usual = range(config.layers) if start else (0, config.layers - 1)
         return cls(target, None, start or target, _numbers("layers", layers, config) or usual)
@@ -189,10 +185,10 @@ class Start(NamedTuple):
 
 
 def _numbers(name: str, text: str, config: ModelConfig) -> list[int]:
-    """Parse comma-separated layer numbers of a model, and check them."""
+    """Parse and check comma-separated layer numbers of a model."""
     numbers = layer_numbers(name, text)
     if not all(0 <= number < config.layers for number in numbers):
-        raise SettingError(name, text, f"the model has layers 0 to {config.layers - 1}")
+        raise SettingError(name, text, f"must be layers of the model, 0 to {config.layers - 1}")
     return numbers
 
 
@@ -200,5 +196,5 @@ def _inserted(insert: str, ssm: ModelConfig, target: ModelConfig) -> list[int]:
     """Return the target layers to insert into an SSM."""
     numbers = _numbers("insert", insert, target)
     if numbers and shape_fields(ssm, target).keys() - {"num_hidden_layers"}:
-        raise SettingError("insert", insert, "the target's layers have another shape than those of --start")
+        raise SettingError("insert", insert, "layers of the target must have the shape of those of --start")
     return numbers

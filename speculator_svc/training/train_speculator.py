@@ -1,4 +1,4 @@
-"""`specinfer train speculator`: corpus, features, training, report in given time."""
+"""`specinfer train speculator`: make a corpus, train and report within a given time."""
 
 import json
 import math
@@ -37,7 +37,7 @@ from speculator_svc.training.train_ssm import train_ssm
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 """Share of time for the corpus, and the minimum share for training."""
 MAX_NEW_TOKENS, MIN_NEW_TOKENS = 224, 32
-"""Maximum tokens of a continuation; minimum for which time must suffice."""
+"""Maximum tokens of a continuation; minimum that the time must allow."""
 MIN_PROMPTS = 10
 LARGE = 1e9
 """Minimum parameters of a target to choose EAGLE or heads."""
@@ -57,8 +57,6 @@ class SpeculatorMethod(StrEnum):
 
 
 class ChosenMethod(NamedTuple):
-    """A method and the reason for it."""
-
     method: SpeculatorMethod
     reason: str
 
@@ -108,7 +106,7 @@ class RunProgress:
 
     @classmethod
     def resume(cls, work: Path, fresh: "RunProgress") -> "RunProgress":
-        """Return an interrupted run's state, or a fresh one.
+        """Return an interrupted run's state; `fresh` if there is none.
 
         Raises:
             SettingError: for an option that has changed.
@@ -244,9 +242,7 @@ def _prepare(
     tokens = sum(len(item.output) for item in continuations.values())
     console.print(f"corpus: {len(continuations)} continuations, {tokens} tokens", highlight=False)
     if len(continuations) < MIN_PROMPTS:
-        reason = (
-            f"too little: a third was enough for {len(continuations)} continuations, {MIN_PROMPTS} are needed"
-        )
+        reason = f"too few minutes: a third of them gave {len(continuations)} continuations, {MIN_PROMPTS} are needed"
         raise SettingError("minutes", progress.minutes, reason)
     runner.keep_features(())
     if layers:
@@ -271,7 +267,7 @@ def _check_time(runner: ModelRunner, minutes: float) -> None:
     """Check that the time suffices, by a pass of one token.
 
     Raises:
-        SettingError: if `minutes` is too little.
+        SettingError: if `minutes` is too small.
     """
     sequence = runner.open()
     pass_s = math.inf
@@ -282,7 +278,8 @@ def _check_time(runner: ModelRunner, minutes: float) -> None:
     runner.cache.release(sequence)
     least = MIN_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
     if minutes < least or minutes <= 0:
-        reason = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; give over {least:.2g}"
+        pass_ms = f"{1000 * pass_s:.0f} ms"
+        reason = f"must be over {least:.2g} minutes, as a pass of the target takes {pass_ms} here"
         raise SettingError("minutes", minutes, reason)
 
 

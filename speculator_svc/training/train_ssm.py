@@ -51,7 +51,7 @@ from speculator_svc.training.student import Start, Student
 
 
 def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor) -> Examples:
-    """Count only tokens that are no SSM's best guess, for boosting."""
+    """Mask the loss except at tokens missed by every SSM's best guess."""
     places = [ranks(student, examples, vocabulary, 1) for student in pool]
     counted = [np.minimum.reduce(places_of_all) > 0 for places_of_all in zip(*places, strict=True)]
     return Examples(examples.corpus, examples.labels, counted)
@@ -151,7 +151,7 @@ def train_ssm(
 
 
 def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]) -> str:
-    """Return the flags about the start, without paths."""
+    """Return the command-line flags of the initial weights, without paths."""
     flags = [f"--start {start.name}"] if start is not None else []
     flags += [f"--layers {','.join(map(str, begin.layers))}"] if begin.ssm is None else []
     flags += [f"--insert {insert}"] if insert else []
@@ -161,7 +161,6 @@ def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]
 def _record(
     command: str, corpus: Sequence[Path], options: DistilOptions, seen: int, success: Sequence[Success]
 ) -> dict[str, object]:
-    """Return the checkpoint's record of its training."""
     return {
         "command": command,
         "corpus": [path.name for path in corpus],

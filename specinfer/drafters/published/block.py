@@ -1,14 +1,14 @@
 """Draft with DFlash and DSpark: one pass predicts a block.
 
 The pass reads the target's hidden states. DFlash's guesses do not depend on earlier tokens of the block, so trees grow
-as with heads (`heads.py`). DSpark adds a bias by the token before (a Markov head), and trees grow level by level. The
-confidence head is not used, since nodes are chosen for verification by path probability. Tensors:
+as with heads (`heads.py`). DSpark adds a bias by the previous token (a Markov head), and trees grow level by level.
+The confidence head is not used, since nodes are chosen for verification by path probability. Tensors:
 
-    fc.weight                        [hidden, layers read * hidden], followed by the norm hidden_norm
+    fc.weight                        [hidden, L * hidden], L: target layers read; followed by the norm hidden_norm
     layers.i.*, norm.weight          decoder layers with norms of queries and keys; the final norm
     lm_head.weight                   [draft vocabulary, hidden]; absent: the target's
-    d2t, t2d                         as of EAGLE-3; absent if the draft vocabulary is the target's
-    markov_head.*                    DSpark: bias of a position's logits by the token before it
+    d2t, t2d                         as in EAGLE-3; absent if the draft vocabulary is the target's
+    markov_head.*                    DSpark: bias of a position's logits by the previous token
     confidence_head.*                DSpark: how likely a position is accepted; does not change any logit
 
 The embeddings are the target's.
@@ -64,22 +64,20 @@ class BlockSource(PublishedSource):
     """A draft that guesses a block of tokens at once."""
 
     block: int
-    """Number of positions of a block: the root, then masks."""
+    """Number of positions of a block: the root's and the masks'."""
     mask: int
     """Token id of the masks."""
     from_root: bool
-    """True if the root's position guesses the next token, too."""
+    """True if the root's position also predicts a token."""
     windows_see_all: bool
     """True if windowed layers also see later positions of the block."""
     markov: str = ""
     """Kind of the Markov head; empty: none."""
     causal: bool = False
-    """True if positions of the block never see later ones."""
+    """True if positions of the block never see later positions."""
 
 
 class DFlashSource(BlockSource):
-    """A DFlash draft."""
-
     algorithm = "dflash"
 
 
@@ -105,7 +103,7 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
         )
         rank = config.fields["markov_rank"] if spark else 0
         if not isinstance(rank, int) or rank < 0:
-            raise IncompatibleError(f"markov_rank = {rank!r}: must be a whole number")
+            raise IncompatibleError(f"markov_rank = {rank!r}: must be a whole number from 0")
         anchored, block = config.flag("sample_from_anchor"), config.count("block_size")
         if block == 1 and not anchored:
             raise IncompatibleError(
@@ -138,7 +136,7 @@ load_dspark = partial(load_block_draft, DSparkSource)
 
 
 def block_shapes(config: PublishedConfig, read: int) -> Shapes:
-    """Return names and shapes of a draft's tensors; `read`: target layers read."""
+    """Return the tensors' names and shapes; `read`: number of target layers read."""
     hidden = config.target.hidden_size
     shapes: Shapes = {"fc.weight": (hidden, read * hidden)}
     shapes |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}
@@ -181,7 +179,6 @@ class BlockRunner:
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree, in order."""
         parts = [
             BlockTask(
                 item.task.sequence, item.states, None if item.task.limits.empty else item.task.delta[-1]
@@ -232,12 +229,12 @@ class BlockRunner:
 
 
 class DFlashDrafter(PublishedDrafter):
-    """Draft a tree whose level i has likely tokens of position i."""
+    """Draft a tree; level i has position i's most probable tokens."""
 
     kind, model, runner = DFlashSource, BlockModel, BlockRunner
 
 
 class DSparkDrafter(PublishedDrafter):
-    """Draft a tree level by level; logits depend on the token before."""
+    """Draft a tree level by level; logits depend on the previous token."""
 
     kind, model, runner = DSparkSource, BlockModel, BlockRunner

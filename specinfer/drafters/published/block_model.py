@@ -3,13 +3,12 @@
     context      t_0 ... t_{n-1} t_n     rows    f_0 ... f_{n-1}, position j
     row j        c_j = norm(fc f_j)      key and value in every layer, never a query
     block        t_n, mask, mask, ...    positions n, n + 1, ...: see all rows and each other, in both directions
-    position k   head(norm(x_k)) predicts the token k places after the root, k = 1, 2, ...; or, if the root's
-                 position guesses too, k + 1 places
+    position k   head(norm(x_k)) predicts the token k places after the root, k = 1, 2, ...; if the root's
+                 position (k = 0) also predicts, the token k + 1 places after the root
 
-A layer with a window sees the rows from n - window on; there, positions see only earlier positions, unless the
-checkpoint states otherwise. In a causal draft (JetSpec) positions of all layers see only earlier positions.
-A guess does not depend on other guesses: each depth has one distribution. DSpark's Markov head adds a bias by the
-token before:
+A layer with a window sees only the last `window` rows; its positions see only earlier positions of the block, unless
+`sliding_window_non_causal` is true. In a causal draft (JetSpec) positions of all layers see only earlier positions.
+A prediction does not depend on other tokens of the block. DSpark's Markov head adds a bias by the previous token t:
 
     vanilla   bias = B e(t)                              e(t): row of a table of tokens, of a low rank
     gated     bias = B (sigmoid(G [h, e(t)]) * e(t))     h: hidden state of the position
@@ -49,7 +48,7 @@ class BlockTask:
 
     @property
     def rows(self) -> int:
-        """Rows with the new ones, which equals the root's position."""
+        """Number of rows including the new ones; also the root's position."""
         return self.sequence.length + len(self.states)
 
 
@@ -108,7 +107,7 @@ class BlockModel:
         return self._head(hidden).float()
 
     def _attention(self, blocks: Sequence["_Block"], window: int | None) -> Attend:
-        """Return the blocks' attention for a layer; `window`: rows it sees."""
+        """Return the blocks' attention in layers that see the last `window` rows."""
         both_ways = not self._source.causal and (window is None or self._source.windows_see_all)
         size = self._source.block
         seen = [block.slots(window).to(self._device) for block in blocks]
@@ -154,7 +153,7 @@ class _Block:
 
 
 def _causal(rows: int, size: int) -> torch.Tensor:
-    """Return a mask [size, rows + size]: all rows, earlier positions."""
+    """Return a causal block's attention mask [size, rows + size]."""
     return torch.ones(size, rows + size, dtype=torch.bool).tril(rows)
 
 
@@ -170,7 +169,7 @@ def _attended(
 
 
 class MarkovHead:
-    """A Markov head: biases of logits by the token before."""
+    """A Markov head: biases of logits by the previous token."""
 
     def __init__(self, kind: str, parts: Parts) -> None:
         self._kind = kind
@@ -219,14 +218,16 @@ class BlockPath:
 
 
 class MarkovPasses:
-    """Passes of a growing tree: a level's logits with each path's bias."""
+    """Computes the logits of a growing tree's levels, with each path's bias."""
 
     def __init__(
         self, head: MarkovHead, first: int, cache: PagedKVCache, blocks: dict[int, BlockPath]
     ) -> None:
-        """Create the passes; keys of `blocks` are `id` of the task's sequence.
+        """Create the passes.
 
-        `first` is the first position that predicts a token.
+        Args:
+            first: first position of a block that predicts a token.
+            blocks: by `id` of the task's sequence.
         """
         self._head, self._first, self._cache, self._blocks = head, first, cache, blocks
 

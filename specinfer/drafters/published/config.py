@@ -42,12 +42,12 @@ class DraftLayers:
     config: ModelConfig
     """Shape of the layers; the vocabulary is the target's."""
     windows: tuple[int | None, ...]
-    """Per layer, number of earlier positions that it sees; None: all."""
+    """Number of earlier positions that each layer sees; None: all."""
     biased: bool
     """True if the attention's projections have biases."""
 
     def within(self, target: ModelConfig) -> "DraftLayers":
-        """Return the layers with the target's maximum length, if shorter."""
+        """Limit the maximum number of positions to the target's."""
         longest = min(self.config.max_positions, target.max_positions)
         return replace(self, config=replace(self.config, max_positions=longest))
 
@@ -145,8 +145,6 @@ _PROPOSAL: Mapping[str, Any] = {"proposal_type": "greedy", "verifier_accept_k": 
 
 @dataclass(frozen=True, slots=True)
 class PublishedConfig:
-    """Contents of a published `config.json`."""
-
     fields: Mapping[str, Any]
     """The algorithm's fields, with the library's defaults."""
     layers: DraftLayers
@@ -155,34 +153,34 @@ class PublishedConfig:
     """Number of tokens that the draft was made to predict."""
 
     def count(self, name: str) -> int:
-        """Return a field's value after a check: a positive whole number."""
+        """Return a field that must be a positive whole number."""
         value = self.fields[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise IncompatibleError(f"{name} = {value!r}: must be a positive whole number")
         return value
 
     def flag(self, name: str) -> bool:
-        """Return a field's value after a check: true or false."""
+        """Return a field that must be true or false."""
         value = self.fields[name]
         if not isinstance(value, bool):
             raise IncompatibleError(f"{name} = {value!r}: must be true or false")
         return value
 
     def token(self, name: str) -> int:
-        """Return a field's value after a check: a token of the target."""
+        """Return a field that must be a token id of the target."""
         value, size = self.fields[name], self.target.vocab_size
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
-            raise IncompatibleError(f"{name} = {value!r}: must be one of the target's {size} tokens")
+            raise IncompatibleError(f"{name} = {value!r}: must be a token id from 0 to {size - 1}")
         return value
 
     def read_layers(self, name: str) -> tuple[int, ...]:
-        """Return a field's value after a check: distinct target layers."""
+        """Return a field that must be a list of distinct target layers."""
         value, layer_count = self.fields[name], self.target.layers
         if value is None and name == EAGLE_LAYERS:
             return usual_layers(layer_count)
         whole = isinstance(value, list) and all(isinstance(n, int) and 0 <= n <= layer_count for n in value)
         if not whole or not value or len(set(value)) < len(value):
-            raise IncompatibleError(f"{name} = {value!r}: must be different layers from 0 to {layer_count}")
+            raise IncompatibleError(f"{name} = {value!r}: must be distinct layers from 0 to {layer_count}")
         return tuple(value)
 
 
@@ -226,7 +224,7 @@ def read_published(
         tokens = _tokens(config["speculators_config"], algorithm)
         return PublishedConfig(fields, layers.within(target), target, tokens)
     except KeyError as error:
-        raise IncompatibleError(f"config.json lacks {error}") from error
+        raise IncompatibleError(f"config.json lacks the field {error}") from error
 
 
 def must_be(fields: Mapping[str, Any], only: Mapping[str, Any]) -> None:
@@ -250,7 +248,7 @@ def _check_verifier(
     architectures = json.loads((target_directory / "config.json").read_bytes()).get("architectures") or ()
     if named and architectures and not set(named) & set(architectures):
         stated = f"verifier.architectures = {named!r}"
-        raise IncompatibleError(f"{stated}: {target_directory} is of {list(architectures)!r}")
+        raise IncompatibleError(f"{stated}: the target {target_directory} has {list(architectures)!r}")
     layer_config = layers.config
     for name, ours, theirs in (
         ("transformer_layer_config.hidden_size", layer_config.hidden_size, target.hidden_size),
@@ -262,7 +260,7 @@ def _check_verifier(
         ),
     ):
         if ours != theirs:
-            raise IncompatibleError(f"{name} = {ours}: {target_directory} has {theirs}")
+            raise IncompatibleError(f"{name} = {ours}: the target {target_directory} has {theirs}")
 
 
 def _tokens(described: Mapping[str, Any], algorithm: str) -> int:

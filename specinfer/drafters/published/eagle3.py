@@ -1,8 +1,9 @@
 """Read and write checkpoints of EAGLE-3, in the layout of `speculators`.
 
     fc.weight                               [hidden, layers * target hidden]
-    layers.0.hidden_norm.weight             besides a decoder layer, whose query, key and value
-                                            read [2 * hidden]: norm of the embedding, then of the hidden state
+    layers.0.*                              a decoder layer; query, key and value read [2 * hidden]:
+                                            the normed embedding, then the normed hidden state
+    layers.0.hidden_norm.weight             norm of the hidden state
     norm.weight, lm_head.weight             [draft vocabulary, hidden]
     d2t, t2d                                target id = draft id + d2t[draft id]; t2d: mask of drafted target ids
     embed_tokens.weight                     if absent, the target's are used
@@ -58,15 +59,13 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class EagleSource:
-    """An EAGLE-3 speculator."""
-
     algorithm: ClassVar[str] = ALGORITHM
     tensors: Mapping[str, torch.Tensor]
     """Tensors: `fc`, `hidden_norm`, `model.norm`, `lm_head` and the modules of `model.layers.0`."""
     token_ids: torch.Tensor
     """[draft vocabulary] target token of each draft token, ascending."""
     layers: tuple[int, ...]
-    """Numbers of target layers before each hidden state that is read."""
+    """Number of target layers before each hidden state that the draft reads."""
     norm_before_residual: bool = False
     """True if the residual is the normed hidden state."""
     embedding: torch.Tensor | None = None
@@ -98,8 +97,7 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: if target or kind differ, or naming a field or tensor that is
-            unknown.
+        IncompatibleError: if the checkpoint has another kind or target, or an unknown field or tensor.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
     if FINGERPRINT not in verifier_fields(config):
@@ -117,12 +115,12 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
 
 
 def _load_published(directory: Path, target_directory: Path) -> EagleSource:
-    """Read another library's checkpoint. A window limits the context."""
+    """Read another library's checkpoint; a window becomes the maximum context."""
     config = read_published(directory, target_directory, ALGORITHM, _FIELDS)
     must_be(config.fields, _UNKNOWN_PARTS)
     read, layers = config.read_layers(EAGLE_LAYERS), config.layers
     if list(read) != sorted(read):
-        raise IncompatibleError(f"{EAGLE_LAYERS} = {list(read)!r}: must ascend")
+        raise IncompatibleError(f"{EAGLE_LAYERS} = {list(read)!r}: must be in ascending order")
     if layers.config.layers != 1:
         raise refused("num_hidden_layers", layers.config.layers, "must be 1: EAGLE-3 has one layer")
     vocabulary, size, hidden = (

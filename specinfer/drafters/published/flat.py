@@ -8,9 +8,9 @@ The file describes the draft's Qwen3 layers, and has `block_size`, `num_target_l
     target_layer_ids     0-based layers after which hidden states are read; absent: evenly spaced
     target_hidden_size   must be `hidden_size`
 
-Tensors are those of DFlash without head and embeddings, which are the target's. The file names no target: the option
-`target` does. A draft that reads the last layer is refused: libraries differ in whether they read it before or after
-the final norm.
+Tensors are those of DFlash without head and embeddings, which are the target's. The option `target` names the target.
+A draft that reads the last layer is refused, since some libraries read this layer's output before the final norm, and
+others after it.
 """
 
 import json
@@ -63,7 +63,7 @@ def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
 
 
 def _read(directory: Path, target_directory: Path) -> PublishedConfig:
-    """Read the `config.json` and compare it with the target."""
+    """Read `config.json`, and compare its sizes with the target's."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     check_sizes(config)
     must_be(config, {"architectures": [FLAT_ARCHITECTURE], "model_type": "qwen3"})
@@ -74,7 +74,7 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
     try:
         fields = {name: config[name] for name in ("block_size", "num_target_layers")}
     except KeyError as error:
-        raise IncompatibleError(f"config.json lacks {error}") from error
+        raise IncompatibleError(f"config.json lacks the field {error}") from error
     published = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
     _check_target(published, target_directory)
     if (block := published.count("block_size")) == 1:
@@ -94,7 +94,6 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_target(config: PublishedConfig, target_directory: Path) -> None:
-    """Check that the draft's sizes equal the target's."""
     layer_config, target = config.layers.config, config.target
     width = config.fields[_WIDTH]
     for name, ours, theirs in (
@@ -104,17 +103,17 @@ def _check_target(config: PublishedConfig, target_directory: Path) -> None:
         (_WIDTH, layer_config.hidden_size if width is None else width, target.hidden_size),
     ):
         if ours != theirs:
-            raise IncompatibleError(f"{name} = {ours!r}: {target_directory} has {theirs}")
+            raise IncompatibleError(f"{name} = {ours!r}: the target {target_directory} has {theirs}")
 
 
 def _states_read(config: PublishedConfig) -> tuple[int, ...]:
-    """Return the number of target layers before each hidden state read."""
+    """Return the number of target layers before each hidden state."""
     ids, last = config.fields[_LAYERS], config.target.layers - 2
     if ids is None:
         ids = default_layer_ids(config.target.layers, config.layers.config.layers)
     whole = isinstance(ids, list) and all(type(n) is int and 0 <= n <= last for n in ids)
     if not whole or not ids or len(set(ids)) < len(ids):
-        raise IncompatibleError(f"{_LAYERS} = {ids!r}: must be different layers from 0 to {last}")
+        raise IncompatibleError(f"{_LAYERS} = {ids!r}: must be distinct layers from 0 to {last}")
     return tuple(n + 1 for n in ids)
 
 

@@ -5,8 +5,8 @@
               logits = head(out), the target's head; predicts the token after t_{j+1}
     node      a row whose hidden state is its parent's out
 
-As in EAGLE-3, rows of nodes follow the context's rows in one cache, as in other servers. (In training, each further
-step has its own rows for the whole context.) Tensors:
+As in EAGLE-3, rows of nodes follow the context's rows in one cache. (In training, each drafted depth has its own rows
+for the whole context.) Tensors:
 
     mtp_layers.0.input_proj.weight              [hidden, 2 * hidden], of the embedding, then of the hidden state
     mtp_layers.0.token_layernorm.weight         norm of the embedding
@@ -129,15 +129,12 @@ class MtpModel:
         return self._norm(self._layer.after_norm(x, normed, angles, attend))
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
-        """Return the logits [R, V] in float32."""
         return self._head(outs).float()
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Fail: nodes of drafts are dropped, never moved."""
         self._memory.move(source, target)
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Fail: the cache has no window, so keys are never rotated again."""
         self._memory.rotate(slots, delta)
 
 

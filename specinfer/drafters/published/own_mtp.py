@@ -89,5 +89,5 @@ def _renamed(name: str) -> str:
 
 
 def _of_heads(heads: int, which: int, rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of queries or gates, which alternate by head."""
+    """Return all heads' query rows (`which` = 0) or gate rows (1)."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, -1)[:, which].flatten(0, 1)

@@ -1,7 +1,7 @@
 """Draft with P-EAGLE: EAGLE-3's layers predict all depths in one pass.
 
-    context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), as in EAGLE-3; the last one predicts t_{n+1}
-    row n + i                     (mask_hidden, mask): predicts t_{n+1+i}; sees the rows before; temporary
+    context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), as in EAGLE-3; the last row predicts t_{n+1}
+    row n + i                     (mask_hidden, mask), temporary: sees all earlier rows, predicts t_{n+1+i}
 
 Predictions do not depend on each other, so trees grow as with heads (`heads.py`). In a layer with a window, a row sees
 only this number of context positions before it; a mask always sees row n - 1. Tensors:
@@ -66,8 +66,6 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class PEagleSource(PublishedSource):
-    """A P-EAGLE draft."""
-
     algorithm: ClassVar[str] = "peagle"
     depths: int
     """Number of tokens predicted in one pass."""
@@ -221,6 +219,6 @@ class PEagleRunner:
 
 
 class PEagleDrafter(PublishedDrafter):
-    """Draft a tree: level i has likely tokens of depth i."""
+    """Draft a tree; level i has depth i's most probable tokens."""
 
     kind, model, runner = PEagleSource, PEagleModel, PEagleRunner

@@ -40,7 +40,7 @@ class RowMemory:
         self.values[layer].index_copy_(0, slots, value)
 
     def attention(self, batch: Batch, windows: Sequence[int | None]) -> Attend:
-        """Return attention that stores a batch's rows; `windows`: per layer."""
+        """Return a batch's attention, which stores its rows; `windows`: by layer."""
         slots = torch.tensor(batch.write_slots, dtype=torch.int64, device=self._device)
         plans = {window: self._attention.plan(batch, window=window) for window in set(windows)}
 
@@ -51,12 +51,10 @@ class RowMemory:
         return attend
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Fail: rows of drafts are dropped, never moved."""
-        raise NotImplementedError("drafts are dropped whole")
+        raise NotImplementedError("rows of a draft are dropped, never moved")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Fail: the cache has no window, so keys are never rotated again."""
-        raise NotImplementedError("this cache has no window")
+        raise NotImplementedError("rows of a draft are not rotated: their cache has no window")
 
 
 def slots_of(sequence: KVSequence, start: int, stop: int) -> torch.Tensor:
@@ -67,7 +65,7 @@ def slots_of(sequence: KVSequence, start: int, stop: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """Tensors that a draft shares with its target."""
+    """Embeddings and output head of a draft."""
 
     embedding: torch.Tensor
     """[V, hidden] embeddings."""
@@ -82,7 +80,7 @@ class Borrowed:
         stored: Mapping[str, torch.Tensor],
         token_ids: torch.Tensor,
     ) -> "Borrowed":
-        """Return a draft's own tensors, or the target's if absent."""
+        """Return the checkpoint's tensors; in place of missing tensors, the target's."""
         embedding, head = stored.get("embed_tokens.weight"), stored.get("lm_head.weight")
         return cls(
             target[EMBEDDING] if embedding is None else embedding,
@@ -91,7 +89,7 @@ class Borrowed:
 
 
 def in_order(states: torch.Tensor, layers: tuple[int, ...]) -> torch.Tensor:
-    """Reorder hidden states [R, layers, hidden] from ascending layers to `layers`.
+    """Concatenate hidden states [R, layers, hidden] of ascending layers by `layers`.
 
     The result is [R, layers * hidden].
     """
@@ -114,11 +112,13 @@ def read_tensors(
     tensors, token_ids = own_tensors(directory)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_TARGET}
     if missing := sorted(wanted.keys() - tensors.keys()):
-        raise IncompatibleError(f"its weights lack {missing[0]}")
+        raise IncompatibleError(f"the weights lack {missing[0]}")
     shapes = wanted | optional
     for name, tensor in tensors.items():
         if name not in shapes:
-            raise IncompatibleError(f"config.json's model has no tensor {name}")
+            raise IncompatibleError(
+                f"the weights have the tensor {name}, which config.json does not describe"
+            )
         if tuple(tensor.shape) != shapes[name]:
             mismatch = f"{name} has shape {list(tensor.shape)}"
             raise IncompatibleError(f"{mismatch}: config.json implies {list(shapes[name])}")
@@ -220,7 +220,7 @@ def _check_torch(options: DrafterOptions, what: str) -> None:
     """Check the options of a draft that only runs in torch.
 
     Raises:
-        SettingError: if the executor is another one.
+        SettingError: if the executor is neither torch nor auto.
     """
     runner_options = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
     check_options(runner_options)

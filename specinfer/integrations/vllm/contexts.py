@@ -23,8 +23,6 @@ _TAIL = 8
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """State of one request."""
-
     request_id: str
     tokens: Int32
     """[T] tokens in the request's latest step."""
@@ -38,7 +36,7 @@ class Context:
     """Number of steps since the latest step with this request."""
 
     def grow(self, tokens: Int32) -> list[int]:
-        """Set the tokens to the row's; return the new ones."""
+        """Extend the context to `tokens`; return the new tokens."""
         new: list[int] = tokens[len(self.tokens) :].tolist()
         if self.state is None:
             # vLLM reports neither sampling parameters, maximum length, nor caller: use greedy drafts, and
@@ -58,15 +56,13 @@ class Context:
         return StepEntry(self.state, last, (self.state.tokens[last],), True, limits, depth)
 
     def end(self) -> None:
-        """End the request; late answers for it are ignored."""
+        """End the request, so that late answers are ignored."""
         if self.state is not None:
             self.state.finish = FinishReason.CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One row of vLLM's batch."""
-
     tokens: Int32
     """[T] prompt and committed tokens."""
     new: int
@@ -77,7 +73,7 @@ class ContextTable:
     """The requests of the latest steps.
 
     Args:
-        patience: number of steps without the request after which it counts as ended.
+        patience: number of steps without a request after which the request counts as ended.
     """
 
     def __init__(self, patience: int) -> None:
@@ -88,7 +84,7 @@ class ContextTable:
         return len(self._contexts)
 
     def match(self, rows: Sequence[BatchRow]) -> list[Context]:
-        """Return the rows' contexts, with the previous step's tokens."""
+        """Return each row's context, which still has the previous step's tokens."""
         matched = self._by_length(rows)
         matched_ids = set(map(id, matched))
         left = [context for context in self._contexts if id(context) not in matched_ids]

@@ -55,7 +55,7 @@ class SpeculatorProposer:
         self._contexts = ContextTable(patience=2 * int(parallel.pipeline_parallel_size))
         self._calibration = Calibration()
         self.counters: Counter[str] = Counter()
-        """Counts of rounds, requests, proposed and accepted tokens, and faults."""
+        """Counts of steps ("rounds"), requests, proposed and accepted tokens, and faults."""
         self.client = ""
         """Client name that is sent to the services."""
         # vLLM broadcasts the drafts of a tensor-parallel group's first rank
@@ -77,8 +77,8 @@ class SpeculatorProposer:
 
         Args:
             sampled_token_ids: [B] new tokens of each row; empty while its prompt is being read.
-            num_tokens_no_spec: [B] number of tokens of each row, with the new ones.
-            token_ids_cpu: [B or more, longest] tokens of all rows.
+            num_tokens_no_spec: [B] number of tokens of each row, including the new ones.
+            token_ids_cpu: [B or more, maximum length] tokens of all rows, padded on the right.
             slot_mappings: not used.
         """
         proposed: list[list[int]] = [[] for _ in sampled_token_ids]
@@ -110,7 +110,6 @@ class SpeculatorProposer:
         return counts
 
     def close(self) -> None:
-        """End the connections."""
         if self._asks:
             outcomes, self._asks = self.outcomes, False
             atexit.unregister(self.close)
@@ -211,7 +210,6 @@ class _Speculators:
             task.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """End background work and connections."""
         for task in self._releases:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)

@@ -28,12 +28,10 @@ class VllmSettings(BaseSettings):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the services."""
         return split_targets(f"{PREFIX}SPECULATORS", self.speculators)
 
     @property
     def tls(self) -> ClientTls:
-        """TLS files for channels to the services."""
         ca, certificate, key = map(as_path, (self.tls_ca, self.tls_certificate, self.tls_key))
         return ClientTls(ca, certificate, key, self.tls_name, prefix=f"{PREFIX.lower()}tls")
 
@@ -46,7 +44,8 @@ class VllmSettings(BaseSettings):
         """
         for name in os.environ:
             if name.startswith(PREFIX) and name[len(PREFIX) :].lower() not in cls.model_fields:
-                raise SettingError(name, os.environ[name], "unknown setting")
+                known = ", ".join(f"{PREFIX}{field.upper()}" for field in cls.model_fields)
+                raise SettingError(name, os.environ[name], f"unknown setting: must be one of {known}")
         try:
             settings = cls()  # type: ignore[call-arg]  # from the environment
         except ValidationError as error:

@@ -10,8 +10,6 @@ from specinfer.remote.contract.rules import RULES
 
 
 class Outcome(StrEnum):
-    """Outcome of one rule."""
-
     KEPT = "ok"
     BROKEN = "FAILED"
     SKIPPED = "skipped"

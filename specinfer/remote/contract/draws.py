@@ -1,9 +1,9 @@
-"""Test that drawn tokens follow the sent distribution q, for losslessness.
+"""Test that sampled ("drawn") tokens follow the sent distribution q.
 
-Each draw's token is ranked in the q that remained before the draw: rank 0 is the most probable token, and of
-equal tokens the lower id. A rank's expected count is the sum of its probabilities over all draws. Pearson's
-statistic over the ranks then has at most the spread of chi-square. With one draw per request, a total
-variation distance of 0.2 is found with probability 0.99, and a distance of 0.1 with probability 1/3.
+Otherwise speculation would bias the output. Each drawn token is ranked in the q that remained before the draw: rank 0
+is the most probable token; among equally probable tokens the lower id is first. A rank's expected count is the sum of
+its probabilities over all draws. Pearson's statistic over the ranks then has at most the spread of chi-square. With
+one draw per request, a total variation distance of 0.2 is found with probability 0.99, of 0.1 with probability 1/3.
 """
 
 import math
@@ -19,7 +19,10 @@ from specinfer.v1 import common_pb2
 REQUESTS = 400
 _BATCH = 50
 _RANKS = 5
-"""Number of ranks; the last includes all later ones. Odd, for `chi_square_tail`."""
+"""Number of ranks; the last includes all later ranks.
+
+An odd number, so that `chi_square_tail` has an even number of degrees of freedom.
+"""
 _MIN_EXPECTED = 5.0
 FALSE_ALARM = 1e-6
 """Probability that a correct service fails the test."""
@@ -31,7 +34,7 @@ async def draws_follow_q(it: Examined) -> str:
     """Check draws of many requests with one context and different draw_seeds."""
     drawing = [place for place, speculator in enumerate(it.description.speculators) if speculator.draws]
     if not drawing:
-        raise NotApplicableError("no speculator draws")
+        raise NotApplicableError("no speculator has `draws` in Describe")
     trees: dict[int, list[TokenTree]] = {place: [] for place in drawing}
     context = it.context(12)
     for start in range(0, REQUESTS, _BATCH):
@@ -100,7 +103,10 @@ def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]
 
 
 def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
-    """Merge last ranks until each expects enough draws; return an odd number."""
+    """Merge the last ranks until every rank expects `_MIN_EXPECTED` draws.
+
+    An odd number of ranks remains.
+    """
     while len(expected) > 1 and (expected[-1] < _MIN_EXPECTED or len(expected) % 2 == 0):
         observed, expected = (np.append(counts[:-2], counts[-2:].sum()) for counts in (observed, expected))
     return observed, expected
@@ -109,7 +115,7 @@ def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
 def chi_square_tail(statistic: float, degrees: int) -> float:
     """Return P(chi-square >= statistic) for an even number of degrees of freedom.
 
-    There it is a finite sum: exp(-x/2) sum over k < degrees/2 of (x/2)^k / k!.
+    For even numbers this is a finite sum: exp(-x/2) sum over k < degrees/2 of (x/2)^k / k!.
     """
     half = statistic / 2
     return math.exp(-half) * sum(half**k / math.factorial(k) for k in range(degrees // 2))

@@ -56,7 +56,7 @@ class Examined:
         """Request the service's description.
 
         Raises:
-            UnavailableError: if it does not answer.
+            UnavailableError: if the service does not answer.
         """
         self.description = await describe_speculators(self.address, self._stub)
         self.described = True
@@ -68,7 +68,7 @@ class Examined:
         return min(8, self.description.max_nodes)
 
     def vocab_size(self, speculator: int) -> int:
-        """Return a speculator's number of token ids, or the maximum."""
+        """Return a speculator's vocabulary size; `ANY_TOKEN` if unlimited."""
         return self.description.speculators[speculator].vocab_size or ANY_TOKEN
 
     def context(self, length: int) -> list[int]:
@@ -105,7 +105,7 @@ class Examined:
         """Send entries; return one result per entry, in the same order.
 
         Raises:
-            UnavailableError: if it does not answer.
+            UnavailableError: if the service does not answer.
             BrokenContractError: if the answer does not belong to this message.
         """
         self._steps += 1
@@ -143,10 +143,10 @@ class Examined:
         return result
 
     async def release(self, request_ids: Sequence[str], client: str = CLIENT) -> int:
-        """Release requests; return the number of known ones by its reply.
+        """Release requests; return the number of known requests in the reply.
 
         Raises:
-            UnavailableError: if it does not answer.
+            UnavailableError: if the service does not answer.
         """
         request = common_pb2.ReleaseRequest(request_ids=request_ids, client=client)
         try:
@@ -159,7 +159,7 @@ class Examined:
         """Release all requests, and end the stream.
 
         Raises:
-            UnavailableError: if it does not answer.
+            UnavailableError: if the service does not answer.
         """
         self._stream.reset()
         for client, names in self._asked.items():
@@ -177,8 +177,8 @@ class Examined:
         limits, trees = TreeLimits(entry.node_budget, entry.max_depth), dict[int, TokenTree]()
         for draft in result.drafts:
             if draft.speculator not in asked or draft.speculator in trees:
-                who = f"unexpected draft of speculator {draft.speculator}: wanted one of {sorted(asked)} each"
-                raise BrokenContractError(who)
+                wanted = f"one draft each of speculators {sorted(asked)} was requested"
+                raise BrokenContractError(f"unexpected draft of speculator {draft.speculator}: {wanted}")
             if draft.status != OK:
                 name = self.description.speculators[draft.speculator].name
                 raise BrokenContractError(
@@ -192,7 +192,7 @@ class Examined:
             parents = tree.parents[1:].tolist()
             if entry.shape == speculator_pb2.TREE_SHAPE_SEQUENCE and len(set(parents)) < len(parents):
                 raise BrokenContractError(
-                    f"speculator {draft.speculator}: sent a tree, TREE_SHAPE_SEQUENCE wants a chain"
+                    f"speculator {draft.speculator}: sent branches, but TREE_SHAPE_SEQUENCE requires a chain"
                 )
             trees[draft.speculator] = tree
         return trees

@@ -1,4 +1,4 @@
-"""Check the contract's rules with test entries; each returns its observations."""
+"""Check the protocol's rules; each function returns a line for the report."""
 
 from collections.abc import Awaitable, Callable
 
@@ -50,7 +50,7 @@ async def appends_deltas(it: Examined) -> str:
     await it.served(it.entry("grows", tokens[:6]))
     silent = await it.served(it.entry("grows", tokens[6:8], 6, node_budget=0))
     if any(len(draft.tree.token_ids) > 1 for draft in silent.drafts):
-        raise BrokenContractError("drafted nodes for a node_budget of 0")
+        raise BrokenContractError("a draft has nodes, but node_budget is 0")
     await it.served(it.entry("grows", tokens[8:], 8))
     return "held_len is right after each"
 
@@ -83,7 +83,7 @@ async def forgets_what_is_released(it: Examined) -> str:
         await it.served(it.entry(name, tokens[:5]))
     known = await it.release(["released", "never heard of"])
     if known != 1:
-        raise BrokenContractError(f"released is {known} for one known and one unknown request")
+        raise BrokenContractError(f"released is {known}, must be 1: one of two requests is known")
     expect_status(await it.one(it.entry("released", tokens[5:], 5)), RESYNC, "a released request")
     await it.served(it.entry("kept", tokens[5:], 5))
     return "others are kept"
@@ -117,7 +117,7 @@ async def keeps_to_budget_and_shape(it: Examined) -> str:
                 largest = max(largest, len(tree) - 1)
                 deepest = max(deepest, int(depths(tree.parents).max()))
     if not trees:
-        raise BrokenContractError("0 trees: no speculator drafts anything")
+        raise BrokenContractError("0 trees: no speculator returned a tree for any entry")
     return f"{trees} trees, at most {largest} nodes and depth {deepest}"
 
 
@@ -158,7 +158,7 @@ async def sends_points_unless_it_draws(it: Examined) -> str:
     """Check that speculators without declared draws send only points."""
     quiet = [place for place, speculator in enumerate(it.description.speculators) if not speculator.draws]
     if not quiet:
-        raise NotApplicableError("all speculators draw")
+        raise NotApplicableError("all speculators have `draws` in Describe")
     sampling = common_pb2.SamplingParams(temperature=1.0, seed=7)
     entry = it.entry("sampled", it.context(12), sampling=sampling, speculators=quiet)
     for place, tree in it.trees(entry, await it.served(entry)).items():

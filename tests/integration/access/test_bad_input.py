@@ -31,7 +31,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"max_new_tokens": 600},
         "prompt + max_new_tokens = '3 + 600': over the context",
     ),
-    "foreign token": ({"prompt": [5, 97]}, "prompt = 97: not in the vocabulary of 97"),
+    "foreign token": ({"prompt": [5, 97]}, "prompt = 97: must be a token id from 0 to 96"),
     "foreign stop token": ({"stop_token_ids": [4000]}, "stop_token_ids = 4000"),
     "NaN temperature": ({"temperature": float("nan")}, "temperature = nan: must be a finite number >= 0"),
     "negative temperature": ({"temperature": -1.0}, "temperature = -1.0"),

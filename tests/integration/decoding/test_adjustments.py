@@ -145,7 +145,7 @@ async def test_bad_tokens_are_refused_by_name(redis_url: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await system.tokens([5], sampling={"logit_bias": {97: 1.0}})
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == "logit_bias = '97': must be from 0 to 96"
+    assert caught.value.details() == "logit_bias = '97': must be a token id from 0 to 96"
 
 
 SMALL: Wish = {

@@ -95,7 +95,7 @@ async def test_the_client_gets_them_typed_also_of_a_request_that_ended(redis_url
         rest = await client.attach(answer.request_id, 7).read()  # from Redis
         with pytest.raises(Exception, match="top_logprobs = 21: must be in"):
             await client.generate("hi", logprobs=True, top_logprobs=21)
-        with pytest.raises(Exception, match="top_logprobs = 1: only with logprobs"):
+        with pytest.raises(Exception, match="top_logprobs = 1: must be 0 without logprobs"):
             await client.generate("hi", top_logprobs=1)
     assert [row.chosen.token_id for row in answer.token_logprobs] == answer.token_ids
     assert [row.chosen.logprob for row in answer.token_logprobs] == answer.logprobs

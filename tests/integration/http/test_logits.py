@@ -35,7 +35,7 @@ async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
         ({"frequency_penalty": -3}, "frequency_penalty", "frequency_penalty = -3.0: must be in [-2, 2]"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias = 101.0: must be in [-100, 100]"),
         ({"logit_bias": {"5": 1e300}}, "logit_bias", "logit_bias = inf: must be in [-100, 100]"),
-        ({"logit_bias": {"97": 1}}, "logit_bias", "logit_bias = '97': must be from 0 to 96"),
+        ({"logit_bias": {"97": 1}}, "logit_bias", "logit_bias = '97': must be a token id from 0 to 96"),
         (
             {"logit_bias": {str(token): 1 for token in range(1025)}},
             "logit_bias",

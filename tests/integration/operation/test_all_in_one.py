@@ -231,7 +231,10 @@ async def test_what_is_wrong_is_said_before_the_model_is_loaded(
             (["--chat-template", str(tmp_path / "none")], "chat_template"),
             (["--store", str(tmp_path / "broken")], "store = .*broken': cannot be used"),
             (["--store", str(tmp_path / "fifo")], "store = .*fifo': cannot be used: must be a regular file"),
-            (["--draft", "sssm"], "draft = 'sssm': no such directory.*nor one of the drafters ssm, eagle"),
+            (
+                ["--draft", "sssm"],
+                "draft = 'sssm': no such directory.*also allowed are the drafters ssm, eagle",
+            ),
             (["--draft", "ngram,beem=3"], "beem = '3'"),
             (["--store", "/proc/none/store"], "store = '/proc/none/store': cannot be used"),
         ]:

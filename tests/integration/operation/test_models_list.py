@@ -75,7 +75,7 @@ def test_removing_leaves_the_file(files: dict[str, Path]) -> None:
     assert files["small"].is_file()
     assert run("remove", str(files["large"]))
     assert [model.name for model in local_models()] == ["other"]
-    with pytest.raises(NotFoundError, match="model = 'small': not in the cache, which has other"):
+    with pytest.raises(NotFoundError, match="model = 'small': not in the cache; cached are: other"):
         run("remove", "small")
     with pytest.raises(NotFoundError, match=r"other\.gguf': not in the cache"):
         run("remove", "/elsewhere/other.gguf")

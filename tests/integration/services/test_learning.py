@@ -382,7 +382,7 @@ async def test_the_command_says_what_it_cannot_follow(
     drafter = make_drafter("ssm", DrafterOptions(model=str(ssm), dtype="float32", kv_tokens=4096))
     async with running_system(redis_url, {"ssm": drafter}) as system:
         (service,) = system.loop.pool.services
-        with pytest.raises(SettingError, match="was not started with --learn"):
+        with pytest.raises(SettingError, match="the service must be started with --learn"):
             await asyncio.to_thread(train_follow, service.address, tmp_path / "out")
         with pytest.raises(FaultError, match="refused"):
             await LearningLink(service.address, ClientTls()).texts(0)

@@ -351,7 +351,10 @@ def _fails(*_: object) -> list[int]:
     ("variables", "message"),
     [
         ({}, "SPECINFER_VLLM_SPECULATORS = None: Field required"),
-        ({"SPECULATORS": "a:1", "DEADLINE": "5"}, "SPECINFER_VLLM_DEADLINE = '5': unknown setting"),
+        (
+            {"SPECULATORS": "a:1", "DEADLINE": "5"},
+            "SPECINFER_VLLM_DEADLINE = '5': unknown setting: must be one of ",
+        ),
         ({"SPECULATORS": "a:1", "TLS_KEY": "k.pem"}, "specinfer_vllm_tls_ca = None: required"),
     ],
 )

@@ -50,8 +50,8 @@ def test_bad_entries_fail_alone() -> None:
     ]
     outcomes = engine.draft(entries)
     assert [o.status for o in outcomes] == [EntryStatus.ERROR] * 6 + [EntryStatus.OK]
-    assert "delta_token_ids: not in the vocabulary of 10" in outcomes[1].message
-    assert "node_budget = 5: at most 4" in outcomes[2].message
+    assert "delta_token_ids: must be a token id from 0 to 9" in outcomes[1].message
+    assert "node_budget = 5: must be at most 4" in outcomes[2].message
     for outcome, value in zip(outcomes[3:6], ("-0.1", "1.5", "nan"), strict=True):
         assert f"min_path_probability = {value}: must be between 0 and 1" in outcome.message
     ((speculator, tree),) = outcomes[6].drafts
@@ -84,9 +84,14 @@ def test_bad_references_are_refused() -> None:
     small.description = DrafterDescription(vocab_size=10, reads_references=True)
     for engine, base, token, reason in (
         (SpeculatorEngine([blind]), 0, 5, "references = 1: no speculator of this service reads them"),
-        (SpeculatorEngine([reader]), 2, 5, "references = 1: only with base_len = 0, not 2"),
-        (SpeculatorEngine([reader]), 0, 2**31, f"references.token_ids: not in the vocabulary of {2**31}"),
-        (SpeculatorEngine([small]), 0, 10, "references.token_ids: not in the vocabulary of 10"),
+        (SpeculatorEngine([reader]), 2, 5, "references = 1: allowed with base_len 0 only, not 2"),
+        (
+            SpeculatorEngine([reader]),
+            0,
+            2**31,
+            f"references.token_ids: must be a token id from 0 to {2**31 - 1}",
+        ),
+        (SpeculatorEngine([small]), 0, 10, "references.token_ids: must be a token id from 0 to 9"),
     ):
         bad = replace(entry("r", base, [5]), references=[[token]])
         (outcome,) = engine.draft([bad])
@@ -132,7 +137,7 @@ def test_drafters_of_one_service_draft_what_each_is_asked_for() -> None:
     engine.release(["all"])
     assert [drafter.released[-1] for drafter in drafters] == ["all", "all"]
     (bad,) = engine.draft([DraftEntry("r", 0, [5], TreeLimits(2, 2), sampling, [2])])
-    assert "speculators = 2: this service has 2" in bad.message
+    assert "speculators = 2: must be numbers from 0 to 1" in bad.message
 
 
 def test_a_drafter_that_fails_costs_the_others_nothing() -> None:

@@ -97,7 +97,7 @@ def test_a_datastore_is_text_or_jsonl(tmp_path: Path) -> None:
         list(read_datastore(str(rows), tokenizer))
     with pytest.raises(SettingError, match="no such file"):
         list(read_datastore("/nowhere.txt", tokenizer))
-    with pytest.raises(SettingError, match="needed for retrieval: files"):
+    with pytest.raises(SettingError, match="must name files, separated by colons"):
         RetrievalDrafter.from_options(DrafterOptions())
 
 

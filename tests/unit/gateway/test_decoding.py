@@ -99,8 +99,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"text": "x" * 500, "max_new_tokens": 13},
         "prompt + max_new_tokens = '500 + 13': over the context of 512",
     ),
-    "foreign token": ({"tokens": generation_pb2.TokenIds(ids=[5, 97])}, "prompt = 97: not in the vocabulary"),
-    "foreign stop token": ({"stop_token_ids": [4000]}, "stop_token_ids = 4000: not in the vocabulary"),
+    "foreign token": (
+        {"tokens": generation_pb2.TokenIds(ids=[5, 97])},
+        "prompt = 97: must be a token id from 0 to 96",
+    ),
+    "foreign stop token": (
+        {"stop_token_ids": [4000]},
+        "stop_token_ids = 4000: must be a token id from 0 to 96",
+    ),
     "stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17: entries, at most 16"),
     "a long stop string": (
         {"stop_strings": ["x", "x" * 257]},

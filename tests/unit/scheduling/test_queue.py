@@ -226,7 +226,7 @@ def test_one_caller_cannot_fill_the_queue() -> None:
                 return str(error)
         return "never full"
 
-    full = "queue full for {!r}: {} of its requests are waiting, {} places are left"
+    full = "queue full for caller {!r}: {} requests of the caller are waiting, the maximum for {} free places"
     assert fill("greedy") == full.format("greedy", 80, 20)
     assert fill("second") == full.format("second", 16, 4)
     s.submit(request("single", "modest"), 0.0)

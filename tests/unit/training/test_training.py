@@ -282,7 +282,7 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
         with pytest.raises(SettingError, match=f"{field} = '?{value}'?"):
             train(**bad, overwrite=True)
     lines.write_text(lines.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(InvalidInputError, match=r"corpus = .*needs two or more continuations"):
+    with pytest.raises(InvalidInputError, match=r"corpus = .*must have at least two continuations"):
         train(overwrite=True)
 
 
@@ -307,7 +307,7 @@ def test_the_corpus_is_read_split_and_counted(tmp_path: Path) -> None:
     assert (len(training), len(held_out)) == (8, 2)
     assert not {dataclasses.astuple(c) for c in training} & {dataclasses.astuple(c) for c in held_out}
     assert frequent_tokens(corpus, 1).tolist() == [3]
-    for name, message in (("none.jsonl", "No such file"), ("empty.jsonl", "has no lines")):
+    for name, message in (("none.jsonl", "No such file"), ("empty.jsonl", "is empty: must have lines")):
         (tmp_path / "empty.jsonl").touch()
         with pytest.raises(InvalidInputError, match=f"corpus = .*{name}.*: {message}"):
             read_corpus(tmp_path / name)

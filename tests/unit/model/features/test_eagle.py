@@ -193,7 +193,7 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
     assert torch.equal(layer.embedding, stored["embed_tokens.weight"])  # type: ignore[arg-type]
     assert layer.token_ids.tolist() == list(range(97))
     save_file(stored | {"input_norm.weight": torch.ones(3)}, directory / "model.safetensors")
-    with pytest.raises(IncompatibleError, match=r"model has no tensor input_norm\.weight"):
+    with pytest.raises(IncompatibleError, match=r"have the tensor input_norm\.weight"):
         load_eagle(directory, target)
     model_of = EagleWeights(replace(config, layers=1), layer.tensors, layer.embedding, True)  # type: ignore[arg-type]
     EagleModel(model_of, torch.float32, "cpu", 4)
@@ -223,7 +223,7 @@ def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"fc_norm": True}, {}, "fc_norm = True: only False is supported"),
         ({"norm_output": True}, {}, "norm_output = True: only False is supported"),
         ({"mood": 1}, {}, "mood = 1: unknown field of eagle3"),
-        ({"eagle_aux_hidden_state_layer_ids": [5, 2]}, {}, "must ascend"),
+        ({"eagle_aux_hidden_state_layer_ids": [5, 2]}, {}, "must be in ascending order"),
         ({}, {"num_hidden_layers": 2}, "num_hidden_layers = 2: must be 1"),
     ],
 )

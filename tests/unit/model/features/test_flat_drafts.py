@@ -128,9 +128,9 @@ def test_a_flat_checkpoint_drafts_for_the_model_that_is_served(draft: Path, targ
     assert (
         load_drafters("draft", group | {"kv-tokens": "256"}, options)["dflash"].description.vocab_size == 97
     )
-    with pytest.raises(SettingError, match=f"target = '': must be the target of {draft}"):
+    with pytest.raises(SettingError, match=f"target = '': must be the model of the draft {draft}"):
         make_drafter("dflash", DrafterOptions(model=str(draft)))
-    with pytest.raises(SettingError, match="'dflash', this drafter reads 'dspark'"):
+    with pytest.raises(SettingError, match="'dflash', this drafter needs 'dspark'"):
         make_drafter("dspark", DrafterOptions(model=str(draft), target=str(target)))
 
 
@@ -139,12 +139,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"inner": {"causal_head": 1}}, "dflash_config.causal_head = 1: must be true or false"),
     (
         {"inner": {"mask_token_id": None}},
-        "dflash_config.mask_token_id = None: must be one of the target's 97",
+        "dflash_config.mask_token_id = None: must be a token id",
     ),
-    ({"inner": {"mask_token_id": 97}}, "dflash_config.mask_token_id = 97: must be one of"),
+    ({"inner": {"mask_token_id": 97}}, "dflash_config.mask_token_id = 97: must be a token id"),
     ({"inner": {"target_hidden_size": 64}}, "dflash_config.target_hidden_size = 64: .* has 32"),
     ({"inner": {"target_layer_ids": [0, 2]}}, r"target_layer_ids = \[0, 2\]: .* from 0 to 1"),
-    ({"inner": {"target_layer_ids": [0, 0]}}, r"target_layer_ids = \[0, 0\]: must be different"),
+    ({"inner": {"target_layer_ids": [0, 0]}}, r"target_layer_ids = \[0, 0\]: must be distinct"),
     ({"inner": {"target_layer_ids": [0, True]}}, "target_layer_ids = "),
     ({"inner": {"target_layer_ids": []}}, "target_layer_ids = "),
     ({"inner": {"target_layer_ids": [1]}}, r"fc.weight has shape \[32, 64\]: config.json implies \[32, 32\]"),
@@ -157,7 +157,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"block_size": 10**9}, "block_size = 1000000000: must be"),
     ({"hidden_size": 64}, "^[^ ]* hidden_size = 64: .* has 32"),
     ({"vocab_size": 96}, "^[^ ]* vocab_size = 96: .* has 97"),
-    ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "model has no tensor layers.1."),
+    ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "have the tensor layers.1."),
     ({"attention_bias": True}, "weights lack layers.0.self_attn.k_proj.bias"),
     ({"gate": True}, "^[^ ]* gate = True: unknown field"),
     ({"model_type": "llama"}, "model_type = 'llama': only 'qwen3' is supported"),
@@ -185,14 +185,14 @@ def test_a_field_or_tensor_that_is_missing_is_named(target: Path, tmp_path: Path
     file, config = directory / "model.safetensors", json.loads((directory / "config.json").read_text())
     tensors = load_file(file)
     save_file(tensors | {"lm_head.weight": torch.ones(97, 32)}, file)
-    with pytest.raises(IncompatibleError, match=r"model has no tensor lm_head\.weight"):
+    with pytest.raises(IncompatibleError, match=r"have the tensor lm_head\.weight"):
         drafter_of(directory, target)
     save_file({name: t for name, t in tensors.items() if name != "hidden_norm.weight"}, file)
     with pytest.raises(IncompatibleError, match=r"weights lack hidden_norm\.weight"):
         drafter_of(directory, target)
     del config["num_target_layers"]
     (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(IncompatibleError, match=r"config\.json lacks 'num_target_layers'"):
+    with pytest.raises(IncompatibleError, match=r"config\.json lacks the field 'num_target_layers'"):
         drafter_of(directory, target)
 
 
