@@ -150,9 +150,9 @@ class Models:
         self._asked_at, form = self._clock(), status.chat_form
         self.form = ChatForm(
             form.calls,
-            (form.thoughts_begin, form.thoughts_end),
-            form.begins_in_thoughts,
-            form.begins_in_thoughts_if_asked,
+            (form.reasoning_begin, form.reasoning_end),
+            form.begins_in_reasoning,
+            form.begins_in_reasoning_if_enabled,
             dict(form.mark_tokens),
         )
         if not self._given:

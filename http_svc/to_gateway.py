@@ -205,8 +205,8 @@ def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> Requ
         other=other,
         any_object=schema == ANY_OBJECT,
         mark_tokens=form.mark_tokens,
-        thoughts=answers.thoughts,
-        begins_in_thoughts=answers.begins_in_thoughts,
+        reasoning=answers.reasoning,
+        begins_in_reasoning=answers.begins_in_reasoning,
     )
     kept = {name: value for name, value in options.items() if name not in ("json_schema", "regex", "choice")}
     return cast("RequestOptions", kept | {"grammar": call_grammar(wanted)})
@@ -222,11 +222,11 @@ def answer_form(body: Body, form: ChatForm) -> AnswerForm:
     functions = [function.name for function in body.callable] or None
     variables = body.variables
     asked = [variables[name] for name in ("enable_thinking", "thinking") if name in variables]
-    begins = form.begins_in_thoughts if not asked else form.begins_in_thoughts_if_asked and all(asked)
+    begins = form.begins_in_reasoning if not asked else form.begins_in_reasoning_if_enabled and all(asked)
     thinks = not body.resumable and (functions is not None or not _form(body))
     return AnswerForm(
         functions,
-        form.thoughts if thinks else ("", ""),
+        form.reasoning if thinks else ("", ""),
         begins and thinks,
         kinds={function.name: kinds_of(function.parameters) for function in body.callable},
         calls=form_named(form.calls),

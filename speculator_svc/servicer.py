@@ -182,7 +182,7 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
         status=int(outcome.status),  # type: ignore[arg-type]  # both enums have the same numbers
         message=outcome.message,
         drafts=[encode_draft(speculator, draft) for speculator, draft in outcome.drafts],
-        held_len=outcome.cached_len,
+        cached_len=outcome.cached_len,
     )
 
 

@@ -105,10 +105,10 @@ ERRORS = PanelRow(
             unit="reqps",
         ),
         Panel(
-            "Verifiers held",
-            "Verifiers that each gateway drives.",
+            "Verifiers leased",
+            "Verifiers of which each gateway has the lease.",
             "zero at all gateways: nothing is computed. In total fewer than exist: a verifier is idle.",
-            (Query(selector("specinfer_verifiers_held"), "{{instance}}"),),
+            (Query(selector("specinfer_verifiers_leased"), "{{instance}}"),),
             width=12,
         ),
         Panel(

@@ -51,7 +51,7 @@ function serve(client, entry, seen) {
   for (const token of entry.delta_token_ids) tokens.push(token);
   contexts.set(key, tokens);
   if (contexts.size > MAX_REQUESTS) contexts.delete(contexts.keys().next().value);
-  return { status: OK, held_len: tokens.length, drafts: draft(tokens, Math.min(entry.node_budget, entry.max_depth)) };
+  return { status: OK, cached_len: tokens.length, drafts: draft(tokens, Math.min(entry.node_budget, entry.max_depth)) };
 }
 
 const server = new grpc.Server();

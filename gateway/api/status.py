@@ -46,10 +46,10 @@ class StatusReporter:
         self._totals = totals
         self._form = generation_pb2.ChatForm(
             calls=form.calls,
-            thoughts_begin=form.thoughts[0],
-            thoughts_end=form.thoughts[1],
-            begins_in_thoughts=form.begins_in_thoughts,
-            begins_in_thoughts_if_asked=form.begins_in_thoughts_if_asked,
+            reasoning_begin=form.reasoning[0],
+            reasoning_end=form.reasoning[1],
+            begins_in_reasoning=form.begins_in_reasoning,
+            begins_in_reasoning_if_enabled=form.begins_in_reasoning_if_enabled,
             mark_tokens=form.mark_tokens,
         )
 
@@ -146,7 +146,7 @@ def _reliability(calibration: Calibration, speculator: int) -> dict[str, float |
     said, corrected = reliability
     return {
         "calibration_error": corrected.calibration_error,
-        "said_calibration_error": said.calibration_error,
+        "raw_calibration_error": said.calibration_error,
         "auc": corrected.auc,
     }
 

@@ -96,12 +96,12 @@ def _contradiction(
     accepted = list(answer.accepted_nodes)
     if accepted and (tree is None or not _is_path(tree, accepted)):
         return f"the verifier accepted nodes {accepted[:16]}, which are not a path from the root"
-    held_len = entry.context_len + len(accepted)
+    expected_len = entry.context_len + len(accepted)
     if entry.read_limit:  # the last token must stay pending, or no later entry would have a delta
-        if not entry.base_len < answer.held_len < held_len:
-            return f"the verifier cached {answer.held_len} tokens instead of fewer than {held_len}"
-    elif answer.held_len != held_len:
-        return f"the verifier cached {answer.held_len} tokens instead of {held_len}"
+        if not entry.base_len < answer.cached_len < expected_len:
+            return f"the verifier cached {answer.cached_len} tokens instead of fewer than {expected_len}"
+    elif answer.cached_len != expected_len:
+        return f"the verifier cached {answer.cached_len} tokens instead of {expected_len}"
     if answer.cached_tokens > len(entry.delta):
         return f"the verifier found {answer.cached_tokens} of {len(entry.delta)} tokens in its cache"
     if tree is not None and answer.bonus_token_id >= vocab_size:
@@ -139,7 +139,7 @@ def _verdict(entry: StepEntry, answer: verifier_pb2.Verdict) -> VerdictEntry:
         tuple(answer.accepted_nodes),
         answer.bonus_token_id,
         _logprobs(answer, entry.state.request.top_logprobs),
-        answer.held_len,
+        answer.cached_len,
         answer.features_start,
         answer.features,
         tuple(answer.top_k_token_ids),

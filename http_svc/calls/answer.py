@@ -7,21 +7,21 @@ from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.reader import CallReader, Delta
 
 
-class _ThoughtReader:
-    """Divides an answer into reasoning ("thoughts") and the text after it."""
+class _ReasoningReader:
+    """Divides an answer into reasoning and the text after it."""
 
-    def __init__(self, marks: tuple[str, str], begins_in_thoughts: bool) -> None:
+    def __init__(self, marks: tuple[str, str], begins_in_reasoning: bool) -> None:
         self._begin, self._close = marks
         self._text = ""
-        self._thinking: bool | None = True if begins_in_thoughts else None
-        """True within the thoughts, False after; None if unknown yet."""
+        self._thinking: bool | None = True if begins_in_reasoning else None
+        """True within the reasoning, False after; None if unknown yet."""
         self._returned = False
-        """True once a part of the thoughts was returned."""
+        """True once a part of the reasoning was returned."""
         if not self._begin:
             self._thinking = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return the new parts: (thoughts, text after the thoughts)."""
+        """Return the new parts: (reasoning, text after the reasoning)."""
         if self._thinking is False:
             return "", text
         self._text += text
@@ -38,7 +38,7 @@ class _ThoughtReader:
         return self._think()
 
     def end(self) -> tuple[str, str]:
-        """Return the buffered rest: (thoughts, text after the thoughts)."""
+        """Return the buffered rest: (reasoning, text after the reasoning)."""
         rest, self._text = self._text, ""
         return (rest.rstrip(), "") if self._thinking else ("", rest)
 
@@ -47,13 +47,13 @@ class _ThoughtReader:
             self._text = self._text.lstrip()
         place = self._text.find(self._close)
         if place >= 0:
-            thought, rest = self._text[:place].rstrip(), self._text[place + len(self._close) :]
+            reasoning, rest = self._text[:place].rstrip(), self._text[place + len(self._close) :]
             self._thinking, self._text = False, ""
-            return thought, rest
+            return reasoning, rest
         cut = _undecided(self._text, self._close)
-        thought, self._text = self._text[:cut], self._text[cut:]
-        self._returned = self._returned or bool(thought)
-        return thought, ""
+        reasoning, self._text = self._text[:cut], self._text[cut:]
+        self._returned = self._returned or bool(reasoning)
+        return reasoning, ""
 
 
 def _undecided(text: str, mark: str) -> int:
@@ -69,12 +69,12 @@ class AnswerReader:
 
     def __init__(self, call_id: str, form: AnswerForm) -> None:
         """Create a reader; the ids of its function calls contain `call_id`."""
-        self._thoughts = _ThoughtReader(form.thoughts, form.begins_in_thoughts)
+        self._reasoning = _ReasoningReader(form.reasoning, form.begins_in_reasoning)
         self._calls: CallReader | None = None
         if form.functions is not None:
             self._calls = CallReader(call_id, form)
-        self._blank = bool(form.thoughts[0])
-        """True while white space between thoughts and text is dropped."""
+        self._blank = bool(form.reasoning[0])
+        """True while white space between reasoning and text is dropped."""
         self.message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
         """The message so far: the sum of all returned deltas."""
 
@@ -89,18 +89,18 @@ class AnswerReader:
         return self._calls is not None and self._calls.ended
 
     def push(self, text: str) -> list[Delta]:
-        return self._divided(*self._thoughts.push(text))
+        return self._divided(*self._reasoning.push(text))
 
     def end(self) -> list[Delta]:
-        deltas = self._divided(*self._thoughts.end())
+        deltas = self._divided(*self._reasoning.end())
         deltas += self._kept(self._calls.end() if self._calls is not None else [])
         if self.message.get("tool_calls") and not self.message["content"]:
             self.message["content"] = None
         return deltas
 
-    def _divided(self, thought: str, rest: str) -> list[Delta]:
-        deltas: list[Delta] = [{"reasoning_content": thought}] if thought else []
-        if self._blank and (thought or "reasoning_content" in self.message):
+    def _divided(self, reasoning: str, rest: str) -> list[Delta]:
+        deltas: list[Delta] = [{"reasoning_content": reasoning}] if reasoning else []
+        if self._blank and (reasoning or "reasoning_content" in self.message):
             rest = rest.lstrip()
         self._blank = self._blank and not rest
         if rest:

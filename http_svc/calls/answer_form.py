@@ -13,9 +13,9 @@ class AnswerForm:
 
     functions: Collection[str] | None = None
     """Names of callable functions; empty: any name; None: no calls."""
-    thoughts: tuple[str, str] = ("", "")
-    """Marks around the reasoning ("thoughts"); empty if the model has none."""
-    begins_in_thoughts: bool = False
+    reasoning: tuple[str, str] = ("", "")
+    """Marks around the reasoning; empty if the model has none."""
+    begins_in_reasoning: bool = False
     kinds: Mapping[str, Kinds] = field(default_factory=dict)
     """By function, the JSON types of its parameters."""
     calls: CallForm | None = None
@@ -26,4 +26,4 @@ class AnswerForm:
     @property
     def plain(self) -> bool:
         """True if the answers have neither calls nor reasoning."""
-        return self.functions is None and not self.thoughts[0]
+        return self.functions is None and not self.reasoning[0]

@@ -33,9 +33,9 @@ class Wanted:
     """Lark rule of an answer without calls; empty: any text."""
     any_object: bool = False
     """True: an answer without calls is any JSON object."""
-    thoughts: tuple[str, str] = ("", "")
-    """Marks around the reasoning ("thoughts"); empty if the model has none."""
-    begins_in_thoughts: bool = False
+    reasoning: tuple[str, str] = ("", "")
+    """Marks around the reasoning; empty if the model has none."""
+    begins_in_reasoning: bool = False
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
     """Token ids of marks that are one special token."""
 
@@ -68,7 +68,7 @@ def call_grammar(wanted: Wanted) -> str:
     ]
     bound = wanted.must_call or wanted.any_object or wanted.other
     answer = _strict(wanted) if bound else _free(wanted)
-    return "\n".join([*arguments, *_section(wanted), *answer, *_thoughts(wanted)])
+    return "\n".join([*arguments, *_section(wanted), *answer, *_reasoning_rules(wanted)])
 
 
 def _section(wanted: Wanted) -> list[str]:
@@ -109,7 +109,11 @@ def _strict(wanted: Wanted) -> list[str]:
         rules += object_rules([one.name for one in wanted.functions], wanted.several)
     elif not wanted.must_call:
         more_rules = [wanted.other]
-    return [f"start: {_thought(wanted)} answer", f"answer: {' | '.join([*calls, *more_rules])}", *rules]
+    return [
+        f"start: {_reasoning_symbol(wanted)} answer",
+        f"answer: {' | '.join([*calls, *more_rules])}",
+        *rules,
+    ]
 
 
 def _free(wanted: Wanted) -> list[str]:
@@ -124,7 +128,7 @@ def _free(wanted: Wanted) -> list[str]:
     first = "REST? | opening named" if form.mark else "WORDS? | opened calls | words_opening named"
     later = f"TAIL? | again calls{_marked(wanted, 'TAIL?', 'tail_marked')}" if wanted.several else "TAIL?"
     return [
-        f"start: {_thought(wanted)} {_python(wanted)} ({first}{_marked(wanted, 'REST?', 'marked')})",
+        f"start: {_reasoning_symbol(wanted)} {_python(wanted)} ({first}{_marked(wanted, 'REST?', 'marked')})",
         "named: calls | OTHER? | other_opening named",
         f"calls: ({calls}) later",
         f"later: {later}",
@@ -176,20 +180,20 @@ def _python(wanted: Wanted) -> str:
     )
 
 
-def _thought(wanted: Wanted) -> str:
-    if not wanted.thoughts[0]:
+def _reasoning_symbol(wanted: Wanted) -> str:
+    if not wanted.reasoning[0]:
         return ""
-    return "thought LINES?" if wanted.begins_in_thoughts else "(thought LINES?)?"
+    return "thought LINES?" if wanted.begins_in_reasoning else "(thought LINES?)?"
 
 
-def _thoughts(wanted: Wanted) -> list[str]:
+def _reasoning_rules(wanted: Wanted) -> list[str]:
     """Return rules of the reasoning before the answer."""
-    begin, end = wanted.thoughts
+    begin, end = wanted.reasoning
     if not begin:
         return []
     lines = "LINES: /[ \\n]{1,8}/"
     if end in wanted.mark_tokens:
-        opening = "" if wanted.begins_in_thoughts else wanted.text(begin)
+        opening = "" if wanted.begins_in_reasoning else wanted.text(begin)
         return [f"thought: {opening} THINKING? {wanted.text(end)}", "THINKING: /(?s:.+)/", lines]
-    opening = "" if wanted.begins_in_thoughts else f"/{SPACE}/ {json.dumps(begin)}"
+    opening = "" if wanted.begins_in_reasoning else f"/{SPACE}/ {json.dumps(begin)}"
     return [f"thought[lazy]: {opening} /(?s:.*)/ {json.dumps(end)}", lines]

@@ -55,9 +55,9 @@ class Item(Lenient):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_thoughts(cls, data: Any) -> Any:
-        thoughts = isinstance(data, dict) and data.get("type") == REASONING
-        return {"type": REASONING} if thoughts else data
+    def _leave_out_reasoning(cls, data: Any) -> Any:
+        is_reasoning = isinstance(data, dict) and data.get("type") == REASONING
+        return {"type": REASONING} if is_reasoning else data
 
     @model_validator(mode="after")
     def _check_kind(self) -> "Item":

@@ -1,9 +1,9 @@
-"""Formats of function calls and reasoning ("thoughts") in models' answers."""
+"""Formats of function calls and reasoning in models' answers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-THOUGHTS = (
+REASONING_MARKS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
@@ -16,7 +16,7 @@ CALLS = (
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
 )
 """Marks of function calls."""
-TEXT_MARKS = frozenset([*CALLS, *[mark for pair in THOUGHTS for mark in pair]])
+TEXT_MARKS = frozenset([*CALLS, *[mark for pair in REASONING_MARKS for mark in pair]])
 """Marks kept in an answer's text, even if they are special tokens."""
 
 
@@ -117,16 +117,16 @@ class ChatForm:
 
     calls: str = JSON.name
     """Name of the format of calls."""
-    thoughts: tuple[str, str] = ("", "")
+    reasoning: tuple[str, str] = ("", "")
     """Marks of reasoning; empty if the template has none."""
-    begins_in_thoughts: bool = False
+    begins_in_reasoning: bool = False
     """True if the prompt ends with the begin mark of reasoning."""
-    begins_in_thoughts_if_asked: bool = False
-    """`begins_in_thoughts` if the variables `enable_thinking` and `thinking` are true."""
+    begins_in_reasoning_if_enabled: bool = False
+    """`begins_in_reasoning` if the variables `enable_thinking` and `thinking` are true."""
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of special tokens that are marks, by text."""
 
 
-def marks_of_thoughts(template: str) -> tuple[str, str]:
+def reasoning_marks(template: str) -> tuple[str, str]:
     """Return a template's marks of reasoning; empty strings without marks."""
-    return next((pair for pair in THOUGHTS if pair[0] in template or pair[1] in template), ("", ""))
+    return next((pair for pair in REASONING_MARKS if pair[0] in template or pair[1] in template), ("", ""))

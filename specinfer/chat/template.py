@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specinfer.chat.forms import ChatForm, marks_of_thoughts, taught_form
+from specinfer.chat.forms import ChatForm, reasoning_marks, taught_form
 from specinfer.chat.hidden import Hider
 from specinfer.chat.turns import takes_text, variants, with_text_arguments
 from specinfer.chat.words import Message, with_common_roles
@@ -142,10 +142,10 @@ class ChatTemplate:
         if not self.texts or self.problem() or _DEFAULT not in self.texts:
             return ChatForm()
         calls = taught_form(self.texts[self._name(with_tools=True)])
-        thoughts = marks_of_thoughts("".join(self.texts.values()))
-        begins = self._begins_with(thoughts[0], {})
-        if_asked = self._begins_with(thoughts[0], {"enable_thinking": True, "thinking": True})
-        return ChatForm(calls, thoughts, begins, if_asked)
+        marks = reasoning_marks("".join(self.texts.values()))
+        begins = self._begins_with(marks[0], {})
+        if_enabled = self._begins_with(marks[0], {"enable_thinking": True, "thinking": True})
+        return ChatForm(calls, marks, begins, if_enabled)
 
     def _begins_with(self, mark: str, variables: Mapping[str, Any]) -> bool:
         """Return whether the prompt ends with a mark of reasoning."""

@@ -135,7 +135,7 @@ def _reliability_words(speculator: generation_pb2.SpeculatorState) -> str:
     """Describe how well a speculator's scores predict acceptance, if measured."""
     words = ""
     if speculator.HasField("calibration_error"):
-        said = f"{speculator.said_calibration_error:.3f} as said"
+        said = f"{speculator.raw_calibration_error:.3f} as said"
         words = f", calibration error {speculator.calibration_error:.3f} ({said})"
     return words + (f", AUC {speculator.auc:.2f}" if speculator.HasField("auc") else "")
 

@@ -199,11 +199,11 @@ class SpeculatorService:
             return []
         entry, speculators = asked[request_id]
         if result.status != int(EntryStatus.OK):
-            self.cached_len[request_id] = min(self.cached_len.get(request_id, 0), result.held_len)
+            self.cached_len[request_id] = min(self.cached_len.get(request_id, 0), result.cached_len)
             for speculator in speculators:
                 self._failed(request_id, speculator, result.status, result.message)
             return []
-        self.cached_len[request_id] = result.held_len
+        self.cached_len[request_id] = result.cached_len
         self.features_len[request_id] = features_until
         trees: dict[int, TokenTree] = {}
         wrong: set[int] = set()

@@ -30,7 +30,7 @@ So much is stored only if a drafter does not read its features.
 class Returned(Protocol):
     """Fields of a verifier's answer for one request that `contradiction` checks."""
 
-    held_len: int
+    cached_len: int
     features: bytes
     features_start: int
 
@@ -69,7 +69,7 @@ class WantedFeatures(NamedTuple):
         if request_id not in self.since:
             return "the verifier returned features that were not requested"
         tokens, rest = divmod(len(answer.features), self.token_bytes)
-        if rest or not self.since[request_id] <= answer.features_start <= answer.held_len - tokens:
+        if rest or not self.since[request_id] <= answer.features_start <= answer.cached_len - tokens:
             return (
                 f"the verifier returned {len(answer.features)} bytes of features from position "
                 f"{answer.features_start}, but {self.token_bytes} bytes per token were requested "

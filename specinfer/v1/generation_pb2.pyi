@@ -307,7 +307,7 @@ class StatusReply(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., chat_form: _Optional[_Union[ChatForm, _Mapping]] = ...) -> None: ...
 
 class ChatForm(_message.Message):
-    __slots__ = ("calls", "thoughts_begin", "thoughts_end", "begins_in_thoughts", "begins_in_thoughts_if_asked", "mark_tokens")
+    __slots__ = ("calls", "reasoning_begin", "reasoning_end", "begins_in_reasoning", "begins_in_reasoning_if_enabled", "mark_tokens")
     class MarkTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -316,18 +316,18 @@ class ChatForm(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     CALLS_FIELD_NUMBER: _ClassVar[int]
-    THOUGHTS_BEGIN_FIELD_NUMBER: _ClassVar[int]
-    THOUGHTS_END_FIELD_NUMBER: _ClassVar[int]
-    BEGINS_IN_THOUGHTS_FIELD_NUMBER: _ClassVar[int]
-    BEGINS_IN_THOUGHTS_IF_ASKED_FIELD_NUMBER: _ClassVar[int]
+    REASONING_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    REASONING_END_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_IN_REASONING_IF_ENABLED_FIELD_NUMBER: _ClassVar[int]
     MARK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     calls: str
-    thoughts_begin: str
-    thoughts_end: str
-    begins_in_thoughts: bool
-    begins_in_thoughts_if_asked: bool
+    reasoning_begin: str
+    reasoning_end: str
+    begins_in_reasoning: bool
+    begins_in_reasoning_if_enabled: bool
     mark_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, calls: _Optional[str] = ..., thoughts_begin: _Optional[str] = ..., thoughts_end: _Optional[str] = ..., begins_in_thoughts: bool = ..., begins_in_thoughts_if_asked: bool = ..., mark_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, calls: _Optional[str] = ..., reasoning_begin: _Optional[str] = ..., reasoning_end: _Optional[str] = ..., begins_in_reasoning: bool = ..., begins_in_reasoning_if_enabled: bool = ..., mark_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PhaseState(_message.Message):
     __slots__ = ("name", "seconds")
@@ -384,7 +384,7 @@ class PlannerState(_message.Message):
     def __init__(self, speculators: _Optional[_Iterable[str]] = ..., tree_nodes: _Optional[int] = ..., step_nodes: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SpeculatorState(_message.Message):
-    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins", "calibration_error", "said_calibration_error", "auc", "learning")
+    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins", "calibration_error", "raw_calibration_error", "auc", "learning")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -396,7 +396,7 @@ class SpeculatorState(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     WINS_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_ERROR_FIELD_NUMBER: _ClassVar[int]
-    SAID_CALIBRATION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    RAW_CALIBRATION_ERROR_FIELD_NUMBER: _ClassVar[int]
     AUC_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -410,10 +410,10 @@ class SpeculatorState(_message.Message):
     accepted: int
     wins: int
     calibration_error: float
-    said_calibration_error: float
+    raw_calibration_error: float
     auc: float
     learning: _common_pb2.LearningState
-    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ..., calibration_error: _Optional[float] = ..., said_calibration_error: _Optional[float] = ..., auc: _Optional[float] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ..., calibration_error: _Optional[float] = ..., raw_calibration_error: _Optional[float] = ..., auc: _Optional[float] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("request_id",)

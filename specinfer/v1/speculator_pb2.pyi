@@ -109,18 +109,18 @@ class DraftReply(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ..., instance_id: _Optional[str] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
 
 class DraftResult(_message.Message):
-    __slots__ = ("request_id", "status", "message", "drafts", "held_len")
+    __slots__ = ("request_id", "status", "message", "drafts", "cached_len")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
-    HELD_LEN_FIELD_NUMBER: _ClassVar[int]
+    CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
     drafts: _containers.RepeatedCompositeFieldContainer[Draft]
-    held_len: int
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., held_len: _Optional[int] = ...) -> None: ...
+    cached_len: int
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., cached_len: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("speculator", "status", "message", "tree")

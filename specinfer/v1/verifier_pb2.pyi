@@ -150,14 +150,14 @@ class ResidentDraft(_message.Message):
     def __init__(self, microseconds: _Optional[int] = ..., nodes: _Optional[int] = ..., failed: _Optional[int] = ..., malformed: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs", "tree", "cached_tokens")
+    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "cached_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs", "tree", "cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
     BONUS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    HELD_LEN_FIELD_NUMBER: _ClassVar[int]
+    CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
@@ -171,7 +171,7 @@ class Verdict(_message.Message):
     accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
     bonus_token_id: int
     logprobs: _containers.RepeatedScalarFieldContainer[float]
-    held_len: int
+    cached_len: int
     features: bytes
     top_k_token_ids: _containers.RepeatedScalarFieldContainer[int]
     features_start: int
@@ -179,7 +179,7 @@ class Verdict(_message.Message):
     top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
     tree: _tree_pb2.TokenTree
     cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., cached_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeVerifierRequest(_message.Message):
     __slots__ = ()

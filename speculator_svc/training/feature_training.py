@@ -33,7 +33,7 @@ from speculator_svc.training.eagle_student import (
     unrolled_loss,
 )
 from speculator_svc.training.feature_students import FeatureStudent
-from speculator_svc.training.features import Thoughts, think
+from speculator_svc.training.features import TargetStates, compute_states
 from speculator_svc.training.generate import in_draft_vocabulary
 from speculator_svc.training.run import draft_vocabulary, place_for
 
@@ -151,11 +151,11 @@ class FeatureTraining:
 
 def think_aloud(
     runner: ModelRunner, corpus: list[Continuation], layers: tuple[int, ...], work: Path
-) -> list[Thoughts]:
-    """Call `think` with a progress bar."""
+) -> list[TargetStates]:
+    """Call `compute_states` with a progress bar."""
     with progress_bar() as bar:
         task = bar.add_task("features", total=len(corpus))
-        return think(
+        return compute_states(
             runner,
             corpus,
             layers,
@@ -165,7 +165,7 @@ def think_aloud(
 
 
 def _examples(
-    thoughts: list[Thoughts], corpus: list[Continuation], vocabulary: NDArray[np.int64], steps: int
+    states: list[TargetStates], corpus: list[Continuation], vocabulary: NDArray[np.int64], steps: int
 ) -> UnrolledExamples:
-    labels = [in_draft_vocabulary(thought.labels, vocabulary) for thought in thoughts]
-    return UnrolledExamples(corpus, [thought.states for thought in thoughts], labels, steps)
+    labels = [in_draft_vocabulary(item.labels, vocabulary) for item in states]
+    return UnrolledExamples(corpus, [item.states for item in states], labels, steps)

@@ -1,8 +1,8 @@
-"""Compute and cache a corpus' hidden states and labels ("thoughts") on disk.
+"""Compute and cache a corpus' hidden states and labels on disk.
 
 Hidden states are outputs of some target layers at all tokens except the last; EAGLE and Medusa read them. Labels are
 the target's most probable tokens at every output token. `keeper` stores both while a corpus is generated; otherwise
-`think` computes both with one pass per group of continuations.
+`compute_states` computes both with one pass per group of continuations.
 
 Every chunk of the corpus has its own files, so that an interrupted run can continue. Hidden states are memory-mapped: a
 million tokens with three layers of 576 numbers take 3.5 GB. States of more layers than needed can be used, so EAGLE's
@@ -29,7 +29,7 @@ _LABELS = "labels.npz"
 
 
 @dataclass(frozen=True, slots=True)
-class Thoughts:
+class TargetStates:
     """Hidden states and labels of p prompt and n output tokens."""
 
     states: NDArray[np.int16]
@@ -38,15 +38,15 @@ class Thoughts:
     """Labels in the target's vocabulary."""
 
 
-def think(
+def compute_states(
     runner: ModelRunner,
     corpus: Sequence[Continuation],
     layers: Sequence[int],
     directory: Path,
     report: Callable[[int, int], None],
-) -> list[Thoughts]:
+) -> list[TargetStates]:
     """Load or compute all states and labels; `layers` as in `forward_with_features`."""
-    thoughts: list[Thoughts] = []
+    states: list[TargetStates] = []
     for start in range(0, len(corpus), CHUNK):
         chunk = corpus[start : start + CHUNK]
         digest = _digest(chunk)
@@ -55,9 +55,9 @@ def think(
             _write(kept.place, _think(runner, chunk, layers, directory))
             for item in chunk:
                 _single(directory, item, layers).unlink(missing_ok=True)
-        thoughts += _read(kept, chunk, layers)
-        report(len(thoughts), len(corpus))
-    return thoughts
+        states += _read(kept, chunk, layers)
+        report(len(states), len(corpus))
+    return states
 
 
 class Kept(NamedTuple):
@@ -113,7 +113,7 @@ def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
 
 
 def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, NDArray[np.int16]], None]:
-    """Return a function that caches a continuation's states and labels for `think`."""
+    """Return a function that caches a continuation's states and labels for `compute_states`."""
     directory.mkdir(parents=True, exist_ok=True)
 
     def keep(item: Continuation, states: NDArray[np.int16]) -> None:
@@ -128,7 +128,7 @@ def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, ND
 
 def _single(directory: Path, item: Continuation, layers: Sequence[int]) -> Path:
     """Return the file of one continuation's states and labels."""
-    return directory / f"thought-{_digest([item])}-{'-'.join(map(str, layers))}.npz"
+    return directory / f"states-{_digest([item])}-{'-'.join(map(str, layers))}.npz"
 
 
 def _think(
@@ -178,11 +178,11 @@ def _write(place: Path, rows: Iterator[tuple[torch.Tensor, torch.Tensor, torch.T
     partial.replace(place / _LABELS)  # written last: marks a complete chunk
 
 
-def _read(kept: Kept, chunk: Sequence[Continuation], layers: Sequence[int]) -> Iterator[Thoughts]:
+def _read(kept: Kept, chunk: Sequence[Continuation], layers: Sequence[int]) -> Iterator[TargetStates]:
     outputs = np.cumsum([len(item.output) for item in chunk])[:-1]
     tokens = np.cumsum([len(item.prompt) + len(item.output) - 1 for item in chunk])[:-1]
     with np.load(kept.place / _LABELS) as data:
         ids, probabilities = (np.split(data[name], outputs) for name in ("ids", "probabilities"))
     states = np.split(kept.states(layers), tokens)
     for states_of_text, one, other in zip(states, ids, probabilities, strict=True):
-        yield Thoughts(states_of_text, Labels(one, other))
+        yield TargetStates(states_of_text, Labels(one, other))

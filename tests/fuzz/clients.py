@@ -100,18 +100,22 @@ class VerifierClient:
         )
         if self._tree is None:
             if self._read_limit:
-                assert context.cached_len < verdict.held_len < self._asked, f"{self.name}: {verdict.held_len}"
+                assert context.cached_len < verdict.cached_len < self._asked, (
+                    f"{self.name}: {verdict.cached_len}"
+                )
             else:
-                assert verdict.held_len == self._asked, f"{self.name}: {verdict.held_len}, not {self._asked}"
-            context.cached_len = verdict.held_len
+                assert verdict.cached_len == self._asked, (
+                    f"{self.name}: {verdict.cached_len}, not {self._asked}"
+                )
+            context.cached_len = verdict.cached_len
             return None
         accepted = [int(self._tree.token_ids[node]) for node in verdict.accepted_nodes]
         tokens = [*accepted, verdict.bonus_token_id]
         right = self._target.continued(context.tokens, context.sampling, len(tokens))
         assert tokens == right, f"{self.name}: {tokens} instead of {right}"
-        assert verdict.held_len == self._asked + len(accepted), f"{self.name}: held {verdict.held_len}"
+        assert verdict.cached_len == self._asked + len(accepted), f"{self.name}: held {verdict.cached_len}"
         context.tokens += tokens
-        context.cached_len = verdict.held_len
+        context.cached_len = verdict.cached_len
         return None
 
 
@@ -158,7 +162,7 @@ class SpeculatorClient:
         if disturbed and result.status != int(EntryStatus.OK):
             return self.forget()
         assert result.status == int(EntryStatus.OK), f"{self.name}: status {result.status}: {result.message}"
-        assert result.held_len == self._asked, f"{self.name}: held {result.held_len}, not {self._asked}"
+        assert result.cached_len == self._asked, f"{self.name}: held {result.cached_len}, not {self._asked}"
         for draft in result.drafts:
             if draft.status == int(EntryStatus.OK):
                 check_tree(decode_tree(draft.tree, draft.speculator), VOCABULARY, _LIMITS.nodes + 1)

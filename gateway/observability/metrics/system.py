@@ -69,7 +69,7 @@ class SystemMetrics:
         self._redis = gauge("redis_ready", "Whether Redis answers (1) or not (0).")
         self._gateway = gauge("gateway_ready", "Whether the gateway can serve a request (1) or not (0).")
         self._gateways = gauge("gateways_alive", "Gateways that renew their leases, this one included.")
-        self._driven = gauge("verifiers_held", "Verifiers that this gateway drives.")
+        self._driven = gauge("verifiers_leased", "Verifiers that this gateway drives.")
         self._model = declare_model_info(registry)
         self._vllm = VllmMetrics(registry, vllm_model) if vllm_model else None
         self.redis_outages = counter("redis_outages", "Times at which Redis stopped answering.")

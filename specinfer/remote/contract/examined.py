@@ -133,13 +133,13 @@ class Examined:
         """Return the result of a single entry; its status must be OK.
 
         Raises:
-            BrokenContractError: if the status or `held_len` is wrong.
+            BrokenContractError: if the status or `cached_len` is wrong.
         """
         result = await self.one(entry, client)
         expect_status(result, OK, f"{len(entry.delta_token_ids)} tokens from position {entry.base_len}")
         expected_len = entry.base_len + len(entry.delta_token_ids)
-        if result.held_len != expected_len:
-            raise BrokenContractError(f"held_len is {result.held_len} instead of {expected_len}")
+        if result.cached_len != expected_len:
+            raise BrokenContractError(f"cached_len is {result.cached_len} instead of {expected_len}")
         return result
 
     async def release(self, request_ids: Sequence[str], client: str = CLIENT) -> int:

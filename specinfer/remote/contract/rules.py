@@ -52,7 +52,7 @@ async def appends_deltas(it: Examined) -> str:
     if any(len(draft.tree.token_ids) > 1 for draft in silent.drafts):
         raise BrokenContractError("a draft has nodes, but node_budget is 0")
     await it.served(it.entry("grows", tokens[8:], 8))
-    return "held_len is right after each"
+    return "cached_len is right after each"
 
 
 async def asks_after_a_gap(it: Examined) -> str:

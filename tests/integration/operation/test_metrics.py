@@ -63,7 +63,7 @@ GATEWAY = [
     "redis_ready",
     "gateway_ready",
     "gateways_alive",
-    "verifiers_held",
+    "verifiers_leased",
     "preemptions_total",
     "failed_steps_total",
     "verifier_failures_total",
@@ -369,7 +369,7 @@ async def test_what_answers_is_shown(redis_url: str) -> None:
     async with running_system(redis_url, {"two": ScriptedDrafter(first(2))}) as system:
         gateway = lambda name, **labels: scrape(system).value(name, **labels)  # noqa: E731
         await until(lambda: gateway("gateway_ready") == 1)
-        assert (gateway("redis_ready"), gateway("gateways_alive"), gateway("verifiers_held")) == (1, 1, 1)
+        assert (gateway("redis_ready"), gateway("gateways_alive"), gateway("verifiers_leased")) == (1, 1, 1)
         assert gateway("verifier_ready", verifier=system.verifier_address) == 1
         expected_labels = {"model": "tiny", "dtype": "", "weights": "", "executor": "", "device": ""}
         assert gateway("model_info", **expected_labels) == 1

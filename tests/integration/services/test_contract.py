@@ -127,7 +127,7 @@ def _reads_on(request: Request) -> None:
 
 def _long(reply: Reply) -> None:
     for result in reply.entries:
-        result.held_len += 1
+        result.cached_len += 1
 
 
 def _never_asks(reply: Reply) -> None:

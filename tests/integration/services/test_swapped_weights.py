@@ -77,7 +77,7 @@ async def test_swapped_weights_raise_the_alarm_of_their_speculator_alone(
 
 def shown_as(system: System, state: generation_pb2.SpeculatorState) -> bool:
     """True if the metrics of a speculator are those of its state."""
-    scores = {"said": state.said_calibration_error, "corrected": state.calibration_error}
+    scores = {"said": state.raw_calibration_error, "corrected": state.calibration_error}
     errors = {kind: value(system, "calibration_error", state.name, scores=kind) for kind in scores}
     return errors == pytest.approx(scores) and value(system, "auc", state.name) == pytest.approx(state.auc)
 

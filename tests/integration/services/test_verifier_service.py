@@ -105,7 +105,7 @@ async def test_features_that_the_model_does_not_have_cost_those_who_ask() -> Non
         assert [v.status for v in beyond.entries] == [ERROR, OK]
         assert "must ascend from 0 to the model's 3 layers" in beyond.entries[0].message
         size = 2 * 2 * engine.runner.config.hidden_size
-        assert len(whole.entries[0].features) == size * whole.entries[0].held_len
+        assert len(whole.entries[0].features) == size * whole.entries[0].cached_len
         assert [v.status for v in far.entries] == [OK]
         assert far.entries[0].features == b""
 

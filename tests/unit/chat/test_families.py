@@ -129,8 +129,8 @@ def test_arguments_are_the_json_that_they_were(family: str, kind: str) -> None:
 def test_a_family_has_its_forms(family: str) -> None:
     form = ChatTemplate(template_text(family), SPECIALS).form()
     assert form.calls == FORMS[family]
-    assert form.thoughts == THOUGHTS.get(family, ("", ""))
-    assert form.begins_in_thoughts == (family == "deepseek")
+    assert form.reasoning == THOUGHTS.get(family, ("", ""))
+    assert form.begins_in_reasoning == (family == "deepseek")
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if FORMS[family] != "json"])

@@ -46,7 +46,7 @@ def test_rates_and_shares_are_of_the_time_between_two_looks() -> None:
     assert rows["acceptance"] == "25% of nodes, 1.00 per tree"
     assert rows["speculator a"] == "ready (s:1), accepted 25%, won 50% of trees"
     known = state(150)
-    known.speculators[0].calibration_error, known.speculators[0].said_calibration_error = 0.02, 0.125
+    known.speculators[0].calibration_error, known.speculators[0].raw_calibration_error = 0.02, 0.125
     known.speculators[0].auc = 0.8
     rows = dict(Interval(Look(state(100), 10.0), Look(known, 12.0)).rows())
     assert rows["speculator a"].endswith("of trees, calibration error 0.020 (0.125 as said), AUC 0.80")

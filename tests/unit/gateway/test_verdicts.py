@@ -27,7 +27,7 @@ def entry(name: str, logprobs: bool = False, top: int = 0) -> StepEntry:
 
 
 def answer(name: str, **fields: object) -> verifier_pb2.Verdict:
-    right: dict[str, object] = {"status": 1, "accepted_nodes": PATH, "bonus_token_id": SAT, "held_len": 5}
+    right: dict[str, object] = {"status": 1, "accepted_nodes": PATH, "bonus_token_id": SAT, "cached_len": 5}
     return verifier_pb2.Verdict(request_id=name, **(right | fields))  # type: ignore[arg-type]
 
 
@@ -44,14 +44,14 @@ def test_a_right_answer_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"held_len": 6},
+        {"cached_len": 6},
         {"bonus_token_id": VOCABULARY},
         {"bonus_token_id": 2**32 - 1},
-        {"accepted_nodes": [2], "held_len": 4},
+        {"accepted_nodes": [2], "cached_len": 4},
         {"accepted_nodes": [1, 1]},
         {"accepted_nodes": [1, 4]},
-        {"accepted_nodes": [0], "held_len": 4},
-        {"accepted_nodes": [5], "held_len": 4},
+        {"accepted_nodes": [0], "cached_len": 4},
+        {"accepted_nodes": [5], "cached_len": 4},
         {"status": 0},
         {"status": 99},
         {"request_id": "b"},
@@ -61,7 +61,7 @@ def test_a_right_answer_is_taken_as_it_is() -> None:
 def test_an_answer_that_cannot_be_costs_its_entry_alone(wrong: dict[str, object]) -> None:
     spoilt = answer(**({"name": "a"} | {k: v for k, v in wrong.items() if k != "request_id"}))  # type: ignore[arg-type]
     spoilt.request_id = str(wrong.get("request_id", "a"))
-    good = answer("b", accepted_nodes=[], held_len=3)
+    good = answer("b", accepted_nodes=[], cached_len=3)
     trees = TREES | {"b": TokenTree.root_only(THE)}
     verdicts = sound_verdicts([entry("a"), entry("b")], trees, [spoilt, good], VOCABULARY)
     assert verdicts["a"].status is EntryStatus.ERROR
@@ -73,7 +73,7 @@ def test_an_answer_that_cannot_be_costs_its_entry_alone(wrong: dict[str, object]
 def test_a_limited_prompt_keeps_a_token_to_be_sent(cached_len: int, sound: bool) -> None:
     """A verifier that ignores the limit takes all of it, and the request would wait forever."""
     limited = replace(entry("a"), final=False, read_limit=1)
-    spoken = answer("a", accepted_nodes=[], held_len=cached_len)
+    spoken = answer("a", accepted_nodes=[], cached_len=cached_len)
     verdict = sound_verdicts([limited], {}, [spoken], VOCABULARY)["a"]
     assert (verdict.status is EntryStatus.OK) == sound
 
@@ -82,8 +82,8 @@ def test_what_an_answer_contradicts_is_named() -> None:
     def message(**fields: object) -> str:
         return sound_verdicts([entry("a")], TREES, [answer("a", **fields)], VOCABULARY)["a"].message
 
-    assert "accepted nodes [9], which are not a path" in message(accepted_nodes=[9], held_len=4)
-    assert message(held_len=7) == "the verifier cached 7 tokens instead of 5"
+    assert "accepted nodes [9], which are not a path" in message(accepted_nodes=[9], cached_len=4)
+    assert message(cached_len=7) == "the verifier cached 7 tokens instead of 5"
 
 
 def test_nodes_without_a_tree_are_refused() -> None:

@@ -145,7 +145,7 @@ THOUGHTS = AnswerForm(("f",), ("<think>", "</think>"))
 @given(st.lists(st.integers(0, 999), max_size=8), st.booleans(), st.booleans())
 def test_thoughts_are_divided_from_what_follows(cuts: list[int], begun: bool, calls: bool) -> None:
     text = "\n<think>" * (not begun) + f"\nA < b?\n\nYes: {CALL}\n</think>\n\n" + (CALL if calls else "Hi\n")
-    reader = AnswerReader("id", replace(THOUGHTS, begins_in_thoughts=begun))
+    reader = AnswerReader("id", replace(THOUGHTS, begins_in_reasoning=begun))
     deltas = [delta for piece in pieces(text, cuts) for delta in reader.push(piece)] + reader.end()
     assert "".join([delta.get("reasoning_content", "") for delta in deltas]) == f"A < b?\n\nYes: {CALL}"
     assert reader.message["reasoning_content"] == f"A < b?\n\nYes: {CALL}"

@@ -300,7 +300,7 @@ def test_verdicts_that_contradict_the_entry_end_one_request() -> None:
     s.submit(request("a", prompt=1), 0.0)
     (entry,) = s.plan(0.0)
     trees = {"a": TokenTree.root_only(1)}
-    wrong = verifier_pb2.Verdict(request_id="a", status=1, bonus_token_id=5, held_len=7)
+    wrong = verifier_pb2.Verdict(request_id="a", status=1, bonus_token_id=5, cached_len=7)
     (progress,) = s.commit([entry], trees, sound_verdicts([entry], trees, [wrong], TOKENS), 0.0)
     assert (progress.state.finish, progress.final) == (FinishReason.ERROR, True)
     assert progress.state.error == "the verifier cached 7 tokens instead of 1"

@@ -79,13 +79,13 @@ def test_other_layers_begin_anew() -> None:
 
 def test_features_that_cannot_be_for_the_wish_are_named() -> None:
     wanted = WantedFeatures((1, 2), {"a": 3}, 8)
-    fits = verifier_pb2.Verdict(features=bytes(16), features_start=3, held_len=5)
+    fits = verifier_pb2.Verdict(features=bytes(16), features_start=3, cached_len=5)
     assert wanted.contradiction("a", fits) == ""
     assert wanted.contradiction("a", verifier_pb2.Verdict()) == ""
     bad = [
         ("b", fits),
-        ("a", verifier_pb2.Verdict(features=bytes(15), features_start=3, held_len=5)),
-        ("a", verifier_pb2.Verdict(features=bytes(16), features_start=2, held_len=5)),
-        ("a", verifier_pb2.Verdict(features=bytes(16), features_start=4, held_len=5)),
+        ("a", verifier_pb2.Verdict(features=bytes(15), features_start=3, cached_len=5)),
+        ("a", verifier_pb2.Verdict(features=bytes(16), features_start=2, cached_len=5)),
+        ("a", verifier_pb2.Verdict(features=bytes(16), features_start=4, cached_len=5)),
     ]
     assert all("the verifier returned" in wanted.contradiction(name, answer) for name, answer in bad)

@@ -18,7 +18,7 @@ from speculator_svc.training import features as thinking
 from speculator_svc.training.corpus import Continuation, Labels, write_continuations
 from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import UnrolledExamples, accepted_by_chains
-from speculator_svc.training.features import keeper, think
+from speculator_svc.training.features import compute_states, keeper
 from speculator_svc.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
 from speculator_svc.training.train_features import options_for, train_eagle
 from tests.support.system import ascii_tokenizer
@@ -37,13 +37,13 @@ def corpus_of(count: int) -> list[Continuation]:
     ]
 
 
-def test_thoughts_are_the_targets_and_are_computed_once(
+def test_states_are_the_targets_and_are_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thinking, "_TOKENS_PER_PASS", 20)  # several continuations in a pass, several passes
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
-    thoughts = think(runner, corpus, LAYERS, tmp_path, lambda *_: None)
-    for item, actual in zip(corpus, thoughts, strict=True):
+    outputs = compute_states(runner, corpus, LAYERS, tmp_path, lambda *_: None)
+    for item, actual in zip(corpus, outputs, strict=True):
         tokens = (*item.prompt, *item.output)[:-1]
         rest = tokens[len(item.prompt) :]
         segment = Segment(runner.open(), item.prompt, rest, range(-1, len(rest) - 1), True)
@@ -52,12 +52,12 @@ def test_thoughts_are_the_targets_and_are_computed_once(
         torch.testing.assert_close(read.float(), states.float(), atol=0.02, rtol=0.02)
         assert actual.labels.ids[:, 0].tolist() == logits.argmax(-1).tolist()
     monkeypatch.setattr(runner, "forward_with_features", None)
-    again = think(runner, corpus, LAYERS, tmp_path, lambda *_: None)
-    assert all(np.array_equal(a.states, b.states) for a, b in zip(thoughts, again, strict=True))
+    again = compute_states(runner, corpus, LAYERS, tmp_path, lambda *_: None)
+    assert all(np.array_equal(a.states, b.states) for a, b in zip(outputs, again, strict=True))
 
 
 @pytest.mark.native
-def test_thoughts_that_generation_kept_are_not_computed(
+def test_states_stored_by_generation_are_not_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same states and labels, also behind a beginning that two prompts share; what was not kept is computed."""
@@ -69,7 +69,7 @@ def test_thoughts_that_generation_kept_are_not_computed(
     states = continue_prompts(runner, jobs, 2, 6, [2], LABEL_WIDTH, keep=kept)
     corpus = [*dict(sorted((job.job_id, item) for job, item in states)).values()]
     runner.keep_features(())
-    expected = think(runner, corpus, LAYERS, tmp_path / "computed", lambda *_: None)
+    expected = compute_states(runner, corpus, LAYERS, tmp_path / "computed", lambda *_: None)
     computed: list[int] = []
     forward = runner.forward_with_features
     monkeypatch.setattr(
@@ -77,33 +77,31 @@ def test_thoughts_that_generation_kept_are_not_computed(
         "forward_with_features",
         lambda segments, layers: (computed.append(len(segments)), forward(segments, layers))[1],
     )
-    next((tmp_path / "kept").glob("thought-*")).unlink()
-    thoughts = think(runner, corpus, LAYERS, tmp_path / "kept", lambda *_: None)
+    next((tmp_path / "kept").glob("states-*")).unlink()
+    states = compute_states(runner, corpus, LAYERS, tmp_path / "kept", lambda *_: None)
     assert computed == [1]
-    for one, other in zip(thoughts, expected, strict=True):
+    for one, other in zip(states, expected, strict=True):
         assert np.array_equal(one.states, other.states)
         assert np.array_equal(one.labels.ids, other.labels.ids)
         assert np.array_equal(one.labels.probabilities, other.labels.probabilities)
-    assert not [*(tmp_path / "kept").glob("thought-*")], "they are in the files of chunks"
+    assert not [*(tmp_path / "kept").glob("states-*")], "they are in the files of chunks"
 
 
-def test_thoughts_of_more_layers_serve_readers_of_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_more_layers_serve_readers_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
-    wide = think(runner, corpus, (0, 1, 3), tmp_path, lambda *_: None)
+    wide = compute_states(runner, corpus, (0, 1, 3), tmp_path, lambda *_: None)
     monkeypatch.setattr(runner, "forward_with_features", None)
     for layers, places in (((3,), [2]), ((0, 1), [0, 1]), ((0, 3), [0, 2])):
-        some = think(runner, corpus, layers, tmp_path, lambda *_: None)
+        some = compute_states(runner, corpus, layers, tmp_path, lambda *_: None)
         assert all(np.array_equal(a.states[:, places], b.states) for a, b in zip(wide, some, strict=True))
     with pytest.raises(TypeError):  # nothing was kept of layer 2
-        think(runner, corpus, (2, 3), tmp_path, lambda *_: None)
+        compute_states(runner, corpus, (2, 3), tmp_path, lambda *_: None)
 
 
 def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> None:
     corpus = corpus_of(3)
-    thoughts = think(runner_of(tiny_transformers("llama")), corpus, LAYERS, tmp_path, lambda *_: None)
-    states, labels = [t.states for t in thoughts], [t.labels for t in thoughts]
+    outputs = compute_states(runner_of(tiny_transformers("llama")), corpus, LAYERS, tmp_path, lambda *_: None)
+    states, labels = [t.states for t in outputs], [t.labels for t in outputs]
     batch = UnrolledExamples(corpus, states, labels, 3).batch([2, 0])
     width = batch.token_ids.shape[1]
     for step, step_labels in enumerate(batch.steps):

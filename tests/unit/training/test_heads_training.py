@@ -22,7 +22,7 @@ from speculator_svc.training import distil
 from speculator_svc.training.corpus import write_continuations
 from speculator_svc.training.eagle_student import UnrolledExamples, unrolled_loss
 from speculator_svc.training.feature_students import HeadsStudent, starting_heads
-from speculator_svc.training.features import think
+from speculator_svc.training.features import compute_states
 from speculator_svc.training.run import InterruptionError
 from speculator_svc.training.train_features import train_blockwise, train_medusa
 from tests.support.system import ascii_tokenizer
@@ -48,12 +48,12 @@ def test_heads_start_as_the_target_and_learn_to_say_what_comes_later(
     kind: type[HeadsSource], tmp_path: Path
 ) -> None:
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(8)
-    thoughts = think(runner, corpus, [LAST], tmp_path, lambda *_: None)
-    examples = UnrolledExamples(corpus, [t.states for t in thoughts], [t.labels for t in thoughts], 2)
+    states = compute_states(runner, corpus, [LAST], tmp_path, lambda *_: None)
+    examples = UnrolledExamples(corpus, [t.states for t in states], [t.labels for t in states], 2)
     student, batch = student_of(kind, 2), examples.batch(range(len(corpus)))
     # an untrained head says the target's guess of the next token, which is the label one place before its own
     said = student(examples.batch([0]))[0].argmax(-1)
-    assert said[1:].tolist() == thoughts[0].labels.ids[:-1, 0].tolist()
+    assert said[1:].tolist() == states[0].labels.ids[:-1, 0].tolist()
     optimizer = torch.optim.AdamW(student.parameters(), 0.01)
     for _ in range(60):
         loss = unrolled_loss(student, batch)
@@ -74,8 +74,8 @@ def test_a_markov_head_starts_silent_and_is_taught_the_token_before(
 ) -> None:
     """The token before is the one in front of the token that a row predicts, in the prompt or the output."""
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(4)
-    thoughts = think(runner, corpus, [LAST], tmp_path, lambda *_: None)
-    examples = UnrolledExamples(corpus, [t.states for t in thoughts], [t.labels for t in thoughts], 3)
+    states = compute_states(runner, corpus, [LAST], tmp_path, lambda *_: None)
+    examples = UnrolledExamples(corpus, [t.states for t in states], [t.labels for t in states], 3)
     batch, student, plain = examples.batch(range(4)), student_of(kind, 3, rank=5), student_of(kind, 3)
     alone = plain(batch)
     assert all(torch.equal(a, b) for a, b in zip(student(batch), alone, strict=True))
