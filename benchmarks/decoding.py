@@ -54,7 +54,10 @@ class Result:
     answers: list[list[int]] = field(default_factory=list)
     """Tokens of every prompt's answer."""
     first_guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """Steps by source and correctness of the root's likeliest child."""
+    """Steps by the prompt's data set, and by whether the first guess was right.
+
+    The first guess is the root's most probable child.
+    """
     paths: list[tuple[float, bool]] = field(default_factory=list)
     """Each drafted node's path probability by the draft, and its acceptance."""
 

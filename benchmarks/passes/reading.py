@@ -1,7 +1,7 @@
-"""Measure the speed of reading prompts during decoding, and of decoding.
+"""Measure how fast prompts are read, alone and while other requests decode.
 
-Run `python -m benchmarks.passes.reading`. It uses one `AsyncLLM` with its draft.
-Prompts are random tokens, so that no prefix is cached.
+It also measures how much reading slows the other requests. Run `python -m benchmarks.passes.reading`. All cases share
+one `AsyncLLM` with a draft. Prompts are random tokens, so that no prefix is cached.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from measure import Task, answer_tasks
 
 CHUNK = 512
 SPARE = 64
-"""Positions needed in addition to context and chunk."""
+"""Free cache positions for llama.cpp, in addition to context and chunk."""
 FORMATS = {"bf16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 """ggml's type of cached keys and values by our `kv_type`.
 

@@ -47,7 +47,7 @@ def _line(finding: Finding) -> str:
 
 
 MAX_SIZES = 8
-"""Maximum number of pass sizes in `passes_words`."""
+"""Maximum number of pass sizes that `passes_words` shows."""
 
 
 def explanation(

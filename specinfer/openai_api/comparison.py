@@ -66,7 +66,11 @@ class Compared:
     """First difference between plain decoding's two answers; None: equal."""
 
     def is_wrong(self, tie: float) -> bool:
-        """Return whether speculation changed the answer by a `gap` above `tie`."""
+        """Return whether the answers differ by more than a tie.
+
+        A difference is a tie if its `gap` is at most `tie`; an unknown gap is none. An excused difference is not
+        wrong.
+        """
         difference = self.difference
         if difference is None or self.is_excused:
             return False

@@ -65,7 +65,10 @@ class PoolPolicy:
     tokenizer_fingerprint: str
     """Fingerprint of the tokenizer that services must have."""
     deadline_s: float = 0.0
-    """Seconds to wait for drafts; 0: `TIMES` usual steps, at least `MIN_S`."""
+    """Seconds to wait for drafts; 0: `TIMES` times the usual step seconds.
+
+    The wait is then at least `MIN_S` and at most `max_deadline_s`.
+    """
     hung_s: float = 10.0
     """Seconds without an answer until a service counts as dead."""
     max_deadline_s: float = 5.0

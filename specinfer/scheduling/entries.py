@@ -28,7 +28,7 @@ class StepEntry:
     read_limit: int = 0
     """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Tokens found in the verifier's cache do not count.
+    Restored tokens are read from the prefix directory. Tokens in the verifier's cache do not count.
     """
 
     @property
@@ -57,7 +57,8 @@ class StepEntry:
     def following(self) -> "StepEntry":
         """Return the next step's entry, after this step's tokens are committed.
 
-        The delta is the bonus token, and the tree reaches no context position beyond this entry's.
+        The delta is the bonus token. The next tree must end where this entry's tree could end, so accepted tokens
+        reduce its depth.
         """
         state = self.state
         reach = depth_limit(0, len(state.tokens), self.context_len + self.reach)

@@ -71,7 +71,9 @@ class Draws:
 def draws_of(
     proposal: Proposal, token_ids: Sequence[int], belief: Belief = uncorrected
 ) -> Iterator[tuple[int, Draws]]:
-    """Yield each child of a proposal, with the state before its draw.
+    """Yield each child of a proposal, with the `Draws` before its draw.
+
+    The object is the same for all children, and changes when the next child is taken.
 
     Args:
         token_ids: tokens of the tree's nodes.

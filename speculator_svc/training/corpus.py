@@ -139,7 +139,7 @@ def finished_jobs(path: Path) -> dict[str, Continuation]:
 def split_corpus(
     corpus: Sequence[Continuation], held_out: int
 ) -> tuple[list[Continuation], list[Continuation]]:
-    """Return training data, and `held_out` continuations at equal distances."""
+    """Return training data, and `held_out` continuations spread over the corpus."""
     step = max(1, len(corpus) // max(held_out, 1))
     chosen = set(range(0, len(corpus), step)[:held_out])
     training = [item for i, item in enumerate(corpus) if i not in chosen]

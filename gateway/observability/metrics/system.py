@@ -133,7 +133,7 @@ class VllmMetrics:
         )
 
     def show(self, running: int, waiting: int, cache: CacheUse) -> None:
-        """Set the load; export `cache_config_info` only with a verifier."""
+        """Set the load; export `cache_config_info` while a verifier is driven."""
         self._running.labels(**self._labels).set(running)
         self._waiting.labels(**self._labels).set(waiting)
         self._usage.labels(**self._labels).set(cache.part)

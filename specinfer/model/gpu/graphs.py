@@ -58,7 +58,7 @@ def largest(grid: Sequence[Bucket]) -> Bucket:
 
 
 Sizes = TypeVar("Sizes", contravariant=True)
-"""Identifies a captured sequence, for example by the bucket of a pass."""
+"""Sizes that select a captured sequence of kernels, as a `Bucket`."""
 
 
 class Graphs(Protocol[Sizes]):

@@ -63,7 +63,7 @@ class TrimmedHead:
     def __init__(
         self, weights: StoredRows, name: str, token_ids: Sequence[int], set_head: Callable[[Blocks], None]
     ) -> None:
-        """Read the head's rows; `set_head` passes new ones to the executor."""
+        """Read the rows of `token_ids`; `replace` passes changed rows to `set_head`."""
         self._weights, self._name, self._set_head = weights, name, set_head
         blocks = weights.blocks(name)
         assert blocks is not None, name

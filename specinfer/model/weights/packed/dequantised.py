@@ -13,7 +13,7 @@ _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 """Position of outputs 0 to 7 in a word of eight numbers."""
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
-"""Endings of tensor names that are ignored: activations are not quantised here."""
+"""Name endings of ignored tensors: activations are not quantised here."""
 
 
 class DequantisedWeights(NamedTensors):
