@@ -23,7 +23,7 @@ def defaults(settings: type, of: type, but: set[str]) -> dict[str, tuple[object,
 
 def test_settings_have_the_defaults_of_the_configured_classes() -> None:
     assert defaults(SpeculatorSettings, DrafterOptions, {"model"}) == {}
-    assert defaults(VerifierSettings, EngineLimits, {"max_context_len"}) == {}, "0 stands for the model's own"
+    assert defaults(VerifierSettings, EngineLimits, {"max_context_len"}) == {}, "0 means the model's own"
     assert defaults(GatewaySettings, SchedulerLimits, set()) == {}
 
 

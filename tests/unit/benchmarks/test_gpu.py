@@ -118,7 +118,7 @@ def test_nothing_is_timed_after_a_wrong_kernel(tmp_path: Path, monkeypatch: pyte
     assert "nothing was timed" in (tmp_path / "gpu.md").read_text()
 
 
-def test_without_a_gpu_it_says_so(
+def test_without_a_gpu_it_ends_with_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

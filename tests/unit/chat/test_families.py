@@ -104,7 +104,7 @@ def test_no_conversation_with_functions_is_refused(family: str, history: str) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_follow_their_calls(family: str) -> None:
-    """Also in templates that allow only one call per turn."""
+    """This also applies to templates that allow only one call per turn."""
     text = ChatTemplate(template_text(family), SPECIALS).render(HISTORIES["two calls"], TOOLS)
     for number in (1, 2):
         assert text.index(f"City{number}") < text.index(f"Rain{number}")

@@ -87,7 +87,7 @@ def test_modes_take_turns_and_a_disturbed_answer_changes_no_figure() -> None:
     assert modes.count("off") == modes.count("tree") == len(demo.PROMPTS) * demo.ROUNDS
 
 
-def test_the_sentence_names_the_gain_and_says_if_text_differs() -> None:
+def test_the_sentence_states_the_gain_and_whether_text_differs() -> None:
     runs = compared(Gateway({"off": 0.010, "tree": 0.005}))
     assert demo.sentence(runs) == (
         "Token trees gave 2.00 times the speed of plain decoding (half of the answers between 2.00 and 2.00 "

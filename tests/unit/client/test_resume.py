@@ -208,7 +208,7 @@ def test_a_new_token_starts_the_waits_and_the_patience_again() -> None:
     assert (caught.value.request_id, caught.value.from_token) == ("r", 1)
 
 
-def test_a_gateway_says_when_to_come_back_and_the_last_attempt_is_at_the_end_of_patience() -> None:
+def test_the_wait_follows_the_gateways_hint_up_to_the_end_of_patience() -> None:
     machine = resume(addresses=1)
     assert machine.failed(Failure(grpc.StatusCode.UNAVAILABLE, "", 7.0), 0.0).wait_s == 7.0
     assert machine.failed(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "", 30.0), 50.0).wait_s == 10.0

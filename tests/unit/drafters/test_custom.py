@@ -89,7 +89,7 @@ def test_a_function_that_fails_costs_one_request_its_draft() -> None:
 
 
 def test_a_function_may_draw_only_if_the_service_declares_it() -> None:
-    """A function that draws must be declared: drafters that draw must not use the target's noise."""
+    """If one drafter draws, no drafter may see the target's noise, so a function that draws must be declared."""
 
     def draws(context: Sequence[int], limits: TreeLimits) -> TokenTree:
         builder = TreeBuilder(context[-1])

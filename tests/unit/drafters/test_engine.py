@@ -128,7 +128,7 @@ def test_each_drafter_of_a_service_drafts_for_the_entries_that_name_it() -> None
     assert second != first
     (later,) = engine.draft([DraftEntry("second", 2, [9], TreeLimits(2, 2), sampling, [0])])
     assert later.status is EntryStatus.OK
-    assert drafters[0].jobs[-1].context == [5, 6, 9], "also what it was not asked about"
+    assert drafters[0].jobs[-1].context == [5, 6, 9], "also tokens of entries for other drafters"
     engine.release(["all"])
     assert [drafter.released[-1] for drafter in drafters] == ["all", "all"]
     (bad,) = engine.draft([DraftEntry("r", 0, [5], TreeLimits(2, 2), sampling, [2])])
@@ -177,7 +177,7 @@ def test_no_drafter_drafts_beyond_its_positions() -> None:
         asked = replace(asked, base_len=cached_len, delta=[3])
     whole = [{0: 2, 1: 4, 2: 4}, {0: 1, 1: 4, 2: 4}, {1: 4, 2: 3}, {1: 4, 2: 2}, {1: 4, 2: 1}, {1: 4}, {1: 4}]
     assert depths == whole
-    assert drafters[0].released == ["r"] * 4, "what it holds of a context too long for it is of no use"
+    assert drafters[0].released == ["r"] * 4, "the cache of a context too long for it is of no use"
 
 
 def test_an_ssm_drafts_up_to_its_last_position() -> None:

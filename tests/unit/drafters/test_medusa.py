@@ -67,7 +67,7 @@ def test_there_is_a_draft_only_if_the_state_before_the_root_has_arrived(engine: 
     whole = draft(engine, 5, [10], (3, 5))
     assert whole is not None
     assert len(whole) == K
-    assert draft(engine, 6, [11, 12], (5, 7)) != whole, "another state says something else"
+    assert draft(engine, 6, [11, 12], (5, 7)) != whole, "another state gives another draft"
 
 
 def test_points_for_sampled_requests_are_chosen_by_the_noise_of_their_positions(

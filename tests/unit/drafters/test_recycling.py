@@ -93,5 +93,5 @@ def test_tokens_beyond_the_tokenizer_are_left_out() -> None:
     it = matrix({1: [V + 3, 2, 3], V + 3: [1, 2, 3]})
     tree = best_first(it, CHANCES, 1, TreeLimits(9, 9))
     assert paths(tree) == {(1,), (1, V + 3), (1, 2), (1, 3)}, (
-        "it may be proposed, but nothing is known behind it"
+        "it may be proposed, but nothing is known after it"
     )

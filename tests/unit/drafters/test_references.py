@@ -83,4 +83,4 @@ def test_references_of_a_finished_request_are_not_learnt() -> None:
     draft(drafter, [1, 2, 7], [[7, 8, 9]])
     drafter.release("r")
     assert draft(drafter, [7], []) == {(7,)}
-    assert draft(drafter, [2], []) == {(2,), (2, 7)}, "what the request itself said is learnt"
+    assert draft(drafter, [2], []) == {(2,), (2, 7)}, "the request's own text is learnt"

@@ -88,7 +88,7 @@ def test_the_most_probable_nodes_are_kept() -> None:
 def test_contexts_grow_and_requests_are_separate() -> None:
     drafter = SuffixDrafter()
     assert len(draft(drafter, [1, 2, 3], name="a")) == 1
-    assert len(draft(drafter, [4, 2], name="b")) == 1, "what another request holds is not looked at"
+    assert len(draft(drafter, [4, 2], name="b")) == 1, "texts of other requests are not searched"
     assert paths(draft(drafter, [1, 2, 3, 2], TreeLimits(3, 1), "a")) == {(2,), (2, 3)}
 
 

@@ -161,7 +161,7 @@ async def test_references_are_tokenized_separately(length: int) -> None:
     texts = ["hi! " * (length // 4) + "hi!", "so long"]
     request = await decoded(references=texts)
     assert [text_of(tokens) for tokens in request.references] == texts
-    assert (await decoded(references=texts, speculation=3)).references == (), "nobody drafts for it"
+    assert (await decoded(references=texts, speculation=3)).references == (), "no drafts are made for it"
 
 
 async def test_no_prompt_is_an_error() -> None:
@@ -197,7 +197,7 @@ class Gate(Tokenizer):
         with self.lock:
             self.active += 1
             self.max_active = max(self.max_active, self.active)
-        assert self.opened.wait(30), "nobody opened"
+        assert self.opened.wait(30), "the gate was not opened"
         with self.lock:
             self.active -= 1
         return super().encode(text)

@@ -35,7 +35,7 @@ def test_a_draining_gateway_has_no_share() -> None:
     assert not somebody_serves("g0", alive)
     assert somebody_serves("g1", alive)
     assert not somebody_serves("g1", gateways(None, 3)), "without a session it serves nothing"
-    assert somebody_stays("g1", gateways(None, 3)), "but it takes what is given up"
+    assert somebody_stays("g1", gateways(None, 3)), "but it takes requests that are given up"
     assert not somebody_stays("g0", alive)
 
 

@@ -207,6 +207,6 @@ def test_a_model_of_seventy_billion_by_hand() -> None:
     whole = rank_memory(LARGE, Place(Layout(), 0), 2)
     layer = 8192 * (64 + 2 * 8 + 64) * 128 + 3 * 8192 * 28672 + 2 * 8192
     numbers = 80 * layer + 2 * 128256 * 8192 + 8192
-    assert numbers == 70_553_706_496, "as its card says"
+    assert numbers == 70_553_706_496, "as in its model card"
     assert whole.weights == 2 * numbers + 2 * 2 * 131072 * 128
     assert whole.kv_per_token == 2 * 80 * 8 * 128 * 2 == 327680

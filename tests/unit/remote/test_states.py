@@ -37,7 +37,7 @@ def test_it_behaves_like_one_array(steps: list[tuple[str, int, int]], first: int
 
 
 def test_the_cost_of_a_step_depends_only_on_new_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the service reads none and they accumulate."""
+    """This also applies while the service reads no states and they accumulate."""
     copied, concatenate = 0, np.concatenate
 
     def counted(arrays: Any) -> Any:

@@ -230,7 +230,7 @@ def test_deadlines_end_requests_with_their_tokens() -> None:
     assert {progress.state.request.request_id for progress in ended} == {"soon", "moved"}
     assert all(progress.final and progress.tokens == [] for progress in ended)
     assert states["soon"].finish is states["moved"].finish is FinishReason.DEADLINE
-    assert states["moved"].new_tokens > 0, "they are kept"
+    assert states["moved"].new_tokens > 0, "its tokens stay"
     (late,) = s.reap(3.0)
     assert (late.state, late.state.new_tokens) == (states["later"], 0), "it was still waiting"
     s.submit(request("both", deadline_s=1.0), 3.0)

@@ -27,7 +27,9 @@ def test_a_service_gets_every_position_once_and_its_own_layers() -> None:
     assert it.wanted_from("a", [0, 0]) == 0
     it.arrived("a", 0, 0, states(0, 4, it.layers))
     assert it.take("a", 0, (1, 3), ALL) == (0, states(0, 4, (1, 3)))
-    assert it.wanted_from("a", [4, 0]) == 4, "the other one lacks what is kept here, not at the verifier"
+    assert it.wanted_from("a", [4, 0]) == 4, (
+        "the other one lacks states that are stored here, not at the verifier"
+    )
     it.arrived("a", 4, 4, states(4, 6, it.layers))
     assert it.take("a", 4, (1, 3), ALL) == (4, states(4, 6, (1, 3)))
     assert it.take("a", 0, (2,), ALL) == (0, states(0, 6, (2,)))

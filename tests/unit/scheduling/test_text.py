@@ -48,7 +48,7 @@ def test_text_is_cut_before_the_first_stop_however_it_arrives(
 
 @pytest.mark.parametrize("stops", [(), ("x.", "no")])
 def test_tokens_that_end_a_request_are_not_part_of_the_text(stops: tuple[str, ...]) -> None:
-    """This also holds for plain tokens, which some tokenizers use as ends of turns."""
+    """This also applies to plain tokens, which some tokenizers use as ends of turns."""
     end = TOKENIZER.encode(".")[0]
     stream = TextStream(TOKENIZER, stops, ends={end})
     first, last = stream.push(TOKENIZER.encode("ax"), last=False), stream.push([end], last=True)

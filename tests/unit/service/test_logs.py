@@ -185,7 +185,7 @@ def test_json_lines_have_the_request_of_their_context() -> None:
         assert (parsed["request_id"], parsed["trace_id"]) == ("r1", "0a")
         assert "trace_id" not in as_json(record)
         record.__dict__.update(about("r2"))
-        assert as_json(record)["request_id"] == "r2", "a line that says so is about another one"
+        assert as_json(record)["request_id"] == "r2", "an explicit request id has priority"
     finally:
         REQUEST_ID.reset(token)
 

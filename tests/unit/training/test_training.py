@@ -266,7 +266,7 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
 
     drafter = SsmDrafter.from_options(DrafterOptions(model=str(train()), dtype="float32", kv_tokens=512))
     labelled = [np.load(path)["lengths"] for path in (tmp_path / "work").glob("labels-*/*.npz")]
-    assert sum(map(len, labelled)) == 6, "the target is asked where the corpus has no labels"
+    assert sum(map(len, labelled)) == 6, "the target labels only rows without labels"
     prompt = list(items[0].prompt)
     (tree,) = drafter.draft([DraftJob("r", prompt, TreeLimits(4, 2), Sampling(temperature=0))])
     assert isinstance(tree, TokenTree)

@@ -166,9 +166,9 @@ def grows_by_its_draws(branches: Branches) -> TokenTree:
 def test_a_speculator_is_cut_in_the_order_of_its_list(
     rule: str, listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The place of the last draw depends on the second one, so it must not be kept before it, whatever the beliefs.
+    """The second draw decides the last one's parent: the cut must not keep the last draw without the second.
 
-    The negative control ranks them freely.
+    The negative control ranks draws only by their believed values.
     """
     believed = {0: lambda place, chance: 0.5}
     if not listed:

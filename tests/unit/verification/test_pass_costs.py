@@ -107,7 +107,7 @@ def test_unstable_times_are_measured_until_they_repeat(sizes: tuple[int, ...]) -
 
 
 def test_times_that_fall_with_more_tokens_are_measured_again() -> None:
-    """In a reported start, 1 to 16 tokens took longer than 32."""
+    """In a reported case, passes of 1 to 16 tokens took longer than passes of 32 at the start."""
     fallen = slowed(20.0, 1, 4, 8, 16)
     assert measured(fallen, fallen, TRUE) == (TRUE, 4)
 

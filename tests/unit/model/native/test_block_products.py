@@ -1,4 +1,4 @@
-"""The reference for block products against the dequantisers of the `gguf` package."""
+"""The reference implementation of block products, compared with the dequantisers of `gguf`."""
 
 import gguf
 import numpy as np

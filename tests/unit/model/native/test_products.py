@@ -50,7 +50,7 @@ def random_blocks(kind: str, n: int, k: int, random: np.random.Generator) -> NDA
 
 
 def random_inputs(rows: int, k: int, random: np.random.Generator) -> NDArray[np.float32]:
-    """Return activations up to 2^-13: of any size, zeros, or one huge number among small ones."""
+    """Return activations of at most 2^-13: rows of various scales, all zeros, or one large number among small ones."""
     x = random.normal(size=(rows, k)) * 2.0 ** random.integers(-20, 1, (rows, 1))
     kinds = random.integers(0, 5, rows)
     x[kinds == 0] = 0
