@@ -54,7 +54,7 @@ class Result:
     answers: list[list[int]] = field(default_factory=list)
     """Tokens of every prompt's answer."""
     first_guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """Steps by the prompt's data set, and by whether the first guess was right.
+    """Steps by the prompt's data set and the first guess's correctness.
 
     The first guess is the root's most probable child.
     """

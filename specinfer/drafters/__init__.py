@@ -56,7 +56,7 @@ class TargetTopK:
     token_ids: NDArray[np.int64]
     """[nodes] tokens of the nodes, the root first."""
     parents: NDArray[np.int32]
-    """[nodes] index of each node's parent, below its own; -1 for the root."""
+    """[nodes] index of each node's parent; the root has -1."""
     top_k: NDArray[np.int64]
     """[nodes, k] the most probable next tokens of each node, best first."""
 

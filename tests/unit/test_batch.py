@@ -1,4 +1,4 @@
-"""`specinfer batch` against a server on loopback: answers, refusals, failures, going on, bad files."""
+"""`specinfer batch` against a local server: answers, refusals, failures, later runs, bad files."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.support.network.scripted_api import Answer, ApiScript, Body, scripted
 
 
 def job(identity: str, **fields: Any) -> dict[str, Any]:
-    """A line of the input."""
+    """Return a line of the input."""
     body = {"model": "m", "prompt": identity}
     return {"custom_id": identity, "method": "POST", "url": "/v1/completions", "body": body, **fields}
 
@@ -39,14 +39,14 @@ class Files:
         self.input.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     def rows(self) -> dict[str, Any]:
-        """The output's lines by their ids, each of which comes once."""
+        """Return the output's lines by their ids, which must be unique."""
         rows = [json.loads(line) for line in self.output.read_text().splitlines()]
         by_id = {row["custom_id"]: row for row in rows}
         assert len(by_id) == len(rows)
         return by_id
 
     def run(self, url: str, *options: str) -> int:
-        """Run the command; returns its exit code.
+        """Run the command; return its exit code.
 
         Raises:
             Exception: as the command does.
@@ -98,8 +98,8 @@ def test_a_refused_line_has_its_refusal_and_the_others_their_answers(files: File
     assert files.rows()["b"]["response"]["body"] == {"error": {"param": "top_p"}}
 
 
-def test_a_page_is_no_answer(files: Files) -> None:
-    """A proxy or a portal may say 200 in place of the server; such lines are sent again by the next run."""
+def test_a_page_is_not_an_answer(files: Files) -> None:
+    """A proxy or portal may answer 200 instead of the server; the next run sends such lines again."""
     pages: list[Any] = ["<html>welcome</html>", [1], None]
 
     def answer(path: str, body: Body, before: int) -> Answer:
@@ -113,7 +113,7 @@ def test_a_page_is_no_answer(files: Files) -> None:
         assert files.run(url) == 0
 
 
-def test_halves_of_surrogate_pairs_stay_as_they_came(files: Files) -> None:
+def test_halves_of_surrogate_pairs_are_written_unchanged(files: Files) -> None:
     texts = ["\ud83d", "\ude00 end", "é 北 \u2028"]
 
     def answer(path: str, body: Body, before: int) -> Answer:
@@ -128,7 +128,7 @@ def test_halves_of_surrogate_pairs_stay_as_they_came(files: Files) -> None:
 
 
 def test_an_interrupted_batch_does_not_wait_for_room(files: Files) -> None:
-    """The first answer interrupts, while the other line waits 60 s for room."""
+    """The first answer interrupts the run while the other line waits 60 s for room."""
 
     def answer(path: str, body: Body, before: int) -> Answer:
         return echo(path, body, before) if body["prompt"] == "a" else (503, {"Retry-After": "60"}, {})
@@ -140,11 +140,11 @@ def test_an_interrupted_batch_does_not_wait_for_room(files: Files) -> None:
     script = ApiScript(answer)
     with scripted_api(script) as url, pytest.raises(KeyboardInterrupt):
         answer_all(ApiServer.at(url), read_jobs(files.input), files.output, 2, 10_000.0, interrupt)
-    assert len(script.bodies) == 2, "what found no room was not sent again"
+    assert len(script.bodies) == 2, "the line without room was not sent again"
     assert "a" in files.rows()
 
 
-def test_what_finds_no_room_is_sent_again(files: Files) -> None:
+def test_a_line_that_finds_no_room_is_sent_again(files: Files) -> None:
     def answer(path: str, body: Body, before: int) -> Answer:
         return echo(path, body, before) if before >= 2 else (429, {"Retry-After": "0"}, {"error": "full"})
 
@@ -156,8 +156,8 @@ def test_what_finds_no_room_is_sent_again(files: Files) -> None:
     assert files.rows()["a"]["response"]["status_code"] == 200
 
 
-def test_a_later_run_sends_only_what_has_no_answer(files: Files) -> None:
-    """Failures and a torn last line are sent again, refusals are not."""
+def test_a_later_run_sends_only_lines_without_an_answer(files: Files) -> None:
+    """Failures and a truncated last line are sent again, refusals are not."""
 
     def failing(path: str, body: Body, before: int) -> Answer:
         status = {"refused": 422, "broken": 500, "full": 503}.get(body["prompt"])
@@ -182,8 +182,8 @@ def test_a_later_run_sends_only_what_has_no_answer(files: Files) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, 60, 130, 131, 700])
-def test_a_full_disk_tears_no_line(files: Files, room: int) -> None:
-    """Full for good: an error, and the next run sends what is missing. Full for a moment: the batch waits."""
+def test_a_full_disk_truncates_no_line(files: Files, room: int) -> None:
+    """If the disk stays full, the batch ends with an error, and the next run sends the missing lines."""
     names = [f"job {n}" for n in range(12)]
     files.write(*map(job, names))
     script = ApiScript(echo)
@@ -196,7 +196,7 @@ def test_a_full_disk_tears_no_line(files: Files, room: int) -> None:
         written = set(files.rows())
         disk.room = None
         with files.output.open("a") as file:
-            file.write('{"id": "batch_req_3", "cust\n')  # of a version that went on after a torn line
+            file.write('{"id": "batch_req_3", "cust\n')  # an older version continued after a truncated line
         before = len(script.bodies)
         assert files.run(url) == 0
         assert {body["prompt"] for body in script.bodies[before:]} == set(names) - written
@@ -205,7 +205,7 @@ def test_a_full_disk_tears_no_line(files: Files, room: int) -> None:
 
 def test_a_batch_waits_for_room_on_the_disk(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     class Room(threading.Event):
-        """Room is made while the batch waits."""
+        """Makes room on the disk while the batch waits."""
 
         def wait(self, timeout: float | None = None) -> bool:
             disk.room = None
@@ -221,8 +221,8 @@ def test_a_batch_waits_for_room_on_the_disk(files: Files, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409])
-def test_a_key_that_is_not_taken_is_no_answer(files: Files, status: int) -> None:
-    """The next run, with the right one, sends such lines again."""
+def test_a_refused_key_is_not_an_answer(files: Files, status: int) -> None:
+    """The next run, with the right key, sends such lines again."""
     files.write(job("a"))
     with scripted_api(ApiScript(lambda path, body, before: (status, {}, {"error": {}}))) as url:
         assert files.run(url) == 1
@@ -242,8 +242,8 @@ def test_a_line_may_be_torn_within_a_character(files: Files) -> None:
     assert set(files.rows()) == {"a", "北"}
 
 
-def test_the_output_is_a_file_and_stays_where_it_is(files: Files) -> None:
-    """Run by root, a batch into /dev/null must not put a file in its place."""
+def test_the_output_must_be_a_file_and_a_link_to_it_stays(files: Files) -> None:
+    """A batch run by root that writes to /dev/null must not replace it by a file."""
     files.write(job("a"))
     os.mkfifo(files.output)
     with pytest.raises(InvalidInputError, match=r"output = '.*out.jsonl': must be a regular file"):
@@ -280,7 +280,7 @@ def test_a_file_of_windows_and_strange_answers_are_read(files: Files) -> None:
     assert set(files.rows()) == {"a"}
 
 
-def test_what_nests_too_deeply_is_no_json(files: Files) -> None:
+def test_too_deeply_nested_json_is_invalid(files: Files) -> None:
     files.input.write_text("[" * 100_000)
     with pytest.raises(InvalidInputError, match=r"in.jsonl:1 = .*must be a JSON object"):
         files.run("http://127.0.0.1:1")
@@ -294,7 +294,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.Monkey
         ApiServer.at(url).call("completions", {})
 
 
-def test_an_answer_that_breaks_off_is_none() -> None:
+def test_a_truncated_answer_is_an_error() -> None:
     short = ApiScript(lambda path, body, before: (400, {"Content-Length": "50", "Connection": "close"}, {}))
     with scripted_api(short) as url, pytest.raises(UnavailableError, match="IncompleteRead"):
         ApiServer.at(url).call("completions", {})

@@ -1,4 +1,4 @@
-"""One directory for models and kernels."""
+"""The directory of models and compiled kernels."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from specinfer.system.cache_directory import cache_directory
         ("", "", "/home/ann/.cache/specinfer"),
     ],
 )
-def test_models_and_kernels_lie_in_the_directory_the_environment_says(
+def test_models_and_kernels_are_in_the_directory_set_by_the_environment(
     specinfer: str, xdg: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"SPECINFER_CACHE": specinfer, "XDG_CACHE_HOME": xdg, "HOME": "/home/ann"}.items():

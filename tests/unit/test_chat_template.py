@@ -1,4 +1,4 @@
-"""Conversations are what `transformers` makes of them; a template's faults are the conversation's errors."""
+"""Chat templates render like `transformers`; a template's exceptions become errors that name the conversation."""
 
 import json
 from datetime import datetime
@@ -32,8 +32,8 @@ TEMPLATES = [
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("tools", [[], TOOLS])
-def test_a_conversation_is_what_transformers_makes_of_it(template: str, tools: list[Any]) -> None:
-    template += "{# tools #}"  # those that know none get them in words
+def test_a_conversation_is_rendered_like_transformers(template: str, tools: list[Any]) -> None:
+    template += "{# tools #}"  # templates without tools get them as text
     expected, _ = render_jinja_template(
         [TURNS], tools=tools or None, chat_template=template, add_generation_prompt=True, bos_token="<s>"
     )
@@ -65,12 +65,12 @@ def test_named_templates_are_chosen_by_tools(stored: dict[str, str] | None) -> N
         ("{% if %}", "Expected an expression"),
     ],
 )
-def test_a_fault_of_a_template_is_an_error_of_the_conversation(template: str, reason: str) -> None:
+def test_an_exception_in_a_template_is_an_error_of_the_conversation(template: str, reason: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"chat = \['user', 'assistant'\]: .*({reason})"):
         ChatTemplate(template, {}).render(TURNS, [])
 
 
-def test_what_is_no_template_is_refused() -> None:
+def test_bad_templates_are_refused() -> None:
     with pytest.raises(IncompatibleError, match="must be a list of objects with name and template"):
         ChatTemplate([{"title": "x"}], {})
     with pytest.raises(IncompatibleError, match="'default' = '3': a template must be text"):
@@ -96,12 +96,14 @@ def test_places_of_templates(tmp_path: Path) -> None:
 def test_templates_are_utf_8_without_a_byte_order_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "latin-1")  # of the locale
+    monkeypatch.setattr(
+        "io.text_encoding", lambda encoding, *_: encoding or "latin-1"
+    )  # encoding of the locale
     (tmp_path / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + "größe".encode())
     assert stored_templates(tmp_path, {}) == {"default": "größe"}
 
 
-def test_a_template_that_cannot_be_read_is_said_at_start(
+def test_a_template_that_cannot_be_read_is_logged_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(ascii_tokenizer().to_json())
@@ -112,8 +114,8 @@ def test_a_template_that_cannot_be_read_is_said_at_start(
         tokenizer.encode_chat(TURNS)
 
 
-def test_a_template_in_a_file_takes_the_place_of_the_models(tmp_path: Path) -> None:
-    """The fingerprint by which verifiers are compared stays the model's."""
+def test_a_template_in_a_file_replaces_that_of_the_model(tmp_path: Path) -> None:
+    """The fingerprint that compares verifiers remains that of the model."""
     tokenizer, path = ascii_tokenizer(), tmp_path / "own.jinja"
     before = tokenizer.text_fingerprint()
     path.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
@@ -136,7 +138,7 @@ def test_a_template_in_a_file_takes_the_place_of_the_models(tmp_path: Path) -> N
         "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
     ],
 )
-def test_conversations_go_on_as_in_transformers(template: str, last: str) -> None:
+def test_conversations_are_continued_like_in_transformers(template: str, last: str) -> None:
     messages = [{"role": "user", "content": "Sure"}, {"role": "assistant", "content": last}]
     ends: list[tuple[ChatEnd, dict[str, Any]]] = [
         (ChatEnd.OPENED, {"add_generation_prompt": True}),
@@ -148,7 +150,7 @@ def test_conversations_go_on_as_in_transformers(template: str, last: str) -> Non
         assert ChatTemplate(template, {}).render(messages, (), end) == expected[0], end
 
 
-def test_a_conversation_whose_last_message_is_not_shown_cannot_go_on() -> None:
+def test_a_conversation_whose_last_message_is_changed_cannot_be_continued() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content | upper }}{% endfor %}", {})
     with pytest.raises(InvalidInputError, match="changes the last message, so it cannot be continued"):
         template.render([{"role": "assistant", "content": "Sure"}], (), ChatEnd.CONTINUED)

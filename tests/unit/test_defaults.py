@@ -1,4 +1,4 @@
-"""A default is declared once: settings take theirs from where they are used."""
+"""Defaults of settings equal those of the classes that they configure."""
 
 from dataclasses import fields
 
@@ -11,7 +11,7 @@ from verifier_svc.settings import VerifierSettings
 
 
 def defaults(settings: type, of: type, but: set[str]) -> dict[str, tuple[object, object]]:
-    """Fields of both whose defaults differ: (setting's, ours)."""
+    """Return common fields whose defaults differ: (default of the settings, default of the class)."""
     pairs = {
         field.name: (settings.model_fields[field.name].default, field.default)
         for field in fields(of)
@@ -21,13 +21,13 @@ def defaults(settings: type, of: type, but: set[str]) -> dict[str, tuple[object,
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def test_settings_have_the_defaults_of_what_they_set() -> None:
+def test_settings_have_the_defaults_of_the_configured_classes() -> None:
     assert defaults(SpeculatorSettings, DrafterOptions, {"model"}) == {}
-    assert defaults(VerifierSettings, EngineLimits, {"max_context_len"}) == {}, "0 stands for the model's own"
+    assert defaults(VerifierSettings, EngineLimits, {"max_context_len"}) == {}, "0 means the model's own"
     assert defaults(GatewaySettings, SchedulerLimits, set()) == {}
 
 
-def test_caches_are_as_large_whoever_makes_them() -> None:
+def test_caches_have_the_same_default_size_everywhere() -> None:
     from specinfer.model.options import RunnerOptions
 
     sizes = {RunnerOptions().kv_tokens, DrafterOptions().kv_tokens, VerifierSettings().kv_tokens}

@@ -1,4 +1,4 @@
-"""Text as it grows is what the tokenizer makes of all tokens, told at once, with one token's work a token."""
+"""Streamed text equals the tokenizer's text of all tokens, with constant work per token."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ WORDS = ["▁", "▁a", "b", "▁▁", "ä", "日", ".", "▁x▁y", "##c", "d</
 
 
 def made(names: Sequence[str], decoder: Any) -> Tokenizer:
-    """A tokenizer with these tokens behind <s>, which is special, and an added token that is not."""
+    """Return a tokenizer with the special token <s>, these tokens, and an added token that is not special."""
     fast = FastTokenizer(models.WordLevel({name: i for i, name in enumerate(["<s>", *names])}, "<s>"))
     fast.decoder = decoder
     fast.add_special_tokens(["<s>"])
@@ -57,8 +57,8 @@ EXACT: dict[str, Callable[[], Tokenizer]] = {
         decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
     ),
 }
-"""Detokenizers whose text as it grows is always that of all tokens."""
-OTHERS: dict[str, Callable[[], Tokenizer]] = {
+"""Tokenizers whose streamed text always equals the text of all tokens."""
+INEXACT: dict[str, Callable[[], Tokenizer]] = {
     "word_piece": lambda: made(WORDS, decoders.WordPiece()),
     "bpe_suffix": lambda: made(WORDS, decoders.BPEDecoder()),
     "ctc": lambda: made(WORDS, decoders.CTC()),
@@ -77,7 +77,7 @@ CUTS = st.lists(st.integers(0, 40), max_size=6)
 @pytest.mark.parametrize("name", EXACT)
 @given(data=st.data(), cuts=CUTS)
 @settings(max_examples=300)
-def test_the_text_is_that_of_all_tokens_however_they_come(name: str, data: Any, cuts: list[int]) -> None:
+def test_the_text_is_that_of_all_tokens_for_any_division(name: str, data: Any, cuts: list[int]) -> None:
     tokenizer = EXACT[name]()
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=40))
     reader = Detokenizer(tokenizer)
@@ -89,12 +89,14 @@ _RUN = st.one_of(
     st.text(min_size=1, max_size=4).filter(lambda text: text.isprintable()).map(lambda text: text.encode()),
     st.sampled_from([b"\xff", b"\xe6\x97", b"\xf0\x9f\xa6", b"\xc3", b"\x80\x80", b"\xed\xa0\x80"]),
 )
-"""Bytes that are characters, or none of which is a part of one: a mixed run SentencePiece calls all wrong,
-which nobody knows before it ends."""
+"""Bytes that are whole characters, or that contain no part of one.
+
+SentencePiece decodes a mixed run of bytes as invalid, which is not known before the run ends.
+"""
 
 
 @given(st.lists(st.one_of(_RUN, st.integers(0, len(WORDS) - 1)), max_size=12), CUTS, st.integers(0, 2))
-def test_bytes_of_sentencepiece_are_told_as_it_tells_them(
+def test_byte_tokens_are_decoded_like_sentencepiece(
     parts: list[bytes | int], cuts: list[int], strip: int
 ) -> None:
     tokenizer, tokens = sentencepiece(strip), list[int]()
@@ -102,7 +104,7 @@ def test_bytes_of_sentencepiece_are_told_as_it_tells_them(
         if isinstance(part, bytes):
             tokens += [1 + byte for byte in part] + [1 + 256 + WORDS.index(".")]  # a word ends the run
         else:
-            tokens += [1 + 256 + part, 0]  # and a special token says nothing
+            tokens += [1 + 256 + part, 0]  # a special token has no text
     reader = Detokenizer(tokenizer)
     text = "".join([reader.push(piece) for piece in cut(tokens, cuts)])
     assert text + reader.flush() == tokenizer.decode(tokens)
@@ -110,10 +112,10 @@ def test_bytes_of_sentencepiece_are_told_as_it_tells_them(
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 @given(data=st.lists(st.integers(0, 255), max_size=30))
-def test_nothing_is_held_longer_than_a_character_can_be(
+def test_bytes_wait_only_while_they_may_become_a_character(
     make: Callable[[], Tokenizer], data: list[int]
 ) -> None:
-    """After each byte all is told but what may still become a character."""
+    """After each byte the text is complete except for bytes that may still become a character."""
     reader, shown = Detokenizer(make()), ""
     for place, byte in enumerate(data):
         shown += reader.push([1 + byte])
@@ -126,7 +128,7 @@ def test_nothing_is_held_longer_than_a_character_can_be(
 
 
 def _may_become_one(data: bytes) -> bool:
-    """Return True if these bytes are the beginning of a character, or of a surrogate, which decoders hold as well."""
+    """Return True if these bytes begin a character, or a surrogate, which decoders also wait for."""
     if len(data) == 2 and data[0] == 0xED and 0xA0 <= data[1] <= 0xBF:
         return True
     try:
@@ -136,8 +138,8 @@ def _may_become_one(data: bytes) -> bool:
     return False
 
 
-def test_a_byte_that_is_drawn_for_ever_does_not_hold_the_text_back() -> None:
-    """As `logit_bias` on a byte token makes it."""
+def test_a_byte_that_is_repeated_forever_does_not_delay_the_text() -> None:
+    """For example, `logit_bias` can force one byte token forever."""
     for make in (byte_level, sentencepiece):
         reader = Detokenizer(make())
         assert reader.push([1 + 0xE6]) == ""
@@ -147,10 +149,10 @@ def test_a_byte_that_is_drawn_for_ever_does_not_hold_the_text_back() -> None:
             assert reader.push([1 + 0xE6]) == ""
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", INEXACT)
 @given(data=st.data(), cuts=CUTS)
-def test_other_decoders_tell_the_same_however_tokens_are_cut(name: str, data: Any, cuts: list[int]) -> None:
-    tokenizer = OTHERS[name]()
+def test_other_decoders_give_the_same_text_for_any_division(name: str, data: Any, cuts: list[int]) -> None:
+    tokenizer = INEXACT[name]()
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size), max_size=20))
     one, many = Detokenizer(tokenizer), Detokenizer(tokenizer)
     single = "".join([one.push([token]) for token in tokens]) + one.flush()
@@ -160,7 +162,7 @@ def test_other_decoders_tell_the_same_however_tokens_are_cut(name: str, data: An
 
 
 class Counting(Tokenizer):
-    """Notes how many tokens are decoded."""
+    """Records the number of tokens of each `decode` call."""
 
     decoded: list[int]
 
@@ -170,9 +172,9 @@ class Counting(Tokenizer):
         return super().decode(tokens)
 
 
-@pytest.mark.parametrize("name", [*EXACT, *OTHERS])
-def test_a_token_is_one_tokens_work(name: str) -> None:
-    plain = {**EXACT, **OTHERS}[name]()
+@pytest.mark.parametrize("name", [*EXACT, *INEXACT])
+def test_the_work_per_token_is_constant(name: str) -> None:
+    plain = {**EXACT, **INEXACT}[name]()
     tokenizer = Counting(plain._fast, None, {})
     tokenizer.decoded = []
     reader, count = Detokenizer(tokenizer), 400
@@ -185,7 +187,7 @@ def test_a_token_is_one_tokens_work(name: str) -> None:
         assert len(tokenizer.decoded) <= 2 * count
 
 
-def test_held_bytes_of_other_decoders_are_told_after_four_tokens() -> None:
+def test_incomplete_bytes_of_other_decoders_are_decoded_after_four_tokens() -> None:
     stages = [decoders.ByteFallback(), decoders.Replace("x", "y"), decoders.Fuse()]
     tokenizer = made([f"<0x{byte:02X}>" for byte in range(256)], decoders.Sequence(stages))
     assert tokenizer.byte_decoder is None

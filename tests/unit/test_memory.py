@@ -1,4 +1,4 @@
-"""Memory that is available: the machine's, within the limit of a container."""
+"""Available memory: that of the machine, within the limit of a container."""
 
 from pathlib import Path
 

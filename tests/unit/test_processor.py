@@ -15,7 +15,7 @@ def fresh_flags() -> Iterator[None]:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, **fields: str) -> str:
-    """Return the name of a processor of these fields."""
+    """Return the name of a processor with these fields."""
     named_fields = {name.replace("_", " "): value for name, value in fields.items()}
     monkeypatch.setattr(machine, "_field", lambda name: named_fields.get(name, ""))
     return machine.processor_name()
@@ -34,6 +34,6 @@ def test_the_widest_vectors_are_named(monkeypatch: pytest.MonkeyPatch, flags: st
     assert named(monkeypatch, model_name="Chip 7", flags=flags) == words
 
 
-def test_generations_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generations_of_one_name_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     name = named(monkeypatch, model_name="Chip", cpu_family="25", model="17")
     assert name == "Chip (family 25, model 17)"

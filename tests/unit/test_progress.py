@@ -1,4 +1,4 @@
-"""Work that takes seconds is reported: at its beginning, every other second, at its end."""
+"""Progress of long work is logged: at its start, every two seconds, at its end."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from specinfer.service.logs import make_formatter
 from specinfer.system.progress import LOGGER, progress
 
 
-def said(times: Iterator[float], caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(times: Iterator[float], caplog: pytest.LogCaptureFixture) -> list[str]:
     with caplog.at_level("INFO", LOGGER), progress("packing", clock=lambda: next(times)) as report:
         for done in range(1, 5):
             report(done, 4)
@@ -24,11 +24,11 @@ def said(times: Iterator[float], caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_long_work_is_reported_every_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
     times = iter([0.0, 1.0, 2.5, 2.5, 3.0, 4.6, 4.6, 5.0])
-    assert said(times, caplog) == ["packing", "packing: 50 %", "packing: 100 %", "packing: 5.0 s"]
+    assert logged(times, caplog) == ["packing", "packing: 50 %", "packing: 100 %", "packing: 5.0 s"]
 
 
 def test_short_work_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    assert said(chain([0.0], repeat(0.9)), caplog) == ["packing"]
+    assert logged(chain([0.0], repeat(0.9)), caplog) == ["packing"]
 
 
 def test_a_terminal_is_not_needed(

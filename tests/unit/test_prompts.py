@@ -1,4 +1,4 @@
-"""Prompt files: what is taken, and what a broken one is told."""
+"""Prompt files: accepted formats, and errors that name the line."""
 
 import io
 import json
@@ -15,7 +15,7 @@ def _write(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_first_turns_are_taken_up_to_the_limit(tmp_path: Path) -> None:
+def test_first_turns_are_read_up_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"turns": ["o\u2028ne", "two"]}\n\n{"turns": ["three"]}\n')
     assert read_prompts(path) == ("o\u2028ne", "three")
@@ -55,7 +55,7 @@ def test_a_prompt_is_a_whole_file_or_standard_input(tmp_path: Path, monkeypatch:
     assert read_prompt(None) == "from a pipe"
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_bytes(b"\xef\xbb\xbfhi")
     assert read_prompt(path) == "hi"

@@ -1,4 +1,4 @@
-"""Tokens that the files beside `tokenizer.json` name are what `transformers` makes of them."""
+"""Special tokens in the files next to `tokenizer.json` are read like in `transformers`."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ FILES: dict[str, dict[str, Any]] = {
     "a map": {"map": {"bos_token": "<s>", "eos_token": {"content": "</s>", **FLAGS}}},
     "additional tokens of a map": {"map": {"bos_token": "<s>", "additional_special_tokens": ["<new>"]}},
     "a map that contradicts": {"config": {"eos_token": "<s>"}, "map": {"eos_token": "</s>"}},
-    "a map beside declared tokens": {
+    "a map and declared tokens": {
         "config": {"added_tokens_decoder": {str(SIZE): {"content": "<pad>", "special": True, **FLAGS}}},
         "map": {"pad_token": "<pad>", "eos_token": "</s>"},
     },
@@ -87,7 +87,7 @@ def test_tokens_and_conversations_are_those_of_transformers(case: str, tmp_path:
 
 
 def test_an_end_token_is_found_in_a_vocabulary(tmp_path: Path) -> None:
-    """As `transformers` does, where it is not among the added tokens."""
+    """Like in `transformers`, if it is not among the added tokens."""
     fast = metaspace()
     stored = json.loads(fast.to_str()) | {"added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
@@ -108,7 +108,7 @@ def test_a_file_that_is_broken_is_named(name: str, content: str, tmp_path: Path)
         Tokenizer.load(directory)
 
 
-def test_tokens_behind_the_models_vocabulary_do_not_hinder_constraints(tmp_path: Path) -> None:
+def test_tokens_beyond_the_models_vocabulary_do_not_prevent_constraints(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, {"config": {"pad_token": "[PAD]"}}))
     assert tokenizer.vocab_size == SIZE + 1
     Compiler(tokenizer.to_json(), SIZE, [1])

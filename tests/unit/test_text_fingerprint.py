@@ -1,4 +1,4 @@
-"""A tokenizer's text fingerprint depends on what turns text into tokens, and on nothing else."""
+"""A tokenizer's text fingerprint depends only on settings that change the tokens of a text."""
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers
@@ -27,7 +27,7 @@ def test_equal_tokenizers_have_equal_fingerprints() -> None:
     assert made(vocabulary=shuffled).text_fingerprint() == made().text_fingerprint()
 
 
-def test_whatever_changes_tokens_changes_it_but_not_that_of_the_vocabulary() -> None:
+def test_settings_that_change_tokens_change_it_but_not_the_vocabulary_fingerprint() -> None:
     others = [
         made(merges=(("b", "c"), ("a", "b"))),
         made(template="{{ messages }}!"),

@@ -1,4 +1,4 @@
-"""Names of special tokens in texts of callers are text, whatever a template does with the texts."""
+"""Names of special tokens in callers' texts remain text, however a template uses the texts."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ USES = [
 
 
 def tokenizer(use: str) -> Tokenizer:
-    """A tokenizer of bytes with two special tokens."""
+    """Return a tokenizer of bytes with two special tokens, and a template with this expression."""
     return Tokenizer(
         byte_tokenizer(MARKS), f"{{% for m in messages %}}<|a|>{{{{ {use} }}}}<|b|>{{% endfor %}}", {}
     )

@@ -1,4 +1,4 @@
-"""Threads by affinity and quotas, over invented trees of cgroups."""
+"""The number of threads by affinity and quotas, over made-up trees of cgroups."""
 
 import os
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_group_that_is_mounted_itself_is_found(tmp_path: Path) -> None:
     assert v2(tmp_path, "/docker/x/inner", {"inner/cpu.max": "300000 100000\n"}, root="/docker/x") == 3
 
 
-def test_a_group_outside_the_namespace_leaves_what_is_mounted(tmp_path: Path) -> None:
+def test_for_a_group_outside_the_namespace_the_mounted_one_counts(tmp_path: Path) -> None:
     assert v2(tmp_path, "/../other", {"cpu.max": "500000 100000\n"}) == 5
 
 
@@ -95,7 +95,7 @@ def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "max\n", "x y\n", "100000 0\n"])
-def test_what_is_no_quota_is_ignored(tmp_path: Path, text: str) -> None:
+def test_an_invalid_quota_is_ignored(tmp_path: Path, text: str) -> None:
     assert v2(tmp_path, "/", {"cpu.max": text}) == 16
 
 
@@ -104,12 +104,12 @@ def test_affinity_of_this_process_counts() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 100_000])
-def test_a_number_that_no_machine_can_want_is_an_error(count: int) -> None:
+def test_an_impossible_number_is_an_error(count: int) -> None:
     with pytest.raises(SettingError, match=rf"threads = {count}: must be 1 to {os.cpu_count()}"):
         thread_count(count)
 
 
-def test_a_number_in_range_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_in_range_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(threads, "usable_processors", lambda: 5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -117,7 +117,7 @@ def test_a_number_in_range_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("given", "count"), [("2", 2), ("64", 5), ("", 5), ("0", 5), ("4,2", 5)])
-def test_openmp_may_be_given_fewer(monkeypatch: pytest.MonkeyPatch, given: str, count: int) -> None:
+def test_openmp_may_have_fewer(monkeypatch: pytest.MonkeyPatch, given: str, count: int) -> None:
     monkeypatch.setattr(threads, "usable_processors", lambda: 5)
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert default_threads() == count

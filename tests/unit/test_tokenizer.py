@@ -1,4 +1,4 @@
-"""Long texts: the same tokens, and others run meanwhile."""
+"""Long texts: they have the same tokens as short ones, and other threads run meanwhile."""
 
 import sys
 import threading
@@ -16,7 +16,7 @@ BOS = 0
 
 
 def tokenizer(template: str | None = None) -> Tokenizer:
-    """A token per byte, and one that begins texts."""
+    """Return a tokenizer with a token per byte, and one that starts texts."""
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<bos>": BOS} | {character: i for i, character in enumerate(characters, 1)}
     fast = FastTokenizer(models.BPE(vocabulary, []))
@@ -51,15 +51,15 @@ def test_long_texts_have_the_same_tokens_as_short_ones() -> None:
 
 
 @pytest.fixture
-def undisturbed() -> Iterator[None]:
-    """Nobody loses the interpreter's lock who does not give it away."""
+def no_thread_switches() -> Iterator[None]:
+    """Threads keep the interpreter's lock until they release it."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(60)
     yield
     sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.usefixtures("no_thread_switches")
 def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     turns, over = [0], threading.Event()
 

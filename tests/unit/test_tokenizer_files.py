@@ -1,4 +1,4 @@
-"""A tokenizer is what all of its files say, as `transformers` reads them."""
+"""Tokenizers are read from all of their files, like in `transformers`."""
 
 import json
 from functools import cache
@@ -34,7 +34,7 @@ def byte_level() -> Fast:
 
 
 def sentencepiece() -> Fast:
-    """Llama 2's: a blank before the text, which decoding leaves out, and bytes for unknown characters."""
+    """Return a tokenizer like Llama 2's: a space before the text, and bytes for unknown characters."""
     vocabulary = {word: i for i, word in enumerate([*WORDS, *PIECES])}
     fast = Fast(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
     fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -57,12 +57,12 @@ TEXTS = st.text(alphabet="The sky is blue!ä日🦙\n", max_size=24)
 
 @cache
 def both(kind: str) -> tuple[Tokenizer, Any]:
-    """Our tokenizer of a kind, and that of `transformers`."""
+    """Return our tokenizer of a kind, and that of `transformers`."""
     return Tokenizer(KINDS[kind](), None, {}), PreTrainedTokenizerFast(tokenizer_object=KINDS[kind]())
 
 
 def check_text(kind: str, data: Any) -> None:
-    """Compare the text behind a prompt, in pieces and up to a stop, with `transformers`' text of all tokens."""
+    """Compare the streamed text after a prompt, up to a stop string, with the text of all tokens by `transformers`."""
     tokenizer, theirs = both(kind)
     text = data.draw(TEXTS)
     ids = tokenizer.encode(text)
@@ -87,8 +87,8 @@ def check_text(kind: str, data: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=300)
-def test_prompt_and_answer_are_the_text_of_the_whole(kind: str, data: Any) -> None:
-    """On 900 texts, whatever the pieces: that of the prompt, then what is streamed, up to a stop string."""
+def test_prompt_and_answer_are_the_whole_text(kind: str, data: Any) -> None:
+    """900 texts: the prompt's text and the streamed text together are the whole text, up to a stop string."""
     check_text(kind, data)
 
 
@@ -96,7 +96,7 @@ def test_prompt_and_answer_are_the_text_of_the_whole(kind: str, data: Any) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=10_000)
-def test_prompt_and_answer_are_the_text_of_the_whole_on_many_texts(kind: str, data: Any) -> None:
+def test_prompt_and_answer_are_the_whole_text_on_many_texts(kind: str, data: Any) -> None:
     check_text(kind, data)
 
 
@@ -110,7 +110,7 @@ def test_a_stop_string_that_is_a_special_token_is_a_stop_token() -> None:
     assert (other.text, other.used, other.stopped) == ("soso", 5, False)
 
 
-def test_text_behind_an_unknown_prompt_keeps_its_blank() -> None:
+def test_text_after_an_unknown_prompt_keeps_its_space() -> None:
     tokenizer = Tokenizer(sentencepiece(), None, {})
     blue = tokenizer.encode("blue")
     assert TextStream(tokenizer, ()).push(blue, last=True).text == " blue"
@@ -123,7 +123,7 @@ def write(directory: Path, fast: Fast, **config: Any) -> Path:
     return directory
 
 
-def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_ignored(tmp_path: Path) -> None:
     fast, text = byte_level(), "The sky is blue. " * 300
     wanted = fast.encode(text).ids
     fast.enable_truncation(max_length=8)
@@ -133,13 +133,13 @@ def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
     assert len(tokenizer.encode("ab")) == 2
 
 
-def test_nothing_is_left_to_chance(tmp_path: Path) -> None:
+def test_dropout_is_ignored(tmp_path: Path) -> None:
     fast = Fast(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.9))
     tokenizer = Tokenizer.load(write(tmp_path, fast))
     assert {tuple(tokenizer.encode("ab")) for _ in range(50)} == {(2,)}
 
 
-def test_tokens_of_the_files_beside_are_added_and_special(tmp_path: Path) -> None:
+def test_tokens_of_the_other_files_are_added_and_special(tmp_path: Path) -> None:
     size = byte_level().get_vocab_size()
     declared = {
         str(size): {"content": "<|turn|>", "special": True, "normalized": False},
@@ -186,7 +186,7 @@ def test_ends_of_the_generation_configuration_and_of_the_tokenizer_both_end_an_a
     write(tmp_path, byte_level())
     assert load_config(tmp_path).eos_token_ids == (5, 7)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 5, 99_999, -1]}))
-    assert load_config(tmp_path).eos_token_ids == (5,), "what is no token of the model ends nothing"
+    assert load_config(tmp_path).eos_token_ids == (5,), "ids that are no tokens of the model are ignored"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "</s>"}'])

@@ -58,7 +58,7 @@ def largest(grid: Sequence[Bucket]) -> Bucket:
 
 
 Sizes = TypeVar("Sizes", contravariant=True)
-"""Sizes that select a captured sequence of kernels, as a `Bucket`."""
+"""Sizes that select a captured sequence of kernels: a `Bucket` or levels."""
 
 
 class Graphs(Protocol[Sizes]):

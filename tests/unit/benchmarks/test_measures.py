@@ -1,4 +1,4 @@
-"""Benchmarks compute the right figures from what they measure, on a tiny model where the answer is known."""
+"""Figures that benchmarks compute, on a tiny model with known results."""
 
 import asyncio
 import math
@@ -29,7 +29,7 @@ PROMPTS = [
 
 
 def twin(*widths: int) -> SsmDrafter:
-    """A drafter that is the target itself: its first guess is always right."""
+    """Return a drafter that runs the target itself: its first guess is always right."""
     shape = GrowthShape(ExpansionVector(widths) if widths else None)
     return SsmDrafter(runner_of(MODEL), DrafterDescription("twin", 97), shape)
 
@@ -46,7 +46,7 @@ def test_a_perfect_drafter_succeeds_always_and_fills_every_step() -> None:
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
 
 
-def test_without_a_right_guess_a_step_brings_one_token() -> None:
+def test_without_a_right_guess_a_step_gives_one_token() -> None:
     plan = DecodingPlan(nodes=4, depth=3, temperature=0, new_tokens=5, batch=2, calibrated=True)
     result = Decoding(runner_of(MODEL), [NgramDrafter(4, 4)], plan).run(PROMPTS)
     assert result.per_prompt == [("a", 5, 5), ("b", 5, 5), ("b", 5, 5)]
@@ -64,7 +64,7 @@ def test_answers_are_followed_to_where_the_target_ends_them() -> None:
 
 
 class Gateway:
-    """As much of a gateway as a load sees: requests of given lengths, a token per turn of the event loop."""
+    """A fake gateway: requests of given lengths, one token per turn of the event loop."""
 
     def __init__(self, *lengths: int) -> None:
         self.tokens, self._lengths = 0, iter(lengths)
@@ -79,8 +79,8 @@ class Gateway:
         return generation_pb2.StatusReply(new_tokens=self.tokens)
 
 
-async def test_a_load_tells_when_its_batch_is_no_longer_full() -> None:
-    """Two slots, three requests: the first one's place is taken by the third, the second one's by nobody."""
+async def test_a_load_signals_when_its_batch_is_no_longer_full() -> None:
+    """Two slots, three requests: the third one starts after the first; the second one's slot stays empty."""
     gateway, drained = Gateway(4, 8, 40), asyncio.Event()
     two = Load(2, generation_pb2.SPECULATION_OFF, 8)
     load = generate_all(gateway, [[1]] * 3, two, drained)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Drafting methods side by side: drafters that read hidden states get them; what is counted is right."""
+"""Comparison of drafting methods: hidden states for drafters that read them, and the counts of the report."""
 
 import json
 from collections import Counter, defaultdict
@@ -30,7 +30,7 @@ PROMPTS = [
 
 
 class Reader:
-    """Proposes nothing and keeps what it is given."""
+    """A drafter that proposes nothing and stores the contexts and hidden states that it receives."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self.description = DrafterDescription("reader", feature_layers=layers)
@@ -71,7 +71,7 @@ def test_acceptance_by_depth_is_of_the_steps_that_got_there() -> None:
 
 
 class Guesser:
-    """Guesses the token after the last one by a table, with a second guess below it and another beside it."""
+    """Looks up the last token in a table of (guess, guess after that, alternative to the first guess)."""
 
     def __init__(self, after: dict[int, tuple[int, int, int]]) -> None:
         self.description, self._after = DrafterDescription("guesser"), after

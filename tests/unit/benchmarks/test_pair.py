@@ -1,4 +1,4 @@
-"""The report of a pair: medians over turns, and ratios of the same turn."""
+"""The report of a model pair: medians over turns, and ratios within each turn."""
 
 from benchmarks.pair import LLAMA_SERVER, report
 

@@ -1,4 +1,4 @@
-"""Figure 11 of the paper: what is compared is the same, and figures follow from the times."""
+"""Figure 11 of the paper: tree and sequence verification accept the same tokens; figures follow from times."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ PROMPTS = [
 ]
 
 
-def test_both_ways_accept_what_the_target_says() -> None:
+def test_both_ways_accept_the_tokens_of_the_target() -> None:
     builder = TreeBuilder(1)
     cat = builder.add(0, 3)
     builder.add(cat, 4)
@@ -39,7 +39,7 @@ def test_both_ways_accept_what_the_target_says() -> None:
     assert accepted_of_sequences([[3, 4], [5]], rows) == [3, 4, 7]
 
 
-def test_a_tree_and_its_sequences_bring_the_same_and_leave_the_cache_empty() -> None:
+def test_a_tree_and_its_sequences_give_the_same_tokens_and_leave_the_cache_empty() -> None:
     target, drafts = tiny_transformers("llama", seed=3), tiny_transformers("llama", seed=4)
     for model in (target, drafts):
         runner = runner_of(target)
@@ -59,7 +59,7 @@ def test_a_tree_and_its_sequences_bring_the_same_and_leave_the_cache_empty() -> 
 
 
 def test_the_figures_of_a_batch_follow_from_its_times() -> None:
-    """Batch 2, two steps that brought eight tokens: a request waits a step for two of its own."""
+    """Two steps of two requests gave eight tokens: four steps of a request, each two tokens."""
     measured = MeasuredSteps(
         [0.01, 0.03], [0.02, 0.03], [0.004, 0.004], tokens=8, tree_rows=44, sequence_rows=64
     )

@@ -1,4 +1,4 @@
-"""Figures of passes, their sections in a report, and distances of distributions."""
+"""Times of passes, their sections in a report, and distances between distributions."""
 
 import math
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_a_mixture_reads_the_experts_that_its_rows_choose() -> None:
     assert expected_experts(config, 2) == pytest.approx(16 - 8 * 8 / 128)
 
 
-def test_gains_of_trees_are_borrowed_tokens_over_measured_passes() -> None:
+def test_gains_of_trees_divide_tokens_of_another_report_by_measured_passes() -> None:
     assert [tokens_a_step(nodes) for nodes in (0, 1, 3, 8)] == [1, 1.88, pytest.approx(3.23), 5.29]
     table = gains_table({1: 0.010, 2: 0.020, 4: 0.019, 16: 0.1})
     assert "weights are random, and the acceptance is borrowed" in table[0]

@@ -1,4 +1,4 @@
-"""The ledger of a step is computed from counters; benchmarks are run by name."""
+"""The time of a step by part, computed from counters; benchmarks are run by name."""
 
 import subprocess
 import sys

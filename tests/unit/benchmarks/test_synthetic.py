@@ -1,4 +1,4 @@
-"""Synthetic acceptance: it follows its histogram, repeats itself, and is nowhere but in benchmarks."""
+"""Synthetic acceptance: lengths follow the histogram, and no rule outside benchmarks can draw them."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def chain(*tokens: int) -> TokenTree:
-    """A branch of one node, then a path of the rest."""
+    """Return a tree with one wrong child of the root, and a path of these tokens."""
     builder = TreeBuilder(1)
     (_, node) = builder.propose_points(0, [96, tokens[0]], [0.5, 0.5])
     for token in tokens[1:]:
@@ -47,7 +47,8 @@ def drawn_lengths(histogram: AcceptanceHistogram, seed: int) -> list[int]:
 
 
 def p_value(lengths: list[int], counts: tuple[int, ...]) -> float:
-    """Return the p-value of Pearson's test that the lengths follow the counts; cells of no count must be empty."""
+    """Return the p-value of Pearson's test of the lengths against the counts; lengths without a count must not
+    occur."""
     seen = Counter(lengths)
     assert not any(seen[i] for i, count in enumerate(counts) if not count)
     cells = [i for i, count in enumerate(counts) if count]
@@ -57,8 +58,10 @@ def p_value(lengths: list[int], counts: tuple[int, ...]) -> float:
 
 @pytest.mark.statistical
 def test_drawn_lengths_follow_the_histogram() -> None:
-    """False-alarm probability 1e-6 for each of three seeds (chi-square, 3 degrees of freedom); the control,
-    where one step in fifty is counted elsewhere, is found with all of them together."""
+    """Chi-square, 3 degrees of freedom: probability 1e-6 of a false alarm for each of three seeds.
+
+    The negative control moves a few per cent of the steps to another length, and is detected with all three seeds.
+    """
     lengths = [drawn_lengths(HISTOGRAM, seed) for seed in (1, 2, 3)]
     assert all(p_value(length, HISTOGRAM.counts) > 1e-6 for length in lengths)
     assert p_value([n for length in lengths for n in length], (34, 31, 0, 20, 15)) < 1e-6

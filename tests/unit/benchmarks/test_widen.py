@@ -1,4 +1,4 @@
-"""A widened model says what the original says, costs more and is called what it is."""
+"""A widened model computes the same function, costs more and has a name of its own."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def saved(family: str, directory: Path) -> Path:
-    """A tiny model in bfloat16 with a tokenizer beside it."""
+    """Save a tiny bfloat16 model and its tokenizer."""
     tiny_transformers(family).to(torch.bfloat16).save_pretrained(directory)
     ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text("{}")
@@ -56,7 +56,7 @@ def test_the_function_is_kept(family: str, factor: int, cache: Path, monkeypatch
 
 
 def test_speculators_of_the_original_draft_for_it(cache: Path) -> None:
-    """They share the vocabulary, and trained ones the embeddings."""
+    """The widened model has the original's vocabulary, and its embeddings, which trained speculators share."""
     source = saved("llama", cache / "tiny")
     wide = widen(str(source), 4)
     assert Tokenizer.load(wide).fingerprint() == Tokenizer.load(source).fingerprint()

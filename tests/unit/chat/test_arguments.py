@@ -1,4 +1,4 @@
-"""A probe finds out if a template takes arguments of calls as text or as objects."""
+"""Detection of whether a template takes the arguments of calls as text or as objects."""
 
 import json
 from typing import Any

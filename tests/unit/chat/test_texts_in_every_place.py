@@ -1,4 +1,4 @@
-"""Names of special tokens are text in every place of a conversation, by the template of every family."""
+"""Names of special tokens stay text in every place of a conversation, in the template of every family."""
 
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ def tokenizer(family: str) -> Tokenizer:
 
 
 def special_tokens(family: str, places: dict[str, str]) -> list[int]:
-    """The special tokens of a conversation that has texts in these places."""
+    """Return the special tokens of a conversation that has these texts in these places."""
 
     def at(place: str) -> str:
         return f"{PLACES.index(place)}{places.get(place, '')}b"

@@ -1,4 +1,4 @@
-"""A report names its command without paths of the machine."""
+"""Reports name the command that made them, without paths of the machine."""
 
 import sys
 from pathlib import Path

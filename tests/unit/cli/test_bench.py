@@ -1,4 +1,4 @@
-"""Modes take turns, and their times become figures with errors."""
+"""`specinfer bench`: modes alternate, and their times become figures with errors."""
 
 import math
 from typing import Any, cast
@@ -10,7 +10,7 @@ from specinfer.client import Answer, AsyncClient
 
 
 class Gateway:
-    """Records what it is asked, in order; every answer is the token 7 as often as wanted."""
+    """Records the requests in order; every answer repeats token 7."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, int]] = []
@@ -65,7 +65,7 @@ def turn(tokens: list[int], seconds: float) -> Turn:
 
 
 def test_speed_comes_with_its_error_and_is_compared_turn_by_turn() -> None:
-    """The machine is twice as slow in the second turn: the rates spread, the speedups hardly do."""
+    """The machine is twice as slow in the second turn: rates differ much, speedups little."""
     plain = [turn([1] * 10, 1.0), turn([1] * 10, 2.0)]
     fast = [turn([1] * 10, 0.5), turn([1] * 9 + [2], 0.8)]
     run = summarise("tree", 1, fast, plain)

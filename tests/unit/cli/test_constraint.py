@@ -1,4 +1,4 @@
-"""`--constraint`, and the same in the Python client."""
+"""`--constraint` of the command line, and constraints in the Python client."""
 
 from pathlib import Path
 
@@ -29,14 +29,14 @@ def test_values_and_files_become_options(tmp_path: Path) -> None:
         ("json_schema=@/nowhere", "No such file"),
     ],
 )
-def test_others_are_refused(text: str, reason: str) -> None:
+def test_bad_constraints_are_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         read_constraint(text)
     assert caught.value.field == "--constraint"
     assert reason in str(caught.value)
 
 
-def test_the_client_says_it_in_four_ways() -> None:
+def test_the_client_has_four_kinds_of_constraints() -> None:
     schema = {"type": "boolean"}
     assert make_request("hi", json_schema=schema).constraint.json_schema == '{"type": "boolean"}'
     assert make_request("hi", json_schema='{"type":"null"}').constraint.json_schema == '{"type":"null"}'

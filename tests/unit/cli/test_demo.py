@@ -1,4 +1,4 @@
-"""`specinfer demo`: what it says is what its answers took."""
+"""`specinfer demo`: its figures and its text match the answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -15,13 +15,13 @@ from specinfer.v1 import generation_pb2
 
 
 def node(token: int, parent: int, *speculators: int) -> generation_pb2.WatchedNode:
-    """Return a node that these speculators proposed."""
+    """Return a node proposed by these speculators."""
     proposals = [generation_pb2.WatchedProposal(speculator=speculator) for speculator in speculators]
     return generation_pb2.WatchedNode(token_id=token, parent=parent, proposals=proposals)
 
 
 def step(position: int, texts: Sequence[str], *guessed: int) -> generation_pb2.WatchReply:
-    """Return a step whose first tokens these speculators guessed; the last is the target's own."""
+    """Return a step in which `guessed[i]` is the speculator of token i; the last token is the target's own."""
     nodes = [node(0, -1), *(node(1, place, by) for place, by in enumerate(guessed))]
     tokens = [generation_pb2.WatchedToken(token_id=1, text=text) for text in texts]
     accepted = range(1, 1 + len(guessed))
@@ -33,7 +33,7 @@ STEPS = [step(0, ["An ", "[answer] "], 1), step(2, ["of two", " lines\n", "and `
 
 
 class Gateway:
-    """Answers with tokens of a length of time each; every fourth answer was disturbed."""
+    """Answers with a fixed time per token of each mode; every fourth answer is slower by a factor."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ def test_modes_take_turns_and_a_disturbed_answer_changes_no_figure() -> None:
     assert modes.count("off") == modes.count("tree") == len(demo.PROMPTS) * demo.ROUNDS
 
 
-def test_the_sentence_names_the_gain_and_says_if_text_differs() -> None:
+def test_the_sentence_states_the_gain_and_whether_text_differs() -> None:
     runs = compared(Gateway({"off": 0.010, "tree": 0.005}))
     assert demo.sentence(runs) == (
         "Token trees gave 2.00 times the speed of plain decoding (half of the answers between 2.00 and 2.00 "
@@ -98,7 +98,7 @@ def test_the_sentence_names_the_gain_and_says_if_text_differs() -> None:
     assert "text that differs: please report" in demo.sentence([runs[0], wrong])
 
 
-def test_tokens_are_marked_by_who_guessed_them() -> None:
+def test_tokens_are_marked_by_their_speculator() -> None:
     assert marked_tokens(STEPS[1].step) == [("of two", 0), (" lines\n", 1), ("and `code`.", None)]
     forced = step(0, ["{", "x"], 0)
     del forced.step.nodes[1].proposals[:]
@@ -158,7 +158,7 @@ GB = 10**9
         (8 * GB, 1 * GB, "smollm2-135m", "3.1 GB of disk are needed, 1.0 are free"),
     ],
 )
-def test_the_pair_is_taken_where_it_fits_and_the_reason_is_given(
+def test_the_pair_is_chosen_if_it_fits_and_the_reason_is_given(
     memory: int, disk: int, model: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "is_pulled", lambda name: False)
@@ -172,7 +172,7 @@ def test_the_pair_is_taken_where_it_fits_and_the_reason_is_given(
     )
 
 
-def test_an_answer_that_came_at_once_has_a_rate() -> None:
-    """Few tokens come in one message, so there is no time between the first and the last."""
+def test_an_answer_in_one_message_has_a_rate() -> None:
+    """Few tokens come in one message, without time between the first and the last."""
     run = demo.DemoRun(demo.PLAIN, [Answer(token_ids=[1, 2], ttft_s=0.1), Answer(token_ids=[1], tpot_s=0.01)])
     assert run.rates == [20.0, 100.0]

@@ -1,4 +1,4 @@
-"""`specinfer exact` against servers that are honest, that lie, tie, drift, or send no log-probabilities."""
+"""`specinfer exact` against servers that are right, wrong, unstable, or send no log-probabilities."""
 
 import json
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from specinfer.openai_api.server import ServerRefusedError
 from tests.support.network.scripted_api import Answer, ApiScript, Body, scripted_api
 
 Say = Callable[[Body, int], Body]
-"""The `choices` entry of the answer to a body, and of how many of the same body have come before."""
+"""Takes a body and the number of earlier equal bodies; returns the entry of `choices` in the answer."""
 WORDS = ("one", "two", "three", "four")
 
 
 def choice(*words: str, gap: float = 2.0) -> Body:
-    """An answer whose tokens are words; its third and fourth words are rivals, apart by `gap`."""
+    """Return an answer of these words; each alternative is less probable by `gap` nats."""
     rows = [{word: -0.5, rival: -0.5 - gap} for word, rival in zip(words, (*words[1:], "five"), strict=True)]
     logprobs = {"tokens": list(words), "token_logprobs": [-0.5] * len(words), "top_logprobs": rows}
     return {"text": " ".join(words), "logprobs": logprobs}
@@ -35,8 +35,8 @@ def in_llama_cpps_form(answer: Body) -> Body:
     return {"text": answer["text"], "logprobs": {"content": content}}
 
 
-def saying(say: Say, owner: str = "specinfer") -> ApiScript:
-    """A server whose completions are `say`'s; it refuses long ones."""
+def server_of(say: Say, owner: str = "specinfer") -> ApiScript:
+    """Return a server that answers completions by `say`, and refuses long ones."""
 
     def answer(path: str, body: Body, before: int) -> Answer:
         assert path == "/v1/completions"
@@ -48,7 +48,7 @@ def saying(say: Say, owner: str = "specinfer") -> ApiScript:
 
 
 def run(script: ApiScript, *options: str) -> tuple[int, str]:
-    """Exit code and output of the command."""
+    """Run `specinfer exact`; return exit code and output."""
     with scripted_api(script) as url:
         done = CliRunner().invoke(app, ["exact", url, *options])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -60,18 +60,18 @@ def honest(body: Body, before: int) -> Body:
     return choice(*WORDS)
 
 
-def lying_when(changes: Callable[[Body], bool], gap: float = 2.0) -> Say:
-    """Says "four" for "three" where speculation is on and changes this body's answer."""
+def wrong_when(changes: Callable[[Body], bool], gap: float = 2.0) -> Say:
+    """Answer "four" instead of "three" if speculation is on and `changes` is true for the body."""
 
     def say(body: Body, before: int) -> Body:
-        lies = "speculation" not in body and changes(body)
-        return choice("one", "two", "four" if lies else "three", "four", gap=gap)
+        wrong = "speculation" not in body and changes(body)
+        return choice("one", "two", "four" if wrong else "three", "four", gap=gap)
 
     return say
 
 
 def test_an_honest_server_passes_and_is_asked_with_and_without_speculation() -> None:
-    script = saying(honest)
+    script = server_of(honest)
     code, text = run(script, "--max-tokens", "4", "--concurrency", "4")
     assert code == 0
     assert (
@@ -87,27 +87,27 @@ def test_an_honest_server_passes_and_is_asked_with_and_without_speculation() -> 
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
 @pytest.mark.parametrize("form", [dict, in_llama_cpps_form])
-def test_a_server_that_lies_for_one_prompt_is_found(kind: str, form: Callable[[Body], Body]) -> None:
-    lie = lying_when(
+def test_a_wrong_answer_to_one_prompt_is_found(kind: str, form: Callable[[Body], Body]) -> None:
+    lie = wrong_when(
         lambda body: "bicycle" in body["prompt"] and (body["temperature"] == 0) == (kind == "greedy")
     )
-    code, text = run(saying(lambda body, before: form(lie(body, before))))
+    code, text = run(server_of(lambda body, before: form(lie(body, before))))
     assert code == 1
     assert f"{kind}: 11 of 12 answers are the same" in text
     wrong = "prompt 1, token 3: plain 'three', with speculation 'four', 2.000 nats less probable: differs"
     assert wrong in text
 
 
-def test_ties_within_what_is_allowed_pass() -> None:
-    script = saying(lying_when(lambda body: True, gap=0.01))
+def test_ties_within_the_tolerance_pass() -> None:
+    script = server_of(wrong_when(lambda body: True, gap=0.01))
     assert run(script, "--tie", "0.02")[0] == 0
     assert run(script, "--tie", "0.001")[0] == 1
 
 
 @pytest.mark.parametrize("gap", [-1.5, float("nan")])
-def test_a_token_that_plain_decoding_finds_more_probable_is_no_tie(gap: float) -> None:
-    """Seeded plain decoding drew the less probable token, speculation says the most probable one."""
-    code, text = run(saying(lying_when(lambda body: body["temperature"] > 0, gap=gap)), "--tie", "0.02")
+def test_a_token_more_probable_than_that_of_plain_decoding_is_no_tie(gap: float) -> None:
+    """Seeded plain decoding chose a token that is less probable than that of speculation."""
+    code, text = run(server_of(wrong_when(lambda body: body["temperature"] > 0, gap=gap)), "--tie", "0.02")
     assert code == 1
     assert "differs" in text
     assert ("1.500 nats more probable" in text) == (gap < 0)
@@ -117,7 +117,7 @@ def test_another_text_of_the_same_tokens_differs() -> None:
     def say(body: Body, before: int) -> Body:
         return {**choice(*WORDS), "text": "one two" if "speculation" in body else "one too"}
 
-    code, text = run(saying(say))
+    code, text = run(server_of(say))
     assert code == 1
     assert "character 6: plain 'wo', with speculation 'oo': differs" in text
 
@@ -125,20 +125,20 @@ def test_another_text_of_the_same_tokens_differs() -> None:
 @pytest.mark.parametrize(("text", "words"), [("", "all answers are empty"), (None, "not a completion")])
 def test_answers_without_text_prove_nothing(text: str | None, words: str) -> None:
     with pytest.raises(ServerRefusedError, match=words):
-        run(saying(lambda body, before: {"text": text}))
+        run(server_of(lambda body, before: {"text": text}))
 
 
-def test_a_servers_words_do_not_reach_the_terminal_as_they_are() -> None:
+def test_control_characters_of_a_server_do_not_reach_the_terminal() -> None:
     script = ApiScript(lambda path, body, before: (500, {}, "\x1b[31m\nred"))
     with pytest.raises(ServerRefusedError, match=r"status 500:  \[31m red"):
         run(script)
 
 
-def test_what_plain_decoding_does_not_repeat_is_not_blamed_on_speculation() -> None:
+def test_differences_between_plain_answers_are_not_blamed_on_speculation() -> None:
     def drifting(body: Body, before: int) -> Body:
         return choice("one", "two", "four" if "speculation" not in body or before % 2 else "three", "four")
 
-    code, text = run(saying(drifting))
+    code, text = run(server_of(drifting))
     assert code == 3, "nothing is proved"
     assert "greedy: 0 of 12 answers are the same" in text
     assert "plain decoding repeats 0 of them" in text
@@ -150,11 +150,11 @@ def test_a_difference_before_plain_decodings_own_one_is_found() -> None:
             return choice("two", "two", "three", "four")
         return choice("one", "two", "three", "five" if before % 2 else "four")
 
-    assert run(saying(say))[0] == 1
+    assert run(server_of(say))[0] == 1
 
 
 def test_a_shorter_answer_differs() -> None:
-    code, text = run(saying(lambda body, before: choice(*WORDS[: 4 if "speculation" in body else 3])))
+    code, text = run(server_of(lambda body, before: choice(*WORDS[: 4 if "speculation" in body else 3])))
     assert code == 1
     assert "token 4: plain 'four', with speculation ''" in text
 
@@ -163,25 +163,25 @@ def test_without_logprobs_text_is_compared() -> None:
     def say(body: Body, before: int) -> Body:
         return {"text": "one two" if "speculation" in body else "one too"}
 
-    code, text = run(saying(say))
+    code, text = run(server_of(say))
     assert code == 1
     assert "character 6: plain 'wo', with speculation 'oo': differs" in text
 
 
 def test_two_servers_are_compared() -> None:
-    plain = saying(honest, owner="vllm")
+    plain = server_of(honest, owner="vllm")
     with scripted_api(plain) as url:
         code, _ = run(
-            saying(lying_when(lambda body: True), owner="vllm"), "--against", url, "--temperature", "0"
+            server_of(wrong_when(lambda body: True), owner="vllm"), "--against", url, "--temperature", "0"
         )
     assert code == 1
     assert len(plain.bodies) == 24
 
 
-def test_a_server_whose_switch_is_not_known_needs_one() -> None:
+def test_a_server_with_an_unknown_switch_needs_off_or_against() -> None:
     with pytest.raises(Exception, match=r"--off = None: needed: .* vllm: give it as JSON, or --against"):
-        run(saying(honest, owner="vllm"))
-    script = saying(honest, owner="vllm")
+        run(server_of(honest, owner="vllm"))
+    script = server_of(honest, owner="vllm")
     assert run(script, "--off", '{"spec": {"k": 0}}')[0] == 0
     assert sum("spec" in body for body in script.bodies) == 48
 
@@ -198,12 +198,12 @@ def test_a_server_whose_switch_is_not_known_needs_one() -> None:
 )
 def test_bad_input_is_named(options: list[str], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        run(saying(honest), *options)
+        run(server_of(honest), *options)
 
 
 def test_json_has_every_answer() -> None:
     code, text = run(
-        saying(lying_when(lambda body: "bicycle" in body["prompt"])), "--json", "--temperature", "0"
+        server_of(wrong_when(lambda body: "bicycle" in body["prompt"])), "--json", "--temperature", "0"
     )
     rows = json.loads(text)
     assert code == 1

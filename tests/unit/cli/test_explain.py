@@ -1,4 +1,4 @@
-"""`specinfer up --explain`: the reasons are those of the choice."""
+"""`specinfer up --explain` states the reasons of its choices."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`generate` ends when a signal comes, wherever it is just then."""
+"""`specinfer generate` cancels its request when a signal ends it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ from specinfer.errors import NotFoundError
 
 
 class Gateway(AsyncClient):
-    """Records what is cancelled."""
+    """Records the cancelled requests."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1")
@@ -28,10 +28,10 @@ async def word() -> AsyncGenerator[Item, None]:
 
 
 @pytest.mark.parametrize("ending", [SystemExit(143), asyncio.CancelledError()])
-def test_the_request_is_cancelled_where_a_signal_comes_while_a_word_is_printed(
+def test_the_request_is_cancelled_if_a_signal_comes_while_text_is_printed(
     ending: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It changes nothing that the gateway no longer runs the request."""
+    """The error of the gateway, which no longer runs the request, is ignored."""
 
     def interrupted(text: str) -> None:
         raise ending

@@ -1,4 +1,4 @@
-"""`specinfer keys`: what it prints, and what the gateway then makes of the file."""
+"""`specinfer keys`: its output, and the gateway's reading of the file."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def name_of(file: Path, key: str) -> str:
     return Callers.load(file).identify([("authorization", f"Bearer {key.strip()}")]).name
 
 
-def test_a_key_from_its_making_to_its_end(tmp_path: Path) -> None:
+def test_a_key_is_created_rotated_and_revoked(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     first = run("create", "--name", "alice", "--max-concurrent", "2", "--file", file)
     assert name_of(file, first) == "alice"

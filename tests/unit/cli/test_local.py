@@ -1,4 +1,4 @@
-"""Options of a local system: speculators as text, flags as arguments, its environment."""
+"""Options of a local system: speculators from text, flags of services, environment of services."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_switches_have_no_value_on_a_command_line() -> None:
     assert _arguments("model", "x") == ["--model", "x"]
 
 
-def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_otherwise(
+def test_services_get_their_environment_variables_unless_the_user_sets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     environments: list[Mapping[str, str]] = []
@@ -64,7 +64,7 @@ def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_oth
     assert environments == [expected | {"SPECINFER_INSTANCE": system.instance}]
 
 
-def test_the_gateway_asks_services_that_run_already_beside_those_that_are_started(
+def test_the_gateway_uses_running_services_and_those_that_are_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ def test_the_gateway_asks_services_that_run_already_beside_those_that_are_starte
     assert given == [started["suffix"][started["suffix"].index("--listen") + 1], "127.0.0.1:7", "other:8"]
 
 
-def test_a_draft_of_a_service_is_told_the_model_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_of_a_service_gets_the_served_model_as_target(monkeypatch: pytest.MonkeyPatch) -> None:
     started: dict[str, list[str]] = {}
     monkeypatch.setattr(local, "Child", lambda name, command, *_: started.update({name: command}))
     monkeypatch.setattr(LocalSystem, "_wait", lambda *_: None)
@@ -101,7 +101,7 @@ def test_names_over_http_need_the_http_service() -> None:
     assert str(result.exception) == "served_model_name = 'x': needs --http-listen"
 
 
-def test_what_the_http_service_needs_is_missed_before_anything_starts(
+def test_missing_packages_of_the_http_service_are_reported_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("specinfer.cli.local.processes.find_spec", lambda name: None)

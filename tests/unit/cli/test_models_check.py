@@ -1,4 +1,4 @@
-"""`specinfer models check`: right, or one line that says why not."""
+"""`specinfer models check`: a report for a right model, one line with the reason for a wrong one."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Output of commands."""
+"""Texts and tables that commands print."""
 
 import io
 from dataclasses import replace
@@ -13,7 +13,7 @@ from specinfer.client import Answer, FinishReason, SpeculationStats, SpeculatorS
 from specinfer.v1 import generation_pb2
 
 
-def test_an_answer_says_who_won_its_steps() -> None:
+def test_an_answer_names_the_winners_of_its_steps() -> None:
     speculators = (SpeculatorStats("ngram", wins=3), SpeculatorStats("ssm", wins=6))
     stats = SpeculationStats(steps=10, drafted=30, accepted=15, speculators=speculators)
     answer = Answer(summary=Summary(FinishReason.LENGTH, new_tokens=25, stats=stats))
@@ -32,7 +32,7 @@ def runs() -> list[BenchRun]:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_a_comparison_is_readable_at_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is cut off; where the table does not fit there are lines."""
+    """No text is cut off; a table that does not fit becomes lines."""
     file = io.StringIO()
     monkeypatch.setattr(show, "output", Console(file=file, width=width))
     print_runs(runs())
@@ -46,7 +46,7 @@ def test_a_comparison_is_readable_at_any_width(width: int, monkeypatch: pytest.M
     assert table == (width >= 80)
 
 
-def test_the_planners_choice_is_told_with_its_reason() -> None:
+def test_the_planners_choice_is_shown_with_its_reason() -> None:
     plain = generation_pb2.PlannerState(reason="plain is faster", plain_tokens_per_second=90)
     assert planner_words(plain) == "plain decoding: plain is faster"
     trees = generation_pb2.PlannerState(
@@ -62,7 +62,7 @@ def test_the_planners_choice_is_told_with_its_reason() -> None:
     assert planner_words(fixed) == "ssm, 8 nodes: not adaptive"
 
 
-def test_status_tells_who_drives_what() -> None:
+def test_status_shows_the_gateway_of_each_verifier() -> None:
     status = generation_pb2.StatusReply(gateway_id="g1", gateways=2, draining=True, verifier_ready=True)
     status.verifiers.add(address="v:1", ready=True, gateway_id="g1", running=3, waiting=1)
     status.verifiers.add(address="v:2", ready=True, gateway_id="g2")

@@ -17,7 +17,7 @@ from speculator_svc.settings import SpeculatorSettings
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that looks like a model."""
+    """Return a directory with the files of a model, all empty."""
     directory = tmp_path_factory.mktemp("model")
     for name in ("config.json", "tokenizer.json"):
         (directory / name).write_text("{}")
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without(folder: Path, name: str, content: str | None = None) -> str:
-    """A model's directory in which a file is missing, or says something else."""
+    """Return a copy of the model's directory without a file, or with other content of it."""
     other = Path(tempfile.mkdtemp(dir=folder.parent))
     for path in folder.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
@@ -38,7 +38,7 @@ def without(folder: Path, name: str, content: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Done:
-    """End of a command."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
@@ -47,7 +47,7 @@ class Done:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
-    """The command, in this process. Whatever it starts would fail: there is no Redis."""
+    """Yield a function that runs the command in this process, without Redis: starting a service would fail."""
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("COLUMNS", "200")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

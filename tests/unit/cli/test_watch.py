@@ -1,4 +1,4 @@
-"""`status --watch` compares two looks at a gateway."""
+"""`status --watch` compares two states of a gateway."""
 
 import io
 
@@ -9,7 +9,7 @@ from specinfer.v1 import generation_pb2
 
 
 def state(steps: int, gateway_id: str = "g1", **fields: int) -> generation_pb2.StatusReply:
-    """After so many steps, each with 2 tokens, a tree of 4 nodes of which 1 is accepted, and 10 ms."""
+    """Return the state after `steps` steps, each of 2 tokens, 10 ms, and a tree of 4 nodes with 1 accepted."""
     reply = generation_pb2.StatusReply(
         gateway_id=gateway_id,
         running=3,
@@ -34,7 +34,7 @@ def state(steps: int, gateway_id: str = "g1", **fields: int) -> generation_pb2.S
     return reply
 
 
-def test_rates_and_shares_are_of_the_time_between_two_looks() -> None:
+def test_rates_and_shares_are_of_the_time_between_two_states() -> None:
     rows = dict(Interval(Look(state(100), 10.0), Look(state(150), 12.0)).rows())
     assert rows["gateway"] == "g1"
     assert rows["gateway g2"] == "alive, drives 1 verifiers, room for 5 requests, draining"
@@ -54,7 +54,7 @@ def test_rates_and_shares_are_of_the_time_between_two_looks() -> None:
     assert rows["latest step"] == "a, 4 nodes: fastest"
 
 
-def test_there_is_nothing_to_compare_with_at_first_after_a_pause_and_with_another_process() -> None:
+def test_there_are_no_rates_at_first_after_an_idle_time_or_for_another_process() -> None:
     first, other = Look(state(100), 10.0), Look(state(5, gateway_id="g9"), 12.0)
     for interval in (Interval(None, first), Interval(first, other)):
         rows = dict(interval.rows())

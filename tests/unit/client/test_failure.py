@@ -1,4 +1,4 @@
-"""Failures that are worth another attempt, and those that are not."""
+"""Classification of failures: transient ones, which the client retries, and final ones."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Options of requests: what is misspelt or misused is said by name, and whoever looks finds all of them."""
+"""Options of requests: errors name a misspelt or bad option; signatures and help show all options."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ NAMES = sorted(get_type_hints(RequestOptions))
 
 @pytest.fixture(name="clients")
 def clients_fixture() -> Any:
-    """Clients of both kinds; nothing listens where they point."""
+    """Yield a client of each kind, for an address without a server."""
     with Client("127.0.0.1:1") as client:
         yield client, AsyncClient("127.0.0.1:1")
 
@@ -91,21 +91,21 @@ _VALUES = st.one_of(
 
 @given(st.sampled_from(NAMES), _VALUES)
 def test_every_value_is_sent_or_named(name: str, value: Any) -> None:
-    """Never an error of protobuf's, which names nothing."""
-    said = _refusal(lambda: make_request("hi", **{name: value}))  # type: ignore[misc]
-    assert said == "" or name in said
+    """Protobuf's own errors, which name no field, must not appear."""
+    message = _refusal(lambda: make_request("hi", **{name: value}))  # type: ignore[misc]
+    assert message == "" or name in message
 
 
 @given(
     st.one_of(_VALUES, st.lists(st.dictionaries(st.sampled_from(["role", "content"]), _VALUES), max_size=2))
 )
 def test_every_prompt_is_sent_or_named(prompt: Any) -> None:
-    said = _refusal(lambda: make_request(prompt))
-    assert said == "" or said.startswith("prompt")
+    message = _refusal(lambda: make_request(prompt))
+    assert message == "" or message.startswith("prompt")
 
 
 def _refusal(make: Callable[[], object]) -> str:
-    """Return the message about bad input; empty if there is none."""
+    """Return the text of the InvalidInputError, or "" without one."""
     try:
         make()
     except InvalidInputError as error:

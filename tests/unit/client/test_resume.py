@@ -1,4 +1,4 @@
-"""Whatever is cut, repeated or delayed: what `Resume` gives out is the undisturbed stream."""
+"""`Resume` gives out the undisturbed stream although calls break, repeat and delay replies."""
 
 from dataclasses import dataclass
 
@@ -26,14 +26,14 @@ PATIENCE = Patience(patience_s=60.0, first_wait_s=0.1, longest_wait_s=5.0)
 
 @dataclass(frozen=True)
 class Story:
-    """An undisturbed stream; `ends[p]` characters of its text are complete after p tokens."""
+    """The undisturbed stream; `ends[p]` characters of its text are complete after p tokens."""
 
     tokens: tuple[int, ...]
     text: str
     ends: tuple[int, ...]
 
     def reply(self, start: int, count: int, last: bool = False) -> Reply:
-        """Return what a gateway sends for `count` tokens from `start`; the last reply flushes what is held back."""
+        """Return a gateway's reply with `count` tokens from `start`; the last reply has all of the remaining text."""
         end = len(self.text) if last else self.ends[start + count]
         tokens = self.tokens[start : start + count]
         reply = Reply(token_ids=tokens, text=self.text[self.ends[start] : end], position=start)
@@ -43,7 +43,7 @@ class Story:
         return reply
 
     def replies(self, start: int, sizes: list[int]) -> list[Reply]:
-        """The rest of the stream in replies of these sizes, then of one token each."""
+        """Return the rest of the stream in replies of these sizes, then of one token each."""
         sent, left = [], [*sizes, *[1] * len(self.tokens)]
         while start < len(self.tokens):
             count = min(left.pop(0), len(self.tokens) - start)
@@ -64,7 +64,7 @@ def stories(draw: st.DrawFn) -> Story:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One call: how its replies are cut up, when it breaks, what is repeated, how long it takes to fail."""
+    """One call: tokens per reply, replies before it breaks, replies that are repeated, seconds until it fails."""
 
     sizes: list[int]
     breaks_after: int
@@ -102,7 +102,7 @@ def joined(items: list[Item]) -> tuple[tuple[int, ...], str, tuple[float, ...]]:
 def test_what_comes_out_is_the_undisturbed_stream(
     story: Story, attempts: list[Attempt], attach: bool
 ) -> None:
-    """An attempt may take so long that patience would be over, were it not counted from the first failure."""
+    """Attempts may take longer than the patience, which counts from the first failure."""
     machine = resume(attach_from=0 if attach else None)
     seen: list[Reply] = []
     items: list[Item] = []
@@ -111,7 +111,7 @@ def test_what_comes_out_is_the_undisturbed_stream(
         start = machine.call.attach_from or 0
         assert start == len(joined(items)[0])
         replies = story.replies(start, attempt.sizes)[: attempt.breaks_after]
-        # anything without a summary that was sent once may be sent again, at any time after
+        # replies without a summary may be repeated at any later time
         for reply in replies:
             items.extend(machine.replied(reply))
             if machine.ended:
@@ -131,7 +131,7 @@ def test_what_comes_out_is_the_undisturbed_stream(
 
 
 @given(stories(), st.lists(st.integers(1, 4), max_size=4), st.data())
-def test_a_gap_is_an_error_and_nothing_behind_it_is_given_out(
+def test_a_gap_is_an_error_and_nothing_after_it_is_given_out(
     story: Story, sizes: list[int], data: st.DataObject
 ) -> None:
     replies = story.replies(0, sizes)
@@ -187,7 +187,7 @@ def test_not_found_is_final(tokens: int) -> None:
     assert caught.value.bad_input
 
 
-def test_waits_double_with_every_round_of_addresses_and_jitter_takes_off_up_to_a_half() -> None:
+def test_waits_double_with_every_round_of_addresses_and_jitter_shortens_them_by_up_to_half() -> None:
     machine = resume(addresses=2)
     assert [machine.failed(AWAY, 0.0).wait_s for _ in range(6)] == [0.1, 0.1, 0.2, 0.2, 0.4, 0.4]
     assert [machine.failed(AWAY, 0.0).failures for _ in range(2)] == [7, 8]
@@ -201,14 +201,14 @@ def test_a_new_token_starts_the_waits_and_the_patience_again() -> None:
         machine.failed(AWAY, now)
     machine.replied(Reply(token_ids=[1]))
     assert machine.failed(AWAY, 61.0).wait_s == 0.1
-    machine.replied(Reply(token_ids=[1]))  # had already: no progress
+    machine.replied(Reply(token_ids=[1]))  # a repeated token: no progress
     assert machine.failed(AWAY, 120.0).wait_s == 0.2
     with pytest.raises(StreamLostError, match="gateway at g0: away") as caught:
         machine.failed(AWAY, 121.0)
     assert (caught.value.request_id, caught.value.from_token) == ("r", 1)
 
 
-def test_a_gateway_says_when_to_come_back_and_the_last_attempt_is_at_the_end_of_patience() -> None:
+def test_the_wait_follows_the_gateways_hint_up_to_the_end_of_patience() -> None:
     machine = resume(addresses=1)
     assert machine.failed(Failure(grpc.StatusCode.UNAVAILABLE, "", 7.0), 0.0).wait_s == 7.0
     assert machine.failed(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "", 30.0), 50.0).wait_s == 10.0
@@ -219,7 +219,7 @@ def test_without_patience_the_first_failure_is_the_end() -> None:
         resume(patience=Patience(patience_s=0.0)).failed(AWAY, 5.0)
 
 
-def test_a_full_queue_is_waited_for_unless_the_patience_says_not() -> None:
+def test_a_full_queue_is_waited_for_unless_the_patience_excludes_it() -> None:
     full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full", retry_after_s=2.0)
     assert resume().failed(full, 0.0).wait_s == 2.0
     with pytest.raises(RequestFailedError, match="queue full"):

@@ -1,4 +1,4 @@
-"""Threads of low priority."""
+"""Background threads of low priority."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from specinfer.system.threads import background_threads
 
 
-def test_threads_work_where_no_priority_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_work_without_permission_to_set_their_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise PermissionError
 

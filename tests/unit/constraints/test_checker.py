@@ -1,4 +1,4 @@
-"""Constraints from outside are compiled in a process that may be killed, or die."""
+"""Constraints of requests are compiled in a child process, which may be killed or crash."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ REGEX, GRAMMAR = ConstraintKind.REGEX, ConstraintKind.GRAMMAR
 SCHEMA, CHOICE = ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE
 RULES = "\n".join([f"r{i}: r{i + 1}" for i in range(4000)])
 DEEP = Constraint(GRAMMAR, f'start: r0\n{RULES}\nr4000: "a"')
-"""Overflows a stack of 8 MiB."""
+"""Overflows a stack of 8 MiB when compiled."""
 SLOW = Constraint(
     SCHEMA, json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(40)]})
 )
-"""Compiles for minutes."""
+"""Takes minutes to compile."""
 AMPLE_S = 60.0
-"""Processor time that nothing uses up before it is ended: others get the processor first."""
+"""A limit of processor seconds that is not reached, as the tests end the compilation themselves."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def checking() -> AsyncIterator[Checker]:
     await checker.close()
 
 
-async def test_what_kills_or_stalls_the_process_is_refused_and_others_go_on(
+async def test_a_constraint_that_crashes_or_stalls_the_process_is_refused(
     checking: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checking.check(Constraint(REGEX, "a+"))
@@ -51,7 +51,7 @@ async def test_what_kills_or_stalls_the_process_is_refused_and_others_go_on(
 
 
 def compiling(checking: Checker) -> list[int]:
-    """Return the ids of the processes that compile now."""
+    """Return the ids of the processes that are compiling."""
     assert checking._process is not None
     threads = Path(f"/proc/{checking._process.pid}/task").iterdir()
     return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
@@ -79,7 +79,7 @@ WRONG = [
 ]
 
 
-async def test_what_is_wrong_with_a_source_is_said_and_ends_no_process(checking: Checker) -> None:
+async def test_a_wrong_source_is_refused_without_ending_the_process(checking: Checker) -> None:
     await checking.check(Constraint(REGEX, "a+"))
     process = checking._process
     for kind, source, reason in WRONG:
@@ -89,20 +89,20 @@ async def test_what_is_wrong_with_a_source_is_said_and_ends_no_process(checking:
     assert checking._process is process
 
 
-async def test_a_slow_constraint_keeps_no_other_from_being_checked(
+async def test_a_slow_constraint_does_not_delay_others(
     checking: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checker, "SECONDS", AMPLE_S)
     slow = asyncio.create_task(checking.check(SLOW))
     await asyncio.sleep(0)
-    await checking.check(Constraint(REGEX, "a+"))  # read behind the other one
+    await checking.check(Constraint(REGEX, "a+"))  # read after SLOW
     assert not slow.done()
     end(compiling(checking), signal.SIGPROF)  # which the limit sends, too
     with pytest.raises(InvalidInputError, match="takes longer than"):
         await slow
 
 
-async def test_answers_at_once_that_quote_long_constraints_are_kept_apart(checking: Checker) -> None:
+async def test_simultaneous_errors_that_quote_long_constraints_are_not_mixed_up(checking: Checker) -> None:
     letters = "abcdefgh"
     checks = [
         checking.check(Constraint(GRAMMAR, f"start: {sent_letter * 20_000}")) for sent_letter in letters
@@ -113,14 +113,14 @@ async def test_answers_at_once_that_quote_long_constraints_are_kept_apart(checki
         assert len(error.why) < 1000
 
 
-async def test_a_process_that_dies_fails_its_own_checks_alone(
+async def test_a_process_that_dies_fails_only_its_own_checks(
     checking: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its child, which compiles still, ends while another one answers to another process."""
+    """A new process checks constraints before the child of the dead one, which is still compiling, has ended."""
     monkeypatch.setattr(checker, "SECONDS", AMPLE_S)
     lost = asyncio.create_task(checking.check(SLOW))
     await asyncio.sleep(0)
-    await checking.check(Constraint(REGEX, "a+"))  # read behind the other one
+    await checking.check(Constraint(REGEX, "a+"))  # read after SLOW
     process, children = checking._process, compiling(checking)
     assert process is not None
     process.kill()
@@ -134,7 +134,7 @@ async def test_a_process_that_dies_fails_its_own_checks_alone(
         await lost
 
 
-async def test_a_caller_that_leaves_takes_nobody_with_it(checking: Checker) -> None:
+async def test_a_cancelled_check_does_not_cancel_an_equal_one(checking: Checker) -> None:
     constraint = Constraint(REGEX, "a+")
     first = asyncio.create_task(checking.check(constraint))
     await asyncio.sleep(0)
@@ -145,7 +145,9 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(checking: Checker) -> N
     assert first.cancelled()
 
 
-async def test_few_may_wait(checking: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_waiting_checks_is_limited(
+    checking: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checker, "_WAITING", 1)
     first = asyncio.create_task(checking.check(Constraint(REGEX, "a+")))
     await asyncio.sleep(0)

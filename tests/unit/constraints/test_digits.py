@@ -1,4 +1,4 @@
-"""Numbers of JSON end, and texts are free to have any digits."""
+"""The length of JSON numbers is bounded; strings may have any number of digits."""
 
 import json
 from itertools import product
@@ -23,10 +23,10 @@ def matcher_of(schema: Any) -> Matcher:
     return COMPILER.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)))
 
 
-def written(matcher: Matcher, wanted: str, most: int = 400) -> str:
-    """The text of a model that always writes the first of these characters that it may write."""
+def written(matcher: Matcher, wanted: str, max_length: int = 400) -> str:
+    """Return the output of a model that always chooses the first allowed character of `wanted`."""
     text = ""
-    while not matcher.finished and len(text) < most:
+    while not matcher.finished and len(text) < max_length:
         mask = matcher.mask()
         allowed = text_of([token for token in range(1, VOCABULARY) if mask[token]])
         sign = next((sign for sign in wanted if sign in allowed), allowed[:1])
@@ -50,7 +50,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("kind", "wanted"), list(product(SCHEMAS, ["91.e", "0.91", "-31.e+", "3P."])))
-def test_numbers_end_whatever_a_model_writes(kind: str, wanted: str) -> None:
+def test_numbers_end_for_any_model_output(kind: str, wanted: str) -> None:
     schema = {"properties": {"a": SCHEMAS[kind]}, "required": ["a"], "additionalProperties": False}
     text = written(matcher_of(schema | {"type": "object"}), f"{wanted}}}")
     assert isinstance(json.loads(text), dict)
@@ -66,8 +66,8 @@ def test_strings_keep_their_digits() -> None:
 
 
 @given(st.lists(st.integers(0, MAX_DIGITS + 3), min_size=1, max_size=4))
-def test_what_is_read_is_what_masks_allow(cuts: list[int]) -> None:
-    """A long row of digits, with some of it taken back."""
+def test_tokens_are_read_if_the_mask_allows_them(cuts: list[int]) -> None:
+    """Digits are read and taken back several times."""
     matcher = matcher_of({"type": "array", "items": {"type": "integer"}})
     matcher.read(TOKENIZER.encode("["))
     digits = TOKENIZER.encode("7" * (MAX_DIGITS + 4))

@@ -1,4 +1,4 @@
-"""Masks of a request stay those of their own paths, in whatever order they were begun, as tokens are committed."""
+"""Masks of a request belong to their paths, whatever the order in which they were started."""
 
 from itertools import permutations
 
@@ -11,7 +11,7 @@ from specinfer.constraints.masks import MaskThreads
 from tests.support.system import VOCABULARY, ascii_tokenizer
 
 TEXT = "aaaa"
-"""One token again and again: paths of one length are ends of others."""
+"""One token repeated: every path is also the end of longer ones."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tokens that may follow, by regular expressions that are easy to read."""
+"""Allowed and forced tokens of a constraint, for simple regular expressions."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def matcher_of(regex: str) -> Matcher:
 
 
 def allowed(matcher: Matcher) -> str:
-    """The characters that may follow, and $ for the end of the sequence."""
+    """Return the characters that may follow, and $ if the sequence may end."""
     tokens = np.flatnonzero(matcher.mask()).tolist()
     return text_of(tokens) + ("$" if EOS in tokens else "")
 

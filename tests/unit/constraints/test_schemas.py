@@ -1,4 +1,4 @@
-"""Whole numbers of schemas are exact, or refused with their place."""
+"""Integers in JSON schemas keep their exact value, or the schema is refused with their place."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A user's function as drafter: the documented example, and functions that misbehave."""
+"""A user's function as drafter: the documented example, and functions that fail."""
 
 import os
 import re
@@ -39,8 +39,8 @@ def test_the_documented_example_drafts(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("place", ["working directory", "PYTHONPATH", "package"])
-def test_where_the_file_may_lie(place: str, tmp_path: Path) -> None:
-    """As docs/drafters.md says, from a process of its own."""
+def test_where_the_file_may_be(place: str, tmp_path: Path) -> None:
+    """The places that docs/drafters.md names, in a process of its own."""
     folder, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
     package = folder / "drafts" if place == "package" else folder
     package.mkdir(parents=True)
@@ -88,8 +88,8 @@ def test_a_function_that_fails_costs_one_request_its_draft() -> None:
     assert len(none) == 1
 
 
-def test_a_function_may_draw_only_if_the_service_says_so() -> None:
-    """A function that draws must be known as one before anybody sees the noise."""
+def test_a_function_may_draw_only_if_the_service_declares_it() -> None:
+    """If one drafter draws, no drafter may see the target's noise, so a function that draws must be declared."""
 
     def draws(context: Sequence[int], limits: TreeLimits) -> TokenTree:
         builder = TreeBuilder(context[-1])
@@ -97,13 +97,13 @@ def test_a_function_may_draw_only_if_the_service_says_so() -> None:
         return builder.build()
 
     sampled = replace(job([4]), sampling=Sampling(temperature=1))
-    quiet, said = CustomDrafter(draws, "draws"), CustomDrafter(draws, "draws", draws=True)
-    (refused,), (accepted,) = quiet.draft([sampled]), said.draft([sampled])
+    undeclared, declared = CustomDrafter(draws, "draws"), CustomDrafter(draws, "draws", draws=True)
+    (refused,), (accepted,) = undeclared.draft([sampled]), declared.draft([sampled])
     assert isinstance(refused, SpecInferError)
     assert "--proposal" in str(refused)
     assert isinstance(accepted, TokenTree)
-    assert (quiet.description.draws, said.description.draws) == (False, True)
-    greedy = quiet.draft([job([4])])
+    assert (undeclared.description.draws, declared.description.draws) == (False, True)
+    greedy = undeclared.draft([job([4])])
     assert isinstance(greedy[0], TokenTree), "greedy requests are verified without q"
 
 

@@ -1,4 +1,4 @@
-"""`--draft`: what a name stands for, what fits, and what is said of the rest before anything is loaded."""
+"""`--draft`: accepted values, drafts that fit the target, and errors before any model is loaded."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Return a function that makes a model directory with a tokenizer and some bytes of weights."""
+    """Return a function that makes a model directory with a tokenizer and `size` bytes of weights."""
 
     def model(name: str, size: int = 1000, more: str = "") -> Path:
         directory = tmp_path / name
@@ -38,13 +38,13 @@ def make(tmp_path: Path) -> Make:
 
 
 def known(name: str, tokenizer: str, megabytes: int) -> KnownModel:
-    """Return an entry of the registry."""
+    """Return an entry of the model registry."""
     return KnownModel(name, "", "", "", GgufSource("", "", "", megabytes), tokenizer)
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that sets the registry, and the names that were pulled."""
+    """Return a function that sets the registry and the names of downloaded models."""
 
     def use(*models: KnownModel, pulled: tuple[str, ...] = ()) -> None:
         monkeypatch.setattr(drafts, "known_models", lambda: {model.name: model for model in models})
@@ -53,7 +53,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return use
 
 
-def test_none_is_none_and_drafters_are_read_with_their_flags() -> None:
+def test_none_gives_no_draft_and_drafters_are_read_with_their_flags() -> None:
     assert draft_group("anything", "none") is None
     assert draft_group("anything", "suffix") == {"drafter": "suffix"}
     assert draft_group("anything", "ngram+ssm,model=x,beam=2") == {
@@ -65,7 +65,7 @@ def test_none_is_none_and_drafters_are_read_with_their_flags() -> None:
         draft_group("anything", "ssm,q8_0")
 
 
-def test_a_model_drafts_beside_ngrams(make: Make) -> None:
+def test_a_model_drafts_in_addition_to_ngrams(make: Make) -> None:
     target, small = make("target"), make("small")
     assert draft_group(str(target), str(small)) == {"drafter": "ngram+ssm", "model": str(small)}
     large = draft_group(str(target), str(small), offload=True)
@@ -92,7 +92,7 @@ def test_a_draft_of_another_tokenizer_is_refused_with_what_fits(
         check_draft(str(target), "nothing")
 
 
-def test_auto_takes_what_was_pulled_and_names_what_was_not(
+def test_auto_takes_a_downloaded_draft_and_names_others_that_fit(
     make: Make, registry: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     target = make("target", size=4_000_000)
@@ -103,7 +103,7 @@ def test_auto_takes_what_was_pulled_and_names_what_was_not(
     assert draft_group(str(target)) == {"drafter": "ngram"}
     assert "`specinfer models pull fits` (2 MB)" in caplog.text
     registry(known("fits", fingerprint, 2), pulled=("fits",))
-    with pytest.raises(SettingError, match="fits"):  # it is taken, and is not really there
+    with pytest.raises(SettingError, match="fits"):  # chosen, but its files do not exist
         draft_group(str(target))
     assert f"draft of {target}: fits" in caplog.text
 

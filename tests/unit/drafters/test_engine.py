@@ -1,4 +1,4 @@
-"""The speculator engine: contexts follow the invariant, failures concern one entry."""
+"""The speculator engine: contexts built from deltas, and errors that concern one entry."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ def entry(name: str, base: int, delta: list[int], nodes: int = 2) -> DraftEntry:
     return DraftEntry(name, base, delta, TreeLimits(nodes, 2), Sampling(temperature=0))
 
 
-def test_deltas_build_the_context_and_a_gap_asks_for_everything() -> None:
+def test_deltas_build_the_context_and_a_gap_asks_for_a_resync() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
     engine = SpeculatorEngine([drafter])
     assert engine.draft([entry("r", 0, [5, 6])])[0].cached_len == 2
@@ -99,7 +99,7 @@ def test_bad_references_are_refused() -> None:
         assert reason in outcome.message
 
 
-def test_only_the_culprit_fails_when_a_batch_does() -> None:
+def test_an_error_in_a_batch_fails_only_the_entry_that_causes_it() -> None:
     def script(job: DraftJob) -> TokenTree:
         if job.request_id == "bad":
             raise RuntimeError("cannot")
@@ -113,8 +113,8 @@ def test_only_the_culprit_fails_when_a_batch_does() -> None:
     assert "cannot" in str(drafts[1])
 
 
-def test_drafters_of_one_service_draft_what_each_is_asked_for() -> None:
-    """They share the context; those that draw do so independently."""
+def test_each_drafter_of_a_service_drafts_for_the_entries_that_name_it() -> None:
+    """The drafters share the context; each draws with its own random numbers."""
     drafters = [ScriptedDrafter(lambda job, t=t: chain(job.context[-1], [t])) for t in (1, 2)]
     engine = SpeculatorEngine(drafters)
     sampling = Sampling(seed=7)
@@ -133,14 +133,14 @@ def test_drafters_of_one_service_draft_what_each_is_asked_for() -> None:
     assert second != first
     (later,) = engine.draft([DraftEntry("second", 2, [9], TreeLimits(2, 2), sampling, [0])])
     assert later.status is EntryStatus.OK
-    assert drafters[0].jobs[-1].context == [5, 6, 9], "also what it was not asked about"
+    assert drafters[0].jobs[-1].context == [5, 6, 9], "also tokens of entries for other drafters"
     engine.release(["all"])
     assert [drafter.released[-1] for drafter in drafters] == ["all", "all"]
     (bad,) = engine.draft([DraftEntry("r", 0, [5], TreeLimits(2, 2), sampling, [2])])
     assert "speculators = 2: must be numbers from 0 to 1" in bad.message
 
 
-def test_a_drafter_that_fails_costs_the_others_nothing() -> None:
+def test_an_error_of_one_drafter_does_not_affect_the_others() -> None:
     def fail(job: DraftJob) -> TokenTree:
         raise RuntimeError("cannot")
 
@@ -152,7 +152,7 @@ def test_a_drafter_that_fails_costs_the_others_nothing() -> None:
     assert isinstance(tree, TokenTree)
 
 
-def test_a_service_can_do_what_all_its_drafters_can() -> None:
+def test_the_description_of_a_service_combines_those_of_its_drafters() -> None:
     description = combined(
         [
             DrafterDescription(vocab_size=10, tokenizer_fingerprint="a", max_context_len=6),
@@ -167,8 +167,8 @@ def test_a_service_can_do_what_all_its_drafters_can() -> None:
         )
 
 
-def test_nobody_drafts_further_than_it_has_positions() -> None:
-    """One that has too few for the context is left out; others of its service draft on."""
+def test_no_drafter_drafts_beyond_its_positions() -> None:
+    """A drafter with too few positions for the context is skipped; the other drafters of the service continue."""
     drafters = [ScriptedDrafter(lambda job: chain(job.context[-1], [1] * job.limits.depth)) for _ in range(3)]
     for drafter, positions in zip(drafters, (6, 0, 9), strict=True):
         drafter.description = DrafterDescription(max_context_len=positions)
@@ -182,7 +182,7 @@ def test_nobody_drafts_further_than_it_has_positions() -> None:
         asked = replace(asked, base_len=cached_len, delta=[3])
     whole = [{0: 2, 1: 4, 2: 4}, {0: 1, 1: 4, 2: 4}, {1: 4, 2: 3}, {1: 4, 2: 2}, {1: 4, 2: 1}, {1: 4}, {1: 4}]
     assert depths == whole
-    assert drafters[0].released == ["r"] * 4, "what it holds of a context too long for it is of no use"
+    assert drafters[0].released == ["r"] * 4, "the cache of a context too long for it is of no use"
 
 
 def test_an_ssm_drafts_up_to_its_last_position() -> None:
@@ -198,7 +198,7 @@ def test_an_ssm_drafts_up_to_its_last_position() -> None:
 
 
 @pytest.mark.parametrize(("positions", "longest"), [((6, 9), 9), ((6, 0), 0), ((), 0)])
-def test_a_service_takes_the_longest_context_that_any_drafts_for(
+def test_the_context_limit_of_a_service_is_the_largest_of_its_drafters(
     positions: Sequence[int], longest: int
 ) -> None:
     descriptions = [DrafterDescription(max_context_len=position) for position in positions]

@@ -1,4 +1,4 @@
-"""Lookahead decoding: windows of guesses, what the target predicts behind them, and n-grams of that."""
+"""Lookahead decoding: windows of guesses, the target's predictions after them, and the n-grams found."""
 
 from collections.abc import Sequence
 
@@ -23,12 +23,12 @@ LARGE = TreeLimits(60, 20)
 
 
 def after(token: int) -> int:
-    """The target: what it writes depends on the last token alone."""
+    """Return the target's next token, which depends only on the last one."""
     return (token * 5 + 3) % V
 
 
 def predictions_of(tree: TokenTree) -> TargetTopK:
-    """Return what the target predicts at the nodes of a tree."""
+    """Return the target's predictions at the nodes of a tree."""
     tokens = tree.token_ids.astype(np.int64)
     return TargetTopK(tokens, tree.parents, np.array([[after(t)] for t in tokens.tolist()]))
 
@@ -52,19 +52,19 @@ def draft(
 
 
 def steps(drafter: LookaheadDrafter, count: int, name: str = "r") -> list[int]:
-    """Return the number of tokens that each step of a request brings until it has so many."""
-    context, top_k, brought = [1, 2, 3, 4], None, list[int]()
+    """Decode `count` tokens; return the number of new tokens of each step."""
+    context, top_k, new_tokens = [1, 2, 3, 4], None, list[int]()
     while len(context) < 4 + count:
         tree = draft(drafter, context, top_k, name=name)
         top_k, known, new = predictions_of(tree), paths(tree), [after(context[-1])]
         while (context[-1], *new) in known:
             new.append(after(new[-1]))
         context += new
-        brought.append(len(new))
-    return brought
+        new_tokens.append(len(new))
+    return new_tokens
 
 
-def test_the_window_is_a_trunk_with_the_younger_rows_below_it() -> None:
+def test_the_first_row_of_the_window_is_a_path_and_later_rows_are_below_it() -> None:
     window = Window(LookaheadShape(3, 3, 2), [1])
     window.rows = [[10, 11, 12], [13, 14, 15]]
     assert list(window.paths()) == [(10, 13), (10, 11, 14), (10, 11, 12, 15)]
@@ -77,7 +77,7 @@ def test_the_window_is_a_trunk_with_the_younger_rows_below_it() -> None:
     }
 
 
-def test_predictions_become_the_youngest_row_and_accepted_columns_leave() -> None:
+def test_predictions_become_the_last_row_and_accepted_columns_are_removed() -> None:
     window = Window(LookaheadShape(3, 3, 2), [1, 2])
     window.rows = [[10, 11, 12], [13, 14, 15]]
     predicted = {(10, 13): 16, (10, 11, 14): 17, (10, 11, 12, 15): 18}
@@ -93,15 +93,15 @@ def test_predictions_become_the_youngest_row_and_accepted_columns_leave() -> Non
 
 @pytest.mark.parametrize(("window", "ngram"), [(5, 3), (4, 4), (6, 2)])
 def test_iterations_find_the_n_grams_of_the_target(window: int, ngram: int) -> None:
-    """Once the pool has them a step brings N tokens: those behind an n-gram's first, and the bonus."""
+    """With a full pool a step gives N tokens: N - 1 that complete an n-gram, and the bonus token."""
     drafter = make(window, ngram, 3)
-    brought = steps(drafter, 60)
-    assert brought[-4:] == [ngram] * 4
+    new_tokens = steps(drafter, 60)
+    assert new_tokens[-4:] == [ngram] * 4
     assert steps(drafter, 30, "another")[0] == 1, "requests share nothing"
 
 
 def test_the_window_alone_finds_n_grams() -> None:
-    """In the first lap of the cycle of 22 tokens nothing of the text is known before it is written."""
+    """The text repeats only after 22 tokens, so the first 20 contain no earlier n-grams."""
     assert sum(count > 1 for count in steps(make(8, 3, 3), 20)) >= 3
     assert len(steps(make(8, 3, 3), 20)) < 16
 
@@ -140,7 +140,7 @@ def test_known_n_grams_come_first_in_a_small_budget_and_alone_in_a_chain() -> No
     assert len(draft(drafter, context, limits=TreeLimits(0, 0))) == 1
 
 
-def test_n_grams_are_columns_and_what_the_target_writes_itself() -> None:
+def test_n_grams_come_from_columns_and_from_the_targets_text() -> None:
     window = Window(LookaheadShape(2, 3, 2), [1])
     window.rows = [[10, 11], [13, 14]]
     assert list(window.ngrams({(10, 13): 16})) == [(10, 13, 16)], "the other column was cut"
@@ -150,6 +150,6 @@ def test_n_grams_are_columns_and_what_the_target_writes_itself() -> None:
     assert list(written(top_k, 2)) == [(9, 1), (1, 2), (2, 7), (3, 8)]
 
 
-def test_what_was_predicted_is_found_by_path() -> None:
+def test_predictions_are_found_by_path() -> None:
     top_k = TargetTopK.of([9, 1, 2, 1], [-1, 0, 1, 2], [5, 6, 7, 8])
     assert predictions(top_k) == {(): 5, (1,): 6, (1, 2): 7, (1, 2, 1): 8}

@@ -1,4 +1,4 @@
-"""Heads draft from the newest hidden state alone, and only once it has come."""
+"""Prediction heads draft from the hidden state of the last token before the root, once it has arrived."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ STATES = np.random.default_rng(0).normal(size=(12, 1, HIDDEN))
 
 
 def bits(start: int, stop: int) -> bytes:
-    """Hidden states of these positions as they come."""
+    """Return the hidden states of these positions as bytes of a message."""
     return torch.from_numpy(STATES[start:stop]).to(torch.bfloat16).view(torch.int16).numpy().tobytes()
 
 
@@ -49,7 +49,7 @@ def draft(
     features: tuple[int, int],
     sampling: Sampling = GREEDY,
 ) -> list[int] | None:
-    """The drafted chain behind a context that grows, with the hidden states that come."""
+    """Extend the context and send hidden states; return the drafted chain, or None without a draft."""
     states, limits = bits(*features), TreeLimits(4, 4)
     entry = DraftEntry("r", base, delta, limits, sampling, features=states, features_start=features[0])
     (outcome,) = engine.draft([entry])
@@ -61,16 +61,16 @@ def draft(
     return tree.token_ids[1:].tolist()
 
 
-def test_there_is_a_draft_exactly_if_the_state_before_the_root_has_come(engine: SpeculatorEngine) -> None:
+def test_there_is_a_draft_only_if_the_state_before_the_root_has_arrived(engine: SpeculatorEngine) -> None:
     assert draft(engine, 0, [5, 6, 7, 8], (0, 0)) is None, "nothing has come"
     assert draft(engine, 4, [9], (0, 3)) is None, "they come in parts, and the newest is not among them"
     whole = draft(engine, 5, [10], (3, 5))
     assert whole is not None
     assert len(whole) == K
-    assert draft(engine, 6, [11, 12], (5, 7)) != whole, "another state says something else"
+    assert draft(engine, 6, [11, 12], (5, 7)) != whole, "another state gives another draft"
 
 
-def test_points_for_sampled_requests_are_what_the_noise_of_their_places_chooses(
+def test_points_for_sampled_requests_are_chosen_by_the_noise_of_their_positions(
     engine: SpeculatorEngine,
 ) -> None:
     context, sampling = [5, 6, 7, 8], Sampling(temperature=1.0, seed=9)
@@ -88,8 +88,8 @@ def test_points_for_sampled_requests_are_what_the_noise_of_their_places_chooses(
     assert chain == wanted
 
 
-def test_what_came_before_does_not_matter(engine: SpeculatorEngine) -> None:
-    """A service that joined late, or behind a gap, drafts what one drafts that has seen all."""
+def test_earlier_hidden_states_do_not_matter(engine: SpeculatorEngine) -> None:
+    """A service that misses earlier hidden states drafts the same as one that has them all."""
     tree = draft(engine, 0, [5, 6, 7, 8, 9, 10], (0, 5))
     engine.release(["r"])
     assert draft(engine, 0, [5, 6, 7, 8, 9], (0, 0)) is None

@@ -1,4 +1,4 @@
-"""Prompt lookup."""
+"""Prompt lookup: continuations of earlier occurrences of the last tokens."""
 
 import pytest
 from hypothesis import given
@@ -46,12 +46,12 @@ def test_longer_matches_come_first() -> None:
     assert paths(tree) == {(3,), (3, 7)}
 
 
-def test_nothing_to_copy_means_no_tree() -> None:
+def test_without_a_match_there_is_no_tree() -> None:
     assert len(draft(NgramDrafter(), [1, 2, 3, 4, 5], TreeLimits(8, 4))) == 1
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 8))
-def test_the_incremental_index_finds_what_a_search_finds(context: list[int], pieces: int) -> None:
+def test_the_incremental_index_finds_the_matches_of_a_plain_search(context: list[int], pieces: int) -> None:
     index = NgramIndex(1, 3)
     for stop in sorted({len(context) * i // pieces for i in range(1, pieces + 1)}):
         index.extend(context[:stop])

@@ -1,5 +1,4 @@
-"""Published drafts: trees, their probabilities and draws are those of a plain computation; what is not
-understood is refused by name."""
+"""Published drafts: scores and draws equal those of a plain computation; unknown fields are refused by name."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {method: (method, {}) for method
     "rnn": ("dspark", {"markov_head_type": "rnn"}),
     "rnn-masks": ("dspark", {"markov_head_type": "rnn", "sample_from_anchor": False}),
 }
-"""Method and fields of each checkpoint."""
+"""Name of a checkpoint -> (method, changed fields of its configuration)."""
 OPTIONS = {"dtype": "float32", "kv_tokens": 256, "min_path_probability": 0.0}
 
 
@@ -50,7 +49,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=DRAFTS)
 def draft(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of each method and head."""
+    """Save a checkpoint of each kind in `DRAFTS`; return its directory."""
     method, fields = DRAFTS[request.param]
     return save_published(tmp_path_factory.mktemp(request.param) / method, method, target, **fields)
 
@@ -68,7 +67,7 @@ def states_of(name: str, method: str) -> torch.Tensor:
 def entry_of(
     name: str, method: str, start: int, stop: int, limits: TreeLimits, sampling: Sampling
 ) -> DraftEntry:
-    """The tokens from `start` to `stop` of a context, with the hidden states that belong to them."""
+    """Return an entry with the tokens `start` to `stop` of a context and their hidden states."""
     first, last = max(start - 1, 0), stop - 1
     states = states_of(name, method)[first:last].view(torch.int16).numpy().tobytes()
     delta = CONTEXTS[name][start:stop]
@@ -80,7 +79,7 @@ def entry_of(
 def trees_of(
     directory: Path, limits: TreeLimits, sampling: Sampling = GREEDY, **options: Any
 ) -> dict[str, TokenTree]:
-    """The trees behind two contexts, drafted in one batch; the longer one came in two steps before."""
+    """Return the trees after both contexts, drafted in one batch; the longer context was sent in three parts."""
     method = directory.name
     engine = SpeculatorEngine([drafter_of(directory, **options)])
     whole = len(CONTEXTS["long"])
@@ -137,7 +136,7 @@ def test_a_chain_is_the_plain_greedy_one_and_as_long_as_there_are_guesses(draft:
             assert token == ids[int(row.argmax())]
 
 
-def test_points_for_sampled_requests_are_what_the_noise_of_their_places_chooses(
+def test_points_for_sampled_requests_are_chosen_by_the_noise_of_their_positions(
     draft: Path, target: Path
 ) -> None:
     plain, ids = PlainDraft.load(draft, target), np.array(ids_of(draft.name))
@@ -170,7 +169,7 @@ def test_draws_come_with_the_distribution_that_they_were_drawn_from(
     assert drafter_of(draft, proposal=proposal).description.draws
 
 
-def test_a_drafter_says_what_it_reads(draft: Path) -> None:
+def test_a_drafter_describes_the_hidden_states_that_it_reads(draft: Path) -> None:
     description = drafter_of(draft).description
     layers = {"dflash": (1, 3), "dspark": (1, 3), "peagle": (0, 2, 3), "mtp": (3,)}[draft.name]
     assert (description.feature_layers, description.feature_size) == (layers, 32)
@@ -267,7 +266,7 @@ def test_a_description_that_does_not_fit_is_refused_by_name(
 
 
 def places_of(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the parts of a JSON value are."""
+    """Yield the path of each part of a JSON value."""
     if place:
         yield place
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -276,7 +275,7 @@ def places_of(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def test_any_other_value_is_read_or_refused(target: Path, tmp_path: Path) -> None:
-    """No value of another type anywhere in the file is anything else than a mistake that is named."""
+    """A value of another type anywhere in the file is refused with an error of ours, never another exception."""
     directory = save_published(tmp_path / "dspark", "dspark", target)
     written = (directory / "config.json").read_text()
     refused, places = 0, list(places_of(json.loads(written)))
@@ -324,7 +323,7 @@ def test_other_algorithms_of_the_library_are_refused_by_name(target: Path, tmp_p
             make_drafter("dflash", DrafterOptions(model=str(directory)))
 
 
-def test_a_target_that_is_not_there_is_named_with_the_checkpoint(target: Path, tmp_path: Path) -> None:
+def test_a_missing_target_is_named_with_the_checkpoint(target: Path, tmp_path: Path) -> None:
     directory = save_published(tmp_path / "mtp", "mtp", target)
     config = (directory / "config.json").read_text().replace(str(target), "/not/there")
     (directory / "config.json").write_text(config)

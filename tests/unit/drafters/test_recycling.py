@@ -1,4 +1,4 @@
-"""Token recycling: what was predicted is proposed, the most probable paths first."""
+"""Token recycling: earlier predictions of the target are proposed, the most probable paths first."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,7 +14,7 @@ from tests.support.trees import paths
 
 V, K = 12, 3
 ROWS = {1: [2, 3, 4], 2: [5, 1, 6], 3: [2, 7, 8], 5: [2, 9, 1]}
-"""Predictions behind tokens; nothing is known behind the others."""
+"""Predictions after a token; tokens that are no keys have none."""
 CHANCES = [0.5, 0.3, 0.1]
 
 
@@ -30,7 +30,7 @@ def matrix(rows: dict[int, Sequence[int]] = ROWS) -> AdjacencyMatrix:
 
 
 def every_path(depth: int) -> dict[tuple[int, ...], float]:
-    """All paths behind token 1 with their probabilities."""
+    """Return all paths that begin with token 1, and their probabilities."""
     paths = level = {(): 1.0}
     for _ in range(depth):
         level = {
@@ -60,7 +60,7 @@ def test_a_chain_and_improbable_paths() -> None:
     assert np.allclose(few.scores, [1.0, 0.5, 0.5, 0.3])
 
 
-def test_nothing_is_known_at_first_and_every_request_gains_from_all() -> None:
+def test_requests_share_predictions() -> None:
     drafter = RecyclingDrafter(DrafterDescription(vocab_size=V, target_top_k=K))
 
     def draft(*jobs: DraftJob) -> list[list[int]]:
@@ -78,8 +78,8 @@ def test_nothing_is_known_at_first_and_every_request_gains_from_all() -> None:
     assert later == [[1, 6, 2]], "the latest prediction"
 
 
-def test_chances_are_the_measured_ones() -> None:
-    """A row's predictions are compared with what is predicted there the next time: here always its second."""
+def test_probabilities_by_rank_are_measured() -> None:
+    """Here the token that the target predicts is always the second of the row's earlier predictions."""
     it = matrix({1: [2, 3, 4]})
     prior = it.chances()
     for before, now in pairwise([[2, 3, 4], [3, 2, 4]] * 2000):
@@ -93,5 +93,5 @@ def test_tokens_beyond_the_tokenizer_are_left_out() -> None:
     it = matrix({1: [V + 3, 2, 3], V + 3: [1, 2, 3]})
     tree = best_first(it, CHANCES, 1, TreeLimits(9, 9))
     assert paths(tree) == {(1,), (1, V + 3), (1, 2), (1, 3)}, (
-        "it may be proposed, but nothing is known behind it"
+        "it may be proposed, but nothing is known after it"
     )

@@ -1,4 +1,4 @@
-"""Texts that one request may copy from: found wherever they are, and never beyond their end."""
+"""Reference texts of a request: drafts copy from any place in them, and never beyond their end."""
 
 from collections.abc import Callable, Sequence
 
@@ -37,8 +37,8 @@ def test_what_follows_in_a_reference_is_drafted_up_to_its_end(method: str) -> No
 
 
 @pytest.mark.parametrize("method", DRAFTERS)
-def test_the_longest_match_wins_wherever_in_a_reference_it_is(method: str) -> None:
-    """The last two tokens occur a thousand times; one place, in the middle, goes on from more of them."""
+def test_the_longest_match_wins_at_any_place_of_a_reference(method: str) -> None:
+    """The last two tokens occur a thousand times; only one place, in the middle, matches more of the context."""
     noise = [token for number in range(500) for token in (5, 6, 100 + number)]
     text = [*noise, 1, 2, 3, 5, 6, 70, 71, 72, *noise]
     assert draft(DRAFTERS[method](), [1, 2, 3, 5, 6], [text], TreeLimits(3, 3)) == {
@@ -49,7 +49,7 @@ def test_the_longest_match_wins_wherever_in_a_reference_it_is(method: str) -> No
     }
 
 
-def test_ngrams_take_the_longest_match_first_wherever_it_is() -> None:
+def test_ngrams_take_the_longest_match_of_context_and_references() -> None:
     context = [1, 2, 3, 40, 9, 7, 1, 2, 3]
     longer, shorter = [7, 1, 2, 3, 41], [2, 3, 41]
     one = TreeLimits(1, 1)
@@ -68,7 +68,7 @@ def test_a_suffix_weighs_references_like_the_requests_own_text() -> None:
     assert tree.scores[1:] == pytest.approx([4 / 5 * 0.5, 1 / 5 * 0.35], abs=1e-6)
 
 
-def test_of_many_occurrences_some_from_everywhere_are_looked_at() -> None:
+def test_of_many_occurrences_a_sample_of_the_whole_text_is_used() -> None:
     text = [token for number in range(1000) for token in (5, 100 + number)]
     matches = References([text]).matches([5], 1)
     assert 32 < len(matches) <= 64
@@ -78,9 +78,9 @@ def test_of_many_occurrences_some_from_everywhere_are_looked_at() -> None:
     assert {match.length for match in matches} == {1}
 
 
-def test_a_finished_request_teaches_nothing_of_its_references() -> None:
+def test_references_of_a_finished_request_are_not_learnt() -> None:
     drafter = SuffixDrafter(learn=True)
     draft(drafter, [1, 2, 7], [[7, 8, 9]])
     drafter.release("r")
     assert draft(drafter, [7], []) == {(7,)}
-    assert draft(drafter, [2], []) == {(2,), (2, 7)}, "what the request itself said is learnt"
+    assert draft(drafter, [2], []) == {(2,), (2, 7)}, "the request's own text is learnt"

@@ -1,4 +1,4 @@
-"""Drafts from known texts: the suffix array against a plain search, trees by frequency."""
+"""Drafts from a datastore of texts: the suffix array against a plain search, trees by frequency."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ def draft(drafter: RetrievalDrafter, context: list[int], limits: TreeLimits, nam
 @given(
     st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=4), st.lists(st.integers(0, 2), max_size=24)
 )
-def test_the_longest_match_is_what_a_plain_search_finds(texts: list[list[int]], context: list[int]) -> None:
+def test_the_longest_match_equals_that_of_a_plain_search(texts: list[list[int]], context: list[int]) -> None:
     array = SuffixArray(texts)
     flat = array.tokens.tolist()
     expected: tuple[int, list[int]] = (0, [])
@@ -52,7 +52,7 @@ def test_the_longest_match_is_what_a_plain_search_finds(texts: list[list[int]], 
     assert (length, sorted(places.tolist())) == expected
 
 
-def test_continuations_are_ranked_by_how_often_they_followed() -> None:
+def test_continuations_are_ranked_by_frequency() -> None:
     tree = draft(make(), [5, 1, 2, 3], TreeLimits(4, 3))
     assert paths(tree) == {(3,), (3, 4), (3, 4, 5), (3, 7), (3, 7, 8)}
     by_path = {tree.sequence_of(node): float(tree.scores[node]) for node in range(len(tree))}

@@ -1,4 +1,4 @@
-"""The speculators that ship: small enough, each with its card, each named where pools are made."""
+"""The trained speculators in the repository: their size, their model cards, and their names in the registry."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The SSM drafter against what `transformers` says about the same small model."""
+"""The SSM drafter against the logits of `transformers` for the same small model."""
 
 import json
 from pathlib import Path
@@ -72,8 +72,10 @@ def test_sequence_is_the_models_own_greedy_continuation() -> None:
 
 
 def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree() -> None:
-    """With a beam as wide as the budget, best-first is exact: compared with all paths of depth 3. A greedy
-    target is surer than the draft's distribution says."""
+    """With a beam as wide as the budget, best-first growth is exact: compared with all paths of depth 3.
+
+    For a greedy target, scores use a lower temperature than the draft's distribution.
+    """
     budget = 6
     shape = GrowthShape(beam=budget)
     for tree, context in zip(draft(make(shape), jobs_for(TreeLimits(budget, 3))), CONTEXTS, strict=True):
@@ -88,7 +90,7 @@ def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree() -> None:
 
 
 def test_best_first_trees_are_cut_at_a_depth_and_chains_are_not() -> None:
-    """The same tree as if no more depth had been asked for."""
+    """A tree with a maximum depth equals one for which only that depth was requested."""
     cut, whole = make(GrowthShape(deepest=1)), make(GrowthShape())
     actual, expected = draft(cut, jobs_for(TreeLimits(90, 5))), draft(whole, jobs_for(TreeLimits(90, 1)))
     deep = draft(make(GrowthShape()), jobs_for(TreeLimits(90, 5)))
@@ -99,26 +101,26 @@ def test_best_first_trees_are_cut_at_a_depth_and_chains_are_not() -> None:
 
 
 @pytest.mark.parametrize(("of_all", "of_request"), [(0.02, 0.0), (0.0, 0.02), (0.02, 0.01)])
-def test_best_first_trees_do_not_go_on_below_improbable_paths(of_all: float, of_request: float) -> None:
-    """Whoever says so; and they are otherwise what they are without that. Chains go on."""
+def test_best_first_trees_are_not_grown_below_improbable_paths(of_all: float, of_request: float) -> None:
+    """The limit may be set for all requests or for one; the other nodes of the tree stay the same. Chains ignore it."""
     least = max(of_all, of_request)
     jobs = jobs_for(TreeLimits(90, 4, min_path_probability=of_request))
     trees = draft(make(GrowthShape(min_path_probability=of_all)), jobs)
     whole = draft(make(), jobs_for(TreeLimits(90, 4)))
-    cut_short = 0
+    shortened = 0
     for tree, other in zip(trees, whole, strict=True):
         reach = reach_of(tree)
         assert all(reach[parent] >= least for parent in tree.parents[1:])
         shared = dict(zip(map(other.sequence_of, range(len(other))), reach_of(other), strict=True))
         followed = {path for path, p in shared.items() if len(path) == 1 or shared[path[:-1]] >= least}
         assert followed <= paths(tree)
-        cut_short += len(followed) < len(shared)
-    assert cut_short
+        shortened += len(followed) < len(shared)
+    assert shortened
     for chain in draft(make(GrowthShape(min_path_probability=0.9)), jobs_for(TreeLimits(5, 5, 1, 0.9))):
         assert len(chain) == 6
 
 
-def test_levels_that_nobody_asks_for_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_without_probable_paths_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = make(GrowthShape(min_path_probability=0.9))
     passes = passes_of(drafter, monkeypatch)
     draft(drafter, jobs_for(TreeLimits(20, 5)))
@@ -126,7 +128,7 @@ def test_levels_that_nobody_asks_for_are_not_run(monkeypatch: pytest.MonkeyPatch
 
 
 def passes_of(drafter: SsmDrafter, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """From now on, for every pass, the context tokens that it reads of each request."""
+    """Record, for each later pass, the number of context tokens that it reads of each request."""
     passes: list[list[int]] = []
     forward = drafter._runner.forward
 
@@ -139,7 +141,7 @@ def passes_of(drafter: SsmDrafter, monkeypatch: pytest.MonkeyPatch) -> list[list
 
 
 def reach_of(tree: TokenTree) -> list[float]:
-    """Per node, the draft's probability of its path."""
+    """Return each node's path probability by the draft."""
     reach = [1.0]
     for parent, score in zip(tree.parents[1:].tolist(), tree.scores[1:].tolist(), strict=True):
         reach.append(reach[parent] * score)
@@ -159,8 +161,8 @@ def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
     assert paths(again) == paths(fresh)
 
 
-def test_what_prompts_have_in_common_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole blocks of it, also after the first request has gone; the drafts are those of a fresh cache."""
+def test_a_common_prefix_of_prompts_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks are shared, even after the first request has ended; drafts equal those of a fresh cache."""
     drafter, shared = make(kv_tokens=256), [(7 * i) % 97 for i in range(37)]
     passes = passes_of(drafter, monkeypatch)
     limits = TreeLimits(6, 3)
@@ -173,8 +175,8 @@ def test_what_prompts_have_in_common_is_read_once(monkeypatch: pytest.MonkeyPatc
     assert [paths(tree) for tree in again] == [paths(tree) for tree in fresh]
 
 
-def test_a_long_way_behind_it_catches_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service may have read a long prompt for another drafter."""
+def test_a_drafter_that_lacks_much_context_reads_it_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This drafter may lack a long prompt that the service has read for another drafter."""
     drafter, limits = make(), TreeLimits(3, 2)
     (whole,) = draft(make(), jobs_for(limits)[2:])
     monkeypatch.setattr("specinfer.drafters.ssm._CATCH_UP", 6)
@@ -258,8 +260,8 @@ def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: Proposa
             )
 
 
-def test_points_of_stochastic_requests_are_what_noise_favours() -> None:
-    """The tokens that the draft itself would choose there, were it the target."""
+def test_points_of_sampled_requests_are_chosen_by_noise() -> None:
+    """The tokens that the draft itself would choose at these positions with the request's noise."""
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=5)
     drafter = make(shape_of(DrafterOptions(proposal="point")))
     chains = draft(drafter, jobs_for(TreeLimits(5, 5, width=1), sampling))
@@ -275,7 +277,7 @@ def test_points_of_stochastic_requests_are_what_noise_favours() -> None:
 
 
 def test_points_of_requests_whose_noise_is_hidden_are_the_most_probable_tokens() -> None:
-    """Whatever the seeds; scored by the softmax at the request's temperature."""
+    """The tokens do not depend on seeds; their scores are the softmax at the request's temperature."""
     trees = []
     for seed in (1, 2):
         sampling = Sampling(temperature=0.7, seed=seed)
@@ -303,7 +305,7 @@ def test_stochastic_requests_get_points_unless_draws_are_asked_for(temperature: 
 
 
 def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
-    """First draws over 400 seeds: chi-square against q, which fails a right drafter with p = 1e-4."""
+    """Chi-square test of the first draws with 400 seeds against q; probability of a false alarm 1e-4."""
     from scipy import stats
 
     drafter = make(GrowthShape(kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=4))
@@ -337,8 +339,8 @@ def test_bad_options_are_named() -> None:
         shape_of(DrafterOptions(expansion="2,x"))
 
 
-def test_requests_of_several_scopes_share_no_prompt() -> None:
-    """Else a caller could measure by the time to the first token what others have sent."""
+def test_requests_of_different_scopes_share_no_prompt() -> None:
+    """Otherwise a caller could detect other callers' prompts by the time to the first token."""
     drafter = make()
     engine, prompt = SpeculatorEngine([drafter]), [3 + place % 90 for place in range(40)]
 

@@ -1,4 +1,4 @@
-"""Suffix decoding: what followed earlier occurrences, weighted by how much matches before them."""
+"""Suffix decoding: continuations of earlier occurrences, weighted by the length of the match."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def scores(tree: TokenTree) -> dict[tuple[int, ...], float]:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 3), st.integers(1, 40))
-def test_matches_are_what_a_plain_search_finds(text: list[int], shortest: int, step: int) -> None:
+def test_matches_equal_those_of_a_plain_search(text: list[int], shortest: int, step: int) -> None:
     it, growing = Occurrences(shortest), list[int]()
     for start in range(0, len(text), step):
         growing += text[start : start + step]
@@ -85,10 +85,10 @@ def test_the_most_probable_nodes_are_kept() -> None:
         assert sum(probability[path] for path in kept) == pytest.approx(sum(ranked[:nodes]))
 
 
-def test_contexts_grow_and_requests_are_told_apart() -> None:
+def test_contexts_grow_and_requests_are_separate() -> None:
     drafter = SuffixDrafter()
     assert len(draft(drafter, [1, 2, 3], name="a")) == 1
-    assert len(draft(drafter, [4, 2], name="b")) == 1, "what another request holds is not looked at"
+    assert len(draft(drafter, [4, 2], name="b")) == 1, "texts of other requests are not searched"
     assert paths(draft(drafter, [1, 2, 3, 2], TreeLimits(3, 1), "a")) == {(2,), (2, 3)}
 
 

@@ -1,4 +1,4 @@
-"""Draft vocabularies that follow traffic."""
+"""Draft vocabularies that change with the tokens of requests."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def drafter(token_ids: tuple[int, ...], kind: ProposalKind) -> SsmDrafter:
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, seed=3)])
 @pytest.mark.parametrize("kind", [ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT])
 def test_a_drafter_drafts_what_a_prompt_contains(kind: ProposalKind, sampling: Sampling) -> None:
-    """A prompt's missing tokens have rows in the draft that reads it; all q are of the vocabulary of that step."""
+    """Missing tokens of a prompt get rows in the same step; every q is over the vocabulary of that step."""
     prompt = [5, 17, 3, *range(60, 90)]
     job = DraftJob("r", prompt, TreeLimits(8, 3), sampling, draw_seed=7)
     follows = drafter(KEPT, kind)

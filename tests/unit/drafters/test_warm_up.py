@@ -1,4 +1,4 @@
-"""A speculator service drafts before it serves."""
+"""A speculator service drafts once before it serves."""
 
 import logging
 
@@ -23,7 +23,7 @@ def test_trees_of_several_sizes_are_drafted_ahead_and_forgotten() -> None:
     assert engine.cached_requests == 0
 
 
-def test_a_drafter_that_cannot_draft_now_does_not_keep_the_service_from_serving(
+def test_a_drafter_that_fails_in_the_warm_up_does_not_prevent_serving(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(job: DraftJob) -> TokenTree:

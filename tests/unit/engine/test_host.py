@@ -1,4 +1,4 @@
-"""A host repeats a plan by a grant: the tokens are those of single steps, and it ends when anything changes."""
+"""A host repeats a plan for several steps: tokens equal those of single steps; it stops when the plan changes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,20 +27,20 @@ NO_TREE = TreeLimits(0, 0)
 
 
 def host_of(*drafters: Any, kv_tokens: int = 2048, clock: Callable[[], float] = lambda: 0.0) -> Host:
-    """A host of the tiny model whose clock stands still, so that nothing depends on this machine's speed."""
+    """Return a host of the tiny model with a fake clock, which stands still by default."""
     runner = runner_of(tiny_transformers("llama"), kv_tokens=kv_tokens)
     groups = [(SpeculatorEngine([drafter]), [f"drafter {place}"]) for place, drafter in enumerate(drafters)]
     pool = LocalPool(groups, runner.config.hidden_size, VOCABULARY)
     return Host(pool, VerifierEngine(runner, limits=EngineLimits(max_context_len=512)), clock=clock)
 
 
-def request(prompt: Sequence[int], name: str = "a", most: int = 100, **fields: Any) -> RequestState:
-    asked = GenerationRequest(name, tuple(prompt), most, Sampling(temperature=0.0), **fields)
+def request(prompt: Sequence[int], name: str = "a", max_new: int = 100, **fields: Any) -> RequestState:
+    asked = GenerationRequest(name, tuple(prompt), max_new, Sampling(temperature=0.0), **fields)
     return RequestState.new(asked, 0.0, 0, False)
 
 
 def begin(host: Host, states: Sequence[RequestState], nodes: int = 0, drafters: int = 0) -> HostPlan:
-    """Read prompts; return the plan of the steps behind them, of trees of so many nodes."""
+    """Read the prompts; return the plan for the steps after them, with trees of `nodes` nodes."""
     entries = [StepEntry(state, 0, tuple(state.tokens), True, NO_TREE, 0) for state in states]
     host.run(HostPlan(entries, frozenset(), lambda *_: True), Grant())
     limits = TreeLimits(nodes, nodes) if nodes else NO_TREE
@@ -75,8 +75,8 @@ def test_tokens_of_a_grant_are_those_of_plain_decoding(nodes: int) -> None:
     assert_greedy(states)
 
 
-def test_a_tree_never_reaches_beyond_what_the_request_may_have() -> None:
-    state = request(PROMPTS[0], most=12)
+def test_a_tree_never_exceeds_the_remaining_tokens_of_the_request() -> None:
+    state = request(PROMPTS[0], max_new=12)
     host = host_of(ScriptedDrafter(first(5)))
     steps = host.run(begin(host, [state], 5, 1), Grant(50, FOREVER))
     assert answers([state]) == [greedy(PROMPTS[0], 12)]
@@ -107,7 +107,7 @@ def test_it_ends_when_the_cache_is_full() -> None:
     assert_greedy([state])
 
 
-def test_it_ends_where_the_verifier_knows_another_context() -> None:
+def test_it_ends_if_the_verifier_lacks_the_context() -> None:
     state = request(PROMPTS[0])
     host = host_of()
     plan = begin(host, [state])
@@ -117,7 +117,7 @@ def test_it_ends_where_the_verifier_knows_another_context() -> None:
     assert len(answers([state])[0]) == 1
 
 
-def test_it_ends_when_somebody_waits() -> None:
+def test_it_ends_when_other_work_waits() -> None:
     state, looks = request(PROMPTS[0]), list[int]()
 
     def waiting() -> bool:
@@ -128,15 +128,15 @@ def test_it_ends_when_somebody_waits() -> None:
     assert len(host.run(begin(host, [state]), Grant(50, FOREVER), waiting)) == 3
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(0.0, 1), (6.5, 1), (7.5, 2), (11.5, 2), (12.5, 3)])
-def test_no_step_begins_that_would_rather_end_late(seconds: float, most: int) -> None:
-    """A clock that goes on by one whenever it is read: a step takes five of its seconds, half of it two."""
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 1), (6.5, 1), (7.5, 2), (11.5, 2), (12.5, 3)])
+def test_no_step_starts_that_would_end_far_beyond_the_limit(seconds: float, steps: int) -> None:
+    """The clock advances by one at each reading. A step starts only if half of the previous step's time is left."""
     ticks = iter(range(10**6))
     host, state = host_of(clock=lambda: 1.0 * next(ticks)), request(PROMPTS[0])
-    assert len(host.run(begin(host, [state]), Grant(50, seconds))) == most
+    assert len(host.run(begin(host, [state]), Grant(50, seconds))) == steps
 
 
-def test_a_step_that_was_put_off_uses_its_drafts_again() -> None:
+def test_a_deferred_step_uses_its_drafts_again() -> None:
     seen: list[HostStep] = []
     drafter = ScriptedDrafter(first(2))
     host = host_of(drafter)
@@ -156,7 +156,7 @@ def test_a_step_that_was_put_off_uses_its_drafts_again() -> None:
     "drafter", [ScriptedDrafter(first(2)), ScriptedDrafter(_only_a_root)], ids=["2", "0"]
 )
 def test_a_drafter_is_asked_once_however_often_a_step_is_deferred(drafter: ScriptedDrafter) -> None:
-    """An entry without tokens would be refused, and the drafter not be asked again."""
+    """Asking the drafter again would fail, as its entry would have no new tokens."""
     host, state = host_of(drafter), request(PROMPTS[0])
     plan = begin(host, [state], 2, 1)
     verify = host.verifier.verify
@@ -174,8 +174,8 @@ def _defer(jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
     return [VerifyOutcome(job.request_id, EntryStatus.EXHAUSTED) for job in jobs]
 
 
-def test_trees_of_others_are_merged_with_its_own() -> None:
-    """The first drafter is here, the second elsewhere; what is verified as it comes has the latter alone."""
+def test_trees_of_other_services_are_merged_with_those_of_the_host() -> None:
+    """Drafter 0 belongs to the host, tree 7 comes from another service; "b" is verified with the latter alone."""
     state, other = request(PROMPTS[0], "a"), request(PROMPTS[1], "b")
     host = host_of(ScriptedDrafter(first(1)))
     plan = begin(host, [state, other], 4, 1)
@@ -193,7 +193,7 @@ def _tree_of(state: RequestState, number: int) -> TokenTree:
     return replace(tree, proposals=tuple([p._replace(speculator=number) for p in tree.proposals]))
 
 
-def test_a_drafter_that_fails_costs_the_drafts_only() -> None:
+def test_a_drafter_that_fails_loses_only_its_drafts() -> None:
     def fail(_: Any) -> Any:
         raise RuntimeError("out of luck")
 

@@ -1,4 +1,4 @@
-"""Seconds of a step by phase, whoever drafted and however many steps one plan made."""
+"""Seconds of a step by phase, with drafts of the host and with several steps of one plan."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Actions that may happen next in the model of ownership: what gateways and clients do, messages, faults."""
+"""Actions of the ownership model: of gateways and clients, arrivals of messages, and faults."""
 
 from tests.unit.gateway.ownership_model import (
     NEW,
@@ -25,7 +25,7 @@ from tests.unit.gateway.ownership_model import (
 
 
 def successors(state: State, rules: Rules) -> Actions:
-    """Every action that is possible, and the state after it."""
+    """Yield every possible action and the state after it."""
     for part in (_gateways, _arrivals, _clients, _faults):
         for action, following in part(state, rules):
             yield action, with_ranks(_published(following, rules))
@@ -78,7 +78,7 @@ def _adopts_and_gives_away(state: State, rules: Rules, index: int, request: int)
 
 
 def _written_again(state: State, index: int, request: int, run: Run) -> State:
-    """Redis lost its data and this gateway is the first to find out."""
+    """Return the state after a gateway wrote its request again, because Redis had lost it."""
     following = with_record(state, request, Record(index, NEW, run.tokens))
     following = with_run(following, index, request, Run(NEW, run.tokens, len(run.tokens), run.fresh))
     return _stored(following, request, run.tokens)
@@ -104,7 +104,7 @@ def _sends(state: State, rules: Rules, index: int, request: int) -> Actions:
 
 
 def _arrivals(state: State, rules: Rules) -> Actions:
-    """Messages arrive at the verifier and at Redis; those that wait for an answer get it, or give up."""
+    """Yield arrivals of messages at the verifier and Redis, and senders that give up waiting for an answer."""
     for index, gateway in enumerate(state.gateways):
         for field, message in (("step", gateway.step), ("write", gateway.write)):
             if message is not None:
@@ -185,7 +185,7 @@ def _may_write(rules: Rules, record: Record, write: Write) -> bool:
 
 
 def _stored(state: State, request: int, tokens: Tokens) -> State:
-    """Redis holds these tokens now: they may only continue what it has held before."""
+    """Return the state with tokens stored in Redis; stored tokens may only be extended."""
     truth = state.truth[request]
     if tokens[: len(truth)] != truth[: len(tokens)]:
         return state._replace(broken=f"{truth} of request {request} is overwritten by {tokens}")
@@ -200,7 +200,7 @@ def _clients(state: State, rules: Rules) -> Actions:
 
 
 def _published(state: State, rules: Rules) -> State:
-    """Clients read all that any gateway or Redis would show them."""
+    """Return the state after clients have read all tokens that gateways or Redis show."""
     for request, record in enumerate(state.redis.records):
         runs = [run for run in (gateway.runs[request] for gateway in state.gateways) if run]
         shown = [run.tokens[: run.stored] if rules.publishes_after_writes else run.tokens for run in runs]
@@ -232,5 +232,5 @@ def _faults(state: State, rules: Rules) -> Actions:
 
 
 def holds(state: State) -> bool:
-    """The invariants; those that concern two moments are noted by the action that breaks them."""
+    """Return True if no action has broken an invariant."""
     return not state.broken

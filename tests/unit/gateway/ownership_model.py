@@ -1,13 +1,12 @@
-"""The rules of docs/protocol.md, "Ownership", as a small machine of states: no Redis, no clock, no network.
+"""The rules of docs/protocol.md, "Ownership", as a small state machine without Redis, clock and network.
 
-What one Redis script does is one action. A gateway's next action may come arbitrarily late, which is what
-a paused gateway looks like, and a lease may end whenever its holder does not happen to renew it. A message to
-Redis or to the verifier is one action when it is sent and another when it arrives; its sender may give up
-waiting for it, and it arrives all the same. What the model leaves out: a verifier that restarts has another
-instance id, so it is another verifier.
+One Redis script is one action. A gateway's next action may come arbitrarily late, as if the gateway was paused,
+and a lease may end whenever its holder does not renew it. Sending a message to Redis or to the verifier is one
+action and its arrival another; the sender may give up waiting, but the message still arrives. The model has no
+restarts of verifiers: a restarted verifier has a new instance id, so it counts as another verifier.
 
-Numbers of adoptions and fences are kept by rank, so that the model stays finite. Clients read whatever is
-published at once: whoever reads later can see only what stays published, and that never changes (`truth`).
+Adoption numbers and fences are replaced by their ranks, so that the number of states is finite. Clients read
+published tokens at once: later readers see only tokens that are still published, and those never change (`truth`).
 """
 
 from collections.abc import Iterator
@@ -20,34 +19,34 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Scope of the model, and the rules that are kept; the defaults are the protocol."""
+    """Size of the model, and rules that can be switched off; the defaults are the protocol."""
 
     gateways: int = 2
     requests: int = 1
     tokens: int = 2
     """Number of tokens of every request."""
     expiries: int = 2
-    """Leases of living gateways that end; those of dead ones always may."""
+    """Maximum number of expired leases of living gateways; leases of dead gateways may always expire."""
     crashes: int = 1
     losses: int = 0
-    """Times that Redis loses all its data."""
+    """Maximum number of times that Redis loses all its data."""
     drains: int = 0
-    """Requests that a gateway gives away though it could run them; without a verifier it always does."""
+    """Maximum number of requests given away by gateways that have a verifier; gateways without one always may."""
     steps_travel: bool = True
-    """True if messages to the verifier are sent and arrive at different times; else at once."""
+    """True if sending and arrival of a message to the verifier are two actions, False if they are one."""
     writes_travel: bool = True
-    """The same of messages to Redis."""
+    """True if sending and arrival of a message to Redis are two actions, False if they are one."""
     late: int = 1
-    """Messages under way that nobody waits for any more."""
+    """Maximum number of messages that have not arrived and whose sender no longer waits."""
     drawn: bool = False
-    """True if each gateway would choose other tokens, as where drafts are drawn; else all choose the same."""
+    """True if each gateway would choose different tokens, as with sampled drafts."""
     writes_name_their_writer: bool = True
     writes_name_their_adoption: bool = True
     verifier_checks_fences: bool = True
     publishes_after_writes: bool = True
     adopts_only_what_is_free: bool = True
     fences_go_on_rising: bool = True
-    """Also when Redis has lost its data."""
+    """True if fences rise even after Redis has lost its data."""
 
 
 class Run(NamedTuple):
@@ -57,9 +56,9 @@ class Run(NamedTuple):
     """Number of the adoption."""
     tokens: Tokens
     stored: int
-    """Number of the tokens whose write was acknowledged."""
+    """Number of tokens whose write was acknowledged."""
     fresh: bool = True
-    """True if the verifier is to be sent everything, not only what is new."""
+    """True if the next step must send all tokens, not only the new ones."""
 
 
 class Step(NamedTuple):
@@ -84,17 +83,17 @@ class Write(NamedTuple):
 
 Message = Step | Write
 NEW = 2
-"""The number of an adoption that was just made; see `with_ranks`."""
+"""Number of a new adoption, before `with_ranks` replaces it."""
 
 
 class Gateway(NamedTuple):
-    """One process; `fence` is that of the verifier's lease, 0 without."""
+    """A gateway process; `fence` is the number of its lease of the verifier, 0 without a lease."""
 
     alive: bool
     fence: int
     runs: tuple[Run | None, ...]
     step: Step | None
-    """Sent, and waited for."""
+    """The step that was sent and has no answer yet."""
     write: Write | None
 
 
@@ -107,27 +106,27 @@ class Record(NamedTuple):
 
 
 class Redis(NamedTuple):
-    """Its data."""
+    """The data in Redis."""
 
     leases: tuple[bool, ...]
     records: tuple[Record | None, ...]
     holder: int
-    """Holder of the verifier's lease."""
+    """Gateway with the lease of the verifier."""
     fence: int
-    """The last one given away."""
+    """The latest fence that was given to a gateway."""
 
 
 class Verifier(NamedTuple):
-    """The highest fence seen, and what it holds of each request."""
+    """The verifier: the highest fence that it has seen, and the cached tokens of each request."""
 
     fence: int
     cached: tuple[Tokens | None, ...]
     served: int
-    """For the invariants: whom it served under this fence."""
+    """The gateway that used this fence; only for the invariants."""
 
 
 class Left(NamedTuple):
-    """Number of faults that may still come."""
+    """Maximum numbers of further faults."""
 
     expiries: int
     crashes: int
@@ -136,23 +135,23 @@ class Left(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything at one moment."""
+    """State of the whole model."""
 
     gateways: tuple[Gateway, ...]
     redis: Redis
     verifier: Verifier
     late: tuple[Message, ...]
     seen: tuple[Tokens, ...]
-    """Tokens that the client of each request was given."""
+    """Tokens that the client of each request has received."""
     truth: tuple[Tokens, ...]
-    """For the invariants: the longest text that Redis has held of each request."""
+    """The longest text that Redis has stored for each request; only for the invariants."""
     left: Left
     broken: str = ""
-    """The invariant that the last action broke."""
+    """Description of the invariant that the last action broke; "" if none."""
 
 
 def first(rules: Rules) -> State:
-    """Everybody is up, no request was sent."""
+    """Return the state in which all gateways run and no request was sent."""
     nothing: tuple[None, ...] = (None,) * rules.requests
     gateway = Gateway(True, 0, nothing, None, None)
     redis = Redis((True,) * rules.gateways, nothing, NOBODY, 0)
@@ -162,35 +161,35 @@ def first(rules: Rules) -> State:
 
 
 def finished(state: State, rules: Rules) -> bool:
-    """Return True if every client has everything."""
+    """Return True if every client has all its tokens."""
     return all(len(seen) == rules.tokens for seen in state.seen)
 
 
-def put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]  # of whatever it holds
-    """The same tuple with another item at one place."""
+def put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]  # of any items
+    """Return the tuple with one item replaced."""
     return (*items[:index], item, *items[index + 1 :])
 
 
 def with_gateway(state: State, index: int, **fields: object) -> State:
-    """The same state with other fields of one gateway."""
+    """Return the state with fields of one gateway replaced."""
     gateway = state.gateways[index]._replace(**fields)  # type: ignore[arg-type]
     return state._replace(gateways=put(state.gateways, index, gateway))
 
 
 def with_run(state: State, gateway: int, request: int, run: Run | None) -> State:
-    """The same state with another run of one request at one gateway."""
+    """Return the state with one run replaced."""
     return with_gateway(state, gateway, runs=put(state.gateways[gateway].runs, request, run))
 
 
 def with_record(state: State, request: int, record: Record | None) -> State:
-    """The same state with another record of one request."""
+    """Return the state with one record replaced."""
     return state._replace(redis=state.redis._replace(records=put(state.redis.records, request, record)))
 
 
 def with_ranks(state: State) -> State:
-    """The same state with the smallest numbers that tell it from others.
+    """Return the state with adoption numbers and fences replaced by the smallest equivalent ones.
 
-    An adoption is the latest of its request (1) or over (0); of fences only the order matters.
+    The number of a request's latest adoption becomes 1, older numbers 0. Fences keep only their order.
     """
     fences = {0, state.redis.fence, state.verifier.fence, *_fences_in_use(state)}
     ranks = {fence: rank for rank, fence in enumerate(sorted(fences))}
@@ -230,19 +229,19 @@ def _fences_in_use(state: State) -> Iterator[int]:
 
 
 def next_fence(state: State, rules: Rules) -> int:
-    """At least the server's clock, so higher than all before it; or else only what the data in Redis say."""
+    """Return the next fence: higher than all earlier ones, or only than that in Redis if the rule is switched off."""
     if not rules.fences_go_on_rising:
         return state.redis.fence + 1
     return max(state.redis.fence, state.verifier.fence, *_fences_in_use(state)) + 1
 
 
 def gone(state: State, holder: int) -> bool:
-    """Return True if what somebody holds may be taken."""
+    """Return True if `holder` is nobody or has no lease any more."""
     return holder == NOBODY or not state.redis.leases[holder]
 
 
 def name(gateway: int) -> str:
-    """A gateway's name in texts: A, B, C."""
+    """Return a gateway's name in action texts: A, B, C."""
     return chr(ord("A") + gateway)
 
 

@@ -1,4 +1,4 @@
-"""Visits every state that a model can reach, breadth first: what is found is found by the fewest actions."""
+"""Breadth-first search of all reachable states of a model: paths to errors have the fewest actions."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ Successors = Callable[[S], Iterable[tuple[str, S]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[S]):
-    """All that a search saw."""
+class SearchResult(Generic[S]):
+    """Result of a search."""
 
     states: list[S]
-    """In the order in which they were reached."""
+    """States in the order of their discovery."""
     arrived: list[tuple[int, str]]
-    """For every state the one before it on a shortest way, and the action between; -1 for the first."""
+    """For each state the index of the previous state on a shortest path, and the action; -1 for the first."""
     successors: list[list[int]]
-    """For every state that was expanded those that follow it."""
+    """For each expanded state the indices of its successors."""
     broken: int | None
-    """The first state that breaks an invariant, if any; the search ended there."""
+    """Index of the first state that breaks an invariant, which ended the search; None if there is none."""
 
-    def way(self, index: int) -> list[str]:
-        """The actions of a shortest way to a state."""
+    def path(self, index: int) -> list[str]:
+        """Return the actions of a shortest path to a state."""
         actions: list[str] = []
         while index >= 0:
             index, action = self.arrived[index]
@@ -30,7 +30,7 @@ class Found(Generic[S]):
         return actions[-2::-1]
 
     def stuck(self, goal: Callable[[S], bool]) -> int | None:
-        """The first state from which no state of the goal can be reached, if any."""
+        """Return the first state from which no goal state can be reached; None if there is none."""
         before: list[list[int]] = [[] for _ in self.states]
         for index, following in enumerate(self.successors):
             for successor in following:
@@ -43,17 +43,19 @@ class Found(Generic[S]):
         return next((index for index in range(len(self.states)) if index not in reaches), None)
 
 
-def search(first: S, successors: Successors[S], holds: Callable[[S], bool], most: int = 400_000) -> Found[S]:
-    """Visits every reachable state until one is found for which the invariants do not hold.
+def search(
+    first: S, successors: Successors[S], holds: Callable[[S], bool], max_states: int = 400_000
+) -> SearchResult[S]:
+    """Visit all reachable states until one breaks an invariant.
 
     Raises:
-        AssertionError: if there are more than `most` states, since a cut search would prove nothing.
+        AssertionError: if there are more than `max_states` states, since an incomplete search would prove nothing.
     """
     states, arrived, numbers = [first], [(-1, "")], {first: 0}
     edges: list[list[int]] = []
     for index, state in enumerate(_growing(states)):
         if not holds(state):
-            return Found(states, arrived, edges, index)
+            return SearchResult(states, arrived, edges, index)
         following = []
         for action, successor in successors(state):
             number = numbers.setdefault(successor, len(states))
@@ -62,8 +64,8 @@ def search(first: S, successors: Successors[S], holds: Callable[[S], bool], most
                 arrived.append((index, action))
             following.append(number)
         edges.append(following)
-        assert len(states) <= most, f"more than {most} states"
-    return Found(states, arrived, edges, None)
+        assert len(states) <= max_states, f"more than {max_states} states"
+    return SearchResult(states, arrived, edges, None)
 
 
 def _growing(states: list[S]) -> Iterator[S]:

@@ -1,4 +1,4 @@
-"""API keys: whom they stand for, who is refused, and what happens when the file changes."""
+"""API keys: the caller of each key, refused keys, and changes of the key file."""
 
 import hmac
 import json
@@ -26,12 +26,12 @@ def store(path: Path, *keys: ApiKey) -> Callers:
     return Callers.load(path, lambda: NOW)
 
 
-def test_without_a_file_everybody_is_anybody() -> None:
+def test_without_a_file_every_caller_is_the_same() -> None:
     assert Callers.load(None).identify(None) is ANYBODY
     assert Callers.load(None).identify(bearer("whatever")) is ANYBODY
 
 
-def test_a_key_stands_for_its_caller(tmp_path: Path) -> None:
+def test_a_key_identifies_its_caller(tmp_path: Path) -> None:
     limits = {"max_concurrent": 3, "tokens_per_minute": 600, "max_priority": 1, "no_training": True}
     secret, alice = make_key("alice", **limits)
     other, bob = make_key("bob")
@@ -42,7 +42,7 @@ def test_a_key_stands_for_its_caller(tmp_path: Path) -> None:
     assert limits_of(alice) == limits
 
 
-def test_who_is_refused(tmp_path: Path) -> None:
+def test_wrong_and_expired_keys_are_refused(tmp_path: Path) -> None:
     secret, key = make_key("alice")
     old, expired = make_key("alice", expires=NOW)
     still, valid = make_key("alice", expires=NOW + timedelta(seconds=1))
@@ -67,13 +67,13 @@ def test_who_is_refused(tmp_path: Path) -> None:
             assert secret not in str(caught.value)
 
 
-def test_an_empty_file_serves_nobody(tmp_path: Path) -> None:
+def test_an_empty_file_refuses_all_keys(tmp_path: Path) -> None:
     with pytest.raises(UnauthenticatedError):
         store(tmp_path / "keys").identify(bearer("any"))
 
 
 def test_every_key_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever key it is, or none: all are compared, by `compare_digest`."""
+    """`compare_digest` compares with all keys, for a known and for an unknown key."""
     made = [make_key(f"name{n}") for n in range(3)]
     known = store(tmp_path / "keys", *(key for _, key in made))
     compared: list[bytes] = []
@@ -112,7 +112,7 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
         for _ in range(3):
             assert known.identify(bearer(new)).name == "alice", "the old keys stay"
         errors = [r for r in caplog.records if r.levelno == logging.ERROR]
-        assert len(errors) == 1, "said once"
+        assert len(errors) == 1, "logged once"
     write_keys(path, [])
     with pytest.raises(UnauthenticatedError):
         known.identify(bearer(new))
@@ -135,7 +135,7 @@ def entry(**fields: Any) -> str:
         (f"{entry()}\n{entry(name='b')}", "the same sha256"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_in_a_file_are_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "keys"
     path.write_text(text)
     with pytest.raises(SettingError, match=rf"api_keys = '{path}': .*{message}") as caught:
@@ -143,12 +143,12 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: st
     assert "plain-key" not in str(caught.value), "a key that was written by mistake"
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="No such file"):
         Callers.load(tmp_path / "none")
 
 
-def test_the_file_is_its_owners_alone_and_keeps_what_access_it_has(tmp_path: Path) -> None:
+def test_a_new_file_is_private_and_a_rewritten_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     secret, key = make_key("a", expires=NOW)
     write_keys(path, [key])

@@ -1,4 +1,4 @@
-"""Messages of callers become requests, or an error that names the field and its bound."""
+"""Messages of callers become requests, or errors that name the field and its limit."""
 
 import asyncio
 import threading
@@ -65,7 +65,7 @@ async def test_every_field_arrives() -> None:
 
 @pytest.mark.parametrize("length", [3, 400])
 async def test_text_and_conversations_are_tokenized(length: int) -> None:
-    """Short ones at once, long ones in a thread."""
+    """Short texts are tokenized directly, long ones in a thread."""
     text = "hi! " * (length // 4) + "hi!"
     tokenizing = decoder(inline_bytes=100)
     message = generation_pb2.GenerateRequest(text=text, max_new_tokens=1)
@@ -157,17 +157,17 @@ async def test_every_bound_is_named(name: str) -> None:
     ],
     ids=["text", "tokens", "chat", "stops", "id", "deadline", "references"],
 )
-async def test_what_is_just_within_the_bounds_is_taken(fields: dict[str, Any]) -> None:
+async def test_values_at_the_limits_are_accepted(fields: dict[str, Any]) -> None:
     await decoded(**fields)
 
 
 @pytest.mark.parametrize("length", [3, 4000])
-async def test_references_are_tokenized_each_for_itself(length: int) -> None:
-    """Short ones at once, long ones in a thread."""
+async def test_references_are_tokenized_separately(length: int) -> None:
+    """Short texts are tokenized directly, long ones in a thread."""
     texts = ["hi! " * (length // 4) + "hi!", "so long"]
     request = await decoded(references=texts)
     assert [text_of(tokens) for tokens in request.references] == texts
-    assert (await decoded(references=texts, speculation=3)).references == (), "nobody drafts for it"
+    assert (await decoded(references=texts, speculation=3)).references == (), "no drafts are made for it"
 
 
 async def test_no_prompt_is_an_error() -> None:
@@ -192,32 +192,32 @@ async def test_a_model_without_a_template_takes_no_conversations() -> None:
 
 
 class Gate(Tokenizer):
-    """A tokenizer that works only once it may; counts how often it does so at once."""
+    """A tokenizer that blocks until `opened` is set, and counts simultaneous calls."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER._fast, None, {})
         self.opened = threading.Event()
-        self.lock, self.active, self.most = threading.Lock(), 0, 0
+        self.lock, self.active, self.max_active = threading.Lock(), 0, 0
 
     def encode(self, text: str) -> list[int]:
         with self.lock:
             self.active += 1
-            self.most = max(self.most, self.active)
-        assert self.opened.wait(30), "nobody opened"
+            self.max_active = max(self.max_active, self.active)
+        assert self.opened.wait(30), "the gate was not opened"
         with self.lock:
             self.active -= 1
         return super().encode(text)
 
 
-async def test_long_texts_are_tokenized_beside_the_event_loop_a_few_at_once() -> None:
+async def test_long_texts_are_tokenized_in_a_few_threads() -> None:
     gate = Gate()
     tokenizing = decoder(gate, inline_bytes=10, tokenizing=2)
     long = generation_pb2.GenerateRequest(text="x" * 100, max_new_tokens=1)
     tasks = [asyncio.create_task(tokenizing.decode(long, ANYBODY)) for _ in range(6)]
     tasks[0].cancel()
-    while gate.active < 2:  # noqa: ASYNC110  # threads signal nothing; that we get here shows that the loop runs
+    while gate.active < 2:  # noqa: ASYNC110  # threads send no signal; the loop runs while they wait
         await asyncio.sleep(0.001)
-    tasks[1].cancel()  # its thread goes on and still counts
+    tasks[1].cancel()  # its thread continues and still counts
     await asyncio.sleep(0.01)
     gate.opened.set()
     done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -229,11 +229,11 @@ async def test_long_texts_are_tokenized_beside_the_event_loop_a_few_at_once() ->
         True,
         True,
     ]
-    assert gate.most == 2
+    assert gate.max_active == 2
 
 
 class Order(Tokenizer):
-    """Notes the first character of each text in the order in which they are tokenized."""
+    """A tokenizer that records the first character of each text in order."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER._fast, None, {})
@@ -244,8 +244,8 @@ class Order(Tokenizer):
         return super().encode(text)
 
 
-async def test_one_callers_long_texts_and_constraints_do_not_hold_up_anothers() -> None:
-    """They take turns before the tokenizer and before the check of constraints that nobody has seen."""
+async def test_long_texts_and_constraints_of_one_caller_do_not_delay_another() -> None:
+    """Callers take turns at the tokenizer and at the check of constraints that were not checked before."""
     order, checked, seen = Order(), "", {"known"}
 
     async def check(constraint: Constraint) -> None:
@@ -271,7 +271,7 @@ async def test_one_callers_long_texts_and_constraints_do_not_hold_up_anothers() 
     tasks += [sent("g", constraint=form) for form in forms[20:22]] + [sent("g", constraint=known)]
     await asyncio.gather(*tasks)
     assert checked.rindex("g") <= 5
-    assert checked.index("k") <= 2, "what is known waits for nobody"
+    assert checked.index("k") <= 2, "a checked constraint does not wait"
 
 
 async def test_nothing_is_tokenized_for_a_request_with_a_bad_field() -> None:
@@ -279,4 +279,4 @@ async def test_nothing_is_tokenized_for_a_request_with_a_bad_field() -> None:
     message = generation_pb2.GenerateRequest(text="hi", max_new_tokens=-1)
     with pytest.raises(InvalidInputError, match="max_new_tokens = -1"):
         await decoder(gate).decode(message, ANYBODY)
-    assert gate.most == 0
+    assert gate.max_active == 0

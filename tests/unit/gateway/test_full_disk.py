@@ -1,4 +1,4 @@
-"""The embedded store on a disk that is full now and then: what was acknowledged is what the next process reads."""
+"""The embedded store on a disk that is sometimes full: the next process reads exactly the acknowledged data."""
 
 import asyncio
 import shutil
@@ -31,13 +31,13 @@ STEPS = st.lists(
     min_size=1,
     max_size=14,
 )
-"""A call, the request, a number of tokens, and the bytes that the disk takes."""
+"""(call, request, number of tokens, bytes of free disk space or None for no limit)"""
 PART = st.floats(0, 1, exclude_max=True)
-"""A place in a file as a part of it: lines hold times, so their number of bytes differs from run to run."""
+"""A position in a file, as a fraction: lines contain times, so their length varies from run to run."""
 
 
 class Client:
-    """Calls a store, and knows what it has acknowledged."""
+    """Calls a store, and records the acknowledged data."""
 
     def __init__(self, path: Path, disk: FullDisk) -> None:
         self.store, self.disk = EmbeddedStore("me", 60, path=path), disk
@@ -71,7 +71,7 @@ class Client:
         return Progress(self.states[name], new, [LogprobRow(-0.5, ((t, -0.5),)) for t in new], start, final)
 
     async def append(self, name: str, count: int) -> None:
-        """Deliver to this request and to all others together."""
+        """Append to this and all other unfinished requests in one write."""
         going = [name for name, (_, end) in self.acknowledged.items() if end is None]
         items = [self.progress(writing, count, final=False) for writing in going]
         await self.store.append(items, [], dict.fromkeys(going, 1), "m")
@@ -93,7 +93,7 @@ class Client:
 
 
 def read(path: Path) -> dict[str, tuple[list[int], FinishReason | None]]:
-    """Content of a store that a new process opens."""
+    """Return the content of the store as a new process reads it."""
     store = EmbeddedStore("next", 60, path=path)
     store.close()
     for entry in store._entries.values():
@@ -125,7 +125,7 @@ def test_the_next_process_reads_what_was_acknowledged(steps: list[tuple[str, int
 def test_damaged_lines_cost_no_more_than_what_followed_them(
     steps: list[tuple[str, int, int, int | None]], line: float, place: float
 ) -> None:
-    """Whatever is broken in the middle of a file: it is read, and what is kept is the beginning of what was."""
+    """A damaged line never prevents reading; tokens that are kept are a prefix of the acknowledged ones."""
 
     async def run() -> None:
         with tempfile.TemporaryDirectory() as folder, full_disk() as disk:

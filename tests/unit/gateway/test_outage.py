@@ -1,4 +1,4 @@
-"""Log lines and waits while something is away."""
+"""Log lines and waiting times while a service is unavailable."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_the_first_failure_is_logged_then_one_every_five_seconds_then_the_end(
 
 
 @given(st.integers(0, 10**9), st.floats(0.001, 10), st.floats(0.001, 100))
-def test_a_pause_grows_to_its_bound_after_however_many_failures(
+def test_a_pause_grows_to_its_bound_after_any_number_of_failures(
     failures: int, first_s: float, longest_s: float
 ) -> None:
     pause = backoff(first_s, failures, longest_s)

@@ -1,4 +1,4 @@
-"""Every state of the ownership protocol, small: invariants hold, and the lack of a rule is found."""
+"""Search of all states of a small ownership protocol: invariants hold, and the lack of a rule is detected."""
 
 from functools import partial
 
@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.gateway.ownership_actions import holds, successors
 from tests.unit.gateway.ownership_model import Rules, State, finished, first
-from tests.unit.gateway.state_search import Found, search
+from tests.unit.gateway.state_search import SearchResult, search
 
 AT_ONCE = {"steps_travel": False, "writes_travel": False}
-"""Messages arrive when they are sent: for searches that are about something else."""
+"""Messages arrive when they are sent; for searches that do not test late messages."""
 SEARCHES = {
     "leases that end, writes that arrive late": Rules(
         drawn=True, steps_travel=False, expiries=2, crashes=0, late=0
@@ -51,51 +51,51 @@ MISTAKES = {
 }
 
 
-def explored(rules: Rules) -> Found[State]:
+def explored(rules: Rules) -> SearchResult[State]:
     return search(first(rules), partial(successors, rules=rules), holds)
 
 
-def complaint(outcome: Found[State], index: int | None) -> str:
-    """Return what is wrong with a state and the shortest way to it; nothing if there is no state."""
+def problem(outcome: SearchResult[State], index: int | None) -> str:
+    """Return the error of a state and the shortest path to it; "" without a state."""
     if index is None:
         return ""
     reason = outcome.states[index].broken or "some client can never get everything"
     return "\n".join(
-        [f"{reason}, after:", *(f"{n:3} {action}" for n, action in enumerate(outcome.way(index), 1))]
+        [f"{reason}, after:", *(f"{n:3} {action}" for n, action in enumerate(outcome.path(index), 1))]
     )
 
 
 @pytest.mark.parametrize("rules", SEARCHES.values(), ids=SEARCHES)
 def test_the_invariants_hold_in_every_state_and_every_request_can_still_finish(rules: Rules) -> None:
     outcome = explored(rules)
-    assert not complaint(outcome, outcome.broken)
-    assert not complaint(outcome, outcome.stuck(partial(finished, rules=rules)))
+    assert not problem(outcome, outcome.broken)
+    assert not problem(outcome, outcome.stuck(partial(finished, rules=rules)))
     assert len(outcome.states) > 500, "hardly anything can happen"
 
 
 @pytest.mark.parametrize(("rules", "reason"), MISTAKES.values(), ids=MISTAKES)
-def test_a_protocol_without_one_of_its_rules_is_found_broken(rules: Rules, reason: str) -> None:
+def test_a_protocol_without_one_of_its_rules_breaks_an_invariant(rules: Rules, reason: str) -> None:
     outcome = explored(rules)
-    assert reason in complaint(outcome, outcome.broken)
+    assert reason in problem(outcome, outcome.broken)
 
 
-def test_a_request_whose_owner_can_never_be_followed_is_found_stuck() -> None:
-    """The negative control of what must stay reachable: leases that never end keep a dead owner's request."""
+def test_a_request_whose_owner_cannot_be_replaced_is_found_stuck() -> None:
+    """Negative control for unfinished requests: leases that never end keep a dead owner's request."""
     rules = Rules(**AT_ONCE, tokens=1, expiries=0, crashes=1)
 
     def without_ends(state: State) -> list[tuple[str, State]]:
         return [(a, s) for a, s in successors(state, rules) if not a.endswith("lease ends")]
 
     outcome = search(first(rules), without_ends, holds)
-    assert "crashes" in complaint(outcome, outcome.stuck(partial(finished, rules=rules)))
+    assert "crashes" in problem(outcome, outcome.stuck(partial(finished, rules=rules)))
 
 
-def test_the_way_to_a_state_is_a_shortest_one() -> None:
+def test_the_path_to_a_state_is_a_shortest_one() -> None:
     outcome = search(0, lambda n: [("+1", n + 1), ("*3", n * 3)] if n < 20 else [], lambda n: n != 10)
     assert outcome.broken is not None
-    assert outcome.way(outcome.broken) == ["+1", "*3", "*3", "+1"]
+    assert outcome.path(outcome.broken) == ["+1", "*3", "*3", "+1"]
 
 
-def test_a_search_that_was_cut_proves_nothing() -> None:
+def test_an_incomplete_search_is_an_error() -> None:
     with pytest.raises(AssertionError, match="more than 10 states"):
-        search(0, lambda n: [("+1", n + 1)], lambda n: True, most=10)
+        search(0, lambda n: [("+1", n + 1)], lambda n: True, max_states=10)

@@ -1,4 +1,4 @@
-"""Turns of callers: nobody's work waits behind much of somebody else's."""
+"""Callers take turns: much work of one caller delays another by one piece only."""
 
 import asyncio
 from collections import Counter
@@ -28,11 +28,11 @@ async def test_a_caller_with_much_work_delays_another_by_one_piece() -> None:
     await asyncio.gather(*tasks)
     assert len(order) == 52
     first, second = [place for place, name in enumerate(order) if name == "good"]
-    assert first <= 3, "behind what ran, and what was next in that moment"
+    assert first <= 3, "after the piece that ran, and the next one"
     assert second - first == 2
 
 
-async def test_a_key_of_few_requests_may_let_few_wait() -> None:
+async def test_the_limit_of_a_key_also_limits_waiting_requests() -> None:
     turns, few = FairSemaphore(1), Caller("few", max_concurrent=2)
     async with turns.take(GOOD):
 
@@ -47,8 +47,8 @@ async def test_a_key_of_few_requests_may_let_few_wait() -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_no_key_holds_all_places() -> None:
-    """So long pieces of work of one caller delay no other at all; where there are no keys, all places are used."""
+async def test_no_key_occupies_all_places() -> None:
+    """Long work of one caller must not delay others. Calls without a key may use all places."""
     places, release = FairSemaphore(2), asyncio.Event()
 
     async def hold(caller: Caller) -> None:
@@ -74,7 +74,7 @@ async def test_no_key_holds_all_places() -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9)), max_size=30),
 )
 def test_places_are_neither_lost_nor_given_twice(places: int, jobs: list[tuple[str, int, int]]) -> None:
-    """Whoever leaves while it waits, works, or is just given a place leaves nothing behind."""
+    """Tasks are cancelled while they wait, while they work, or just as they get a place."""
 
     async def run() -> None:
         turns, busy = FairSemaphore(places), Counter[str]()

@@ -1,4 +1,4 @@
-"""A gateway checks a verifier's answer: a verdict that cannot be for its entry costs that entry."""
+"""A gateway checks a verifier's answer: an impossible verdict fails only its entry."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.trees import CAT, RAN, SAT, THE, VOCABULARY, example_tree
 
 TREES = {"a": example_tree()}
 PATH = [1, 2]
-"""cat, sat: see tests.support.trees."""
+"""Nodes of the tokens cat and sat; see tests.support.trees."""
 
 
 def entry(name: str, logprobs: bool = False, top: int = 0) -> StepEntry:
@@ -31,7 +31,7 @@ def answer(name: str, **fields: object) -> verifier_pb2.Verdict:
     return verifier_pb2.Verdict(request_id=name, **(right | fields))  # type: ignore[arg-type]
 
 
-def test_a_right_answer_is_taken_as_it_is() -> None:
+def test_a_right_answer_is_used_unchanged() -> None:
     verdict = sound_verdicts([entry("a")], TREES, [answer("a")], VOCABULARY)["a"]
     assert (verdict.status, verdict.accepted, verdict.bonus, verdict.cached_len) == (
         EntryStatus.OK,
@@ -58,7 +58,7 @@ def test_a_right_answer_is_taken_as_it_is() -> None:
     ],
     ids=str,
 )
-def test_an_answer_that_cannot_be_costs_its_entry_alone(wrong: dict[str, object]) -> None:
+def test_an_impossible_answer_fails_only_its_entry(wrong: dict[str, object]) -> None:
     spoilt = answer(**({"name": "a"} | {k: v for k, v in wrong.items() if k != "request_id"}))  # type: ignore[arg-type]
     spoilt.request_id = str(wrong.get("request_id", "a"))
     good = answer("b", accepted_nodes=[], cached_len=3)
@@ -71,14 +71,14 @@ def test_an_answer_that_cannot_be_costs_its_entry_alone(wrong: dict[str, object]
 
 @pytest.mark.parametrize(("cached_len", "sound"), [(1, False), (2, True), (3, False), (4, False)])
 def test_a_limited_prompt_keeps_a_token_to_be_sent(cached_len: int, sound: bool) -> None:
-    """A verifier that ignores the limit takes all of it, and the request would wait forever."""
+    """A verifier that ignores the limit would cache the whole prompt, and the request would wait forever."""
     limited = replace(entry("a"), final=False, read_limit=1)
     spoken = answer("a", accepted_nodes=[], cached_len=cached_len)
     verdict = sound_verdicts([limited], {}, [spoken], VOCABULARY)["a"]
     assert (verdict.status is EntryStatus.OK) == sound
 
 
-def test_what_an_answer_contradicts_is_named() -> None:
+def test_the_error_in_an_answer_is_named() -> None:
     def message(**fields: object) -> str:
         return sound_verdicts([entry("a")], TREES, [answer("a", **fields)], VOCABULARY)["a"].message
 
@@ -90,7 +90,7 @@ def test_nodes_without_a_tree_are_refused() -> None:
     assert sound_verdicts([entry("a")], {}, [answer("a")], VOCABULARY)["a"].status is EntryStatus.ERROR
 
 
-def test_every_token_has_its_log_probability_where_they_are_asked_for() -> None:
+def test_every_token_needs_its_log_probability_if_requested() -> None:
     statuses = [
         sound_verdicts([entry("a", True)], TREES, [answer("a", logprobs=[0.0] * n)], VOCABULARY)["a"].status
         for n in (2, 3, 4)
@@ -98,7 +98,7 @@ def test_every_token_has_its_log_probability_where_they_are_asked_for() -> None:
     assert statuses == [EntryStatus.ERROR, EntryStatus.OK, EntryStatus.ERROR]
 
 
-def test_beside_each_token_are_as_many_as_asked_for() -> None:
+def test_each_token_needs_the_requested_number_of_alternatives() -> None:
     def status(*rows: dict[str, list[Any]]) -> EntryStatus:
         reply = answer("a", logprobs=[0.0] * 3, top_logprobs=[common_pb2.TopLogprobs(**row) for row in rows])
         return sound_verdicts([entry("a", True, 2)], TREES, [reply], VOCABULARY)["a"].status
@@ -117,8 +117,8 @@ def test_an_entry_without_an_answer_ends_and_does_not_wait_for_ever() -> None:
     assert (verdicts["a"].status, verdicts["b"].status) == (EntryStatus.OK, EntryStatus.ERROR)
 
 
-def test_who_is_put_off_waits_by_the_clock_and_not_by_steps() -> None:
-    """However many steps others make in the meantime; a step that serves it begins anew."""
+def test_a_deferred_request_fails_after_a_time_and_not_after_steps() -> None:
+    """The number of steps in that time does not matter; a step with a verdict restarts the time limit."""
     asked, deferred = entry("a"), VerdictEntry(EntryStatus.EXHAUSTED, "its constraint is being compiled")
     served = VerdictEntry(EntryStatus.OK, accepted=(), bonus=SAT, cached_len=3)
     for begin in (0.0, 100.0):

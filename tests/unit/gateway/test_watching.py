@@ -1,4 +1,4 @@
-"""Events wait for those who watch; some are dropped, and their rate is limited."""
+"""Events for watching clients: they wait to be read, old ones are dropped, their rate is limited."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def progress(number: int, request_id: str = "r", caller: str = "alice", final: b
     return Progress(state, [number], [], number, final)
 
 
-def test_nobody_watches_until_somebody_does() -> None:
+def test_watches_are_counted_while_open() -> None:
     watches = Watches()
     assert not watches
     with watches.open(ALICE, "r"), watches.open(ALICE, ""):
@@ -26,7 +26,7 @@ def test_nobody_watches_until_somebody_does() -> None:
     assert not watches
 
 
-def test_the_oldest_steps_are_dropped_and_counted_but_no_end() -> None:
+def test_the_oldest_steps_are_dropped_and_counted_but_ends_are_kept() -> None:
     watches = Watches()
     with watches.open(ALICE, "") as watch:
         watches.tell(None, [progress(0, "ended", final=True)], [])
@@ -39,7 +39,7 @@ def test_the_oldest_steps_are_dropped_and_counted_but_no_end() -> None:
     assert {dropped for _, dropped in left} == {0}
 
 
-def test_ends_alone_are_bounded_too() -> None:
+def test_the_number_of_ends_is_bounded_too() -> None:
     watches = Watches()
     with watches.open(ALICE, "") as watch:
         watches.tell(None, [progress(number, final=True) for number in range(MAX_UNREAD + 3)], [])
@@ -57,7 +57,7 @@ def test_one_key_cannot_take_all_places() -> None:
         assert len(watches) == MAX_WATCHES // 2 + 1
 
 
-async def test_what_is_left_is_told_before_a_watch_ends() -> None:
+async def test_unread_events_are_delivered_before_a_watch_ends() -> None:
     watches = Watches()
     with watches.open(ALICE, "r") as watch:
         watches.tell(None, [progress(4)], [])
@@ -68,7 +68,7 @@ async def test_what_is_left_is_told_before_a_watch_ends() -> None:
             await watch.wait()
 
 
-def test_turns_come_at_the_pace_after_a_few_at_once() -> None:
+def test_events_after_a_burst_have_a_limited_rate() -> None:
     pace, now = Pace(), 100.0
     waits = [pace.turn(now) for _ in range(AT_ONCE + 3)]
     assert waits[: AT_ONCE - 1] == [0.0] * (AT_ONCE - 1)

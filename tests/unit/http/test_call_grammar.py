@@ -1,4 +1,4 @@
-"""Whatever the grammar of calls lets through, the reader reads as calls: random walks through its masks."""
+"""Random texts that the grammar of function calls allows are read as calls."""
 
 import json
 import random
@@ -61,12 +61,13 @@ def compiled(form: CallForm, must_call: bool, several: bool) -> Matcher:
 
 
 def walk(matcher: Matcher, choices: random.Random, begun: str = "") -> str:
-    """A random text that the matcher takes whole, with a beginning; where it may end, it does so half the time."""
+    """Return a random text that the matcher accepts, starting with `begun`; it ends with probability 1/2 where it
+    may."""
     tokens = tokens_of(begun)
     assert matcher.try_read(tokens) == len(tokens)
     while len(tokens) < _LONGEST:
         allowed = np.flatnonzero(matcher.mask())
-        assert len(allowed), "a text that can neither go on nor end"
+        assert len(allowed), "a text that can neither continue nor end"
         if END in allowed and (len(allowed) == 1 or choices.random() < 0.5):
             return text_of(tokens)
         token = int(choices.choice([token_id for token_id in allowed if token_id != END]))
@@ -76,7 +77,7 @@ def walk(matcher: Matcher, choices: random.Random, begun: str = "") -> str:
 
 
 def calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
-    """The calls of an answer, each as it was offered, and its words."""
+    """Return the calls of an answer, checked against the offered functions, and its text."""
     kinds = {function.name: kinds_of(function.parameters) for function in FUNCTIONS}
     reader = AnswerReader("id", AnswerForm(list(kinds), kinds=kinds))
     calls = joined(reader.push(text) + reader.end())
@@ -107,19 +108,19 @@ def test_answers_that_must_call_are_read_as_calls(form: CallForm, seed: int, sev
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_call_that_has_begun_is_read_as_one(form: CallForm, words: str, seed: int, several: bool) -> None:
-    """Where the answer may be words, too, the arguments of what begins as a call are those of its function."""
+    """Although plain text is allowed, the arguments of a call that has begun follow its function."""
     begun = f"{words}{form.mark}{form.begin}{form.before}paint{form.middle}"
     text = walk(compiled(form, False, several).copy(), random.Random(seed), begun)
-    calls, said = calls_in(text)
+    calls, content = calls_in(text)
     assert calls, text
     assert calls[0]["name"] == "paint"
     assert several or len(calls) == 1
-    assert said == words.strip()
+    assert content == words.strip()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("must_call", [True, False])
-def test_calls_as_models_write_them_are_taken(form: CallForm, must_call: bool) -> None:
+def test_calls_as_models_write_them_are_accepted(form: CallForm, must_call: bool) -> None:
     arguments = [json.dumps({"shade": shade, "on": True}, ensure_ascii=False) for shade in SHADES]
     text = written(form, [*(("paint", argument) for argument in arguments), ("wait", "{}")])
     matcher = compiled(form, must_call, True).copy()

@@ -1,4 +1,4 @@
-"""Answers that are calls or have a form of their own: calls follow their function, the rest is text of the form."""
+"""Answers that may be calls or a requested format: calls follow their function, other text the format."""
 
 import json
 import random
@@ -44,7 +44,7 @@ CHOICES = ["auto", "required", {"type": "function", "function": {"name": "wait"}
 VALID = [{"shade": "red"}, {"shade": "a } ]"}]
 
 
-def body_of(choice: Any, asked: str, several: bool = True) -> ChatBody:
+def body_of(choice: Any, response_format: str, several: bool = True) -> ChatBody:
     tools = [{"type": "function", "function": function} for function in (PAINT, NOTHING)]
     turns = [{"role": "user", "content": "?"}]
     return ChatBody.model_validate(
@@ -54,20 +54,24 @@ def body_of(choice: Any, asked: str, several: bool = True) -> ChatBody:
             "tools": tools,
             "tool_choice": choice,
             "parallel_tool_calls": several,
-            **FORMATS[asked],
+            **FORMATS[response_format],
         }
     )
 
 
 @cache
-def compiled(form: CallForm, choice: str, asked: str, several: bool = True) -> Matcher:
-    (request,) = chat_requests(body_of(json.loads(choice), asked, several), ChatForm(form.name), "id")
+def compiled(form: CallForm, choice: str, response_format: str, several: bool = True) -> Matcher:
+    (request,) = chat_requests(
+        body_of(json.loads(choice), response_format, several), ChatForm(form.name), "id"
+    )
     return compiler().compile(Constraint(ConstraintKind.GRAMMAR, request.constraint.grammar))
 
 
-def read(form: CallForm, choice: Any, asked: str, text: str, cuts: list[int] | None = None) -> AnswerReader:
-    """A reader of the whole text, whose calls follow their function."""
-    reader = AnswerReader("id", answer_form(body_of(choice, asked), ChatForm(form.name)))
+def read(
+    form: CallForm, choice: Any, response_format: str, text: str, cuts: list[int] | None = None
+) -> AnswerReader:
+    """Return a reader of the whole text; check that its calls follow their function."""
+    reader = AnswerReader("id", answer_form(body_of(choice, response_format), ChatForm(form.name)))
     for piece in pieces(text, cuts or []):
         reader.push(piece)
     reader.end()
@@ -78,41 +82,41 @@ def read(form: CallForm, choice: Any, asked: str, text: str, cuts: list[int] | N
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@pytest.mark.parametrize("asked", FORMATS)
+@pytest.mark.parametrize("response_format", FORMATS)
 @pytest.mark.parametrize("choice", CHOICES, ids=json.dumps)
 @settings(max_examples=8)
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_call_that_has_begun_follows_its_function(
-    choice: Any, asked: str, form: CallForm, seed: int, several: bool
+    choice: Any, response_format: str, form: CallForm, seed: int, several: bool
 ) -> None:
-    """A function without `parameters` takes none, however calls are written and whatever else is asked for."""
+    """A function without `parameters` has no arguments, for every form of calls and every response format."""
     begun = f"{form.mark}{form.begin}{form.before}wait{form.middle}"
-    matcher = compiled(form, json.dumps(choice), asked, several).copy()
-    reader = read(form, choice, asked, walk(matcher, random.Random(seed), begun))
+    matcher = compiled(form, json.dumps(choice), response_format, several).copy()
+    reader = read(form, choice, response_format, walk(matcher, random.Random(seed), begun))
     assert reader.called
     assert not (reader.message["content"] or "").strip()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@pytest.mark.parametrize("asked", ["any words", "any object"])
+@pytest.mark.parametrize("response_format", ["any words", "any object"])
 @settings(max_examples=8)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(['{"name":"wait","arguments":', '{ "type": "function", "name": "wait", "parameters" : ']),
 )
-def test_plain_json_is_a_call_of_every_form_where_any_object_will_do(
-    asked: str, form: CallForm, seed: int, begun: str
+def test_plain_json_is_a_call_in_every_form_if_any_object_is_allowed(
+    response_format: str, form: CallForm, seed: int, begun: str
 ) -> None:
-    text = walk(compiled(form, '"auto"', asked, several=False).copy(), random.Random(seed), begun)
-    assert read(form, "auto", asked, text).called
+    text = walk(compiled(form, '"auto"', response_format, several=False).copy(), random.Random(seed), begun)
+    assert read(form, "auto", response_format, text).called
 
 
 @pytest.mark.parametrize(
     ("form", "other"),
     [("hermes", "qwen3_coder"), ("hermes", "mistral_args"), ("mistral", "deepseek_flat"), ("llama", "qwen3_coder")],
 )  # fmt: skip
-def test_a_call_in_the_form_of_another_family_is_words(form: str, other: str) -> None:
-    """The grammar does not know it: nothing makes its arguments follow the function."""
+def test_a_call_in_the_form_of_another_family_is_text(form: str, other: str) -> None:
+    """The grammar does not know it, so its arguments need not follow the function."""
     written_otherwise = BY_NAME[other]
     text = written(written_otherwise, [("wait", '{"path": "/"}')]).removeprefix(BY_NAME[form].mark)
     reader = read(BY_NAME[form], "auto", "any words", text)
@@ -169,7 +173,7 @@ def test_any_object_is_the_answer_unless_it_begins_as_a_call(
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("response_format", "text"),
     [
         ("schema", '{"done": true}'),
         *[("choice", text) for text in FORMATS["choice"]["structured_outputs"]["choice"]],
@@ -177,20 +181,22 @@ def test_any_object_is_the_answer_unless_it_begins_as_a_call(
     ],
 )  # fmt: skip
 @given(st.lists(st.integers(0, 99), max_size=4))
-def test_a_text_of_the_form_is_the_answer(form: CallForm, asked: str, text: str, cuts: list[int]) -> None:
-    matcher, tokens = compiled(form, '"auto"', asked).copy(), tokens_of(text)
+def test_a_text_of_the_form_is_the_answer(
+    form: CallForm, response_format: str, text: str, cuts: list[int]
+) -> None:
+    matcher, tokens = compiled(form, '"auto"', response_format).copy(), tokens_of(text)
     assert matcher.try_read(tokens) == len(tokens)
     assert matcher.mask()[END]
-    reader = read(form, "auto", asked, text, cuts)
+    reader = read(form, "auto", response_format, text, cuts)
     assert not reader.called
     assert reader.message["content"] == text
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@pytest.mark.parametrize("asked", ["any object", "schema", "choice"])
-def test_calls_in_the_form_are_taken_and_read(form: CallForm, asked: str) -> None:
+@pytest.mark.parametrize("response_format", ["any object", "schema", "choice"])
+def test_calls_in_the_form_are_taken_and_read(form: CallForm, response_format: str) -> None:
     text = written(form, [("wait", "{}"), ("paint", json.dumps(VALID[0]))])
-    matcher, tokens = compiled(form, '"auto"', asked).copy(), tokens_of(text)
+    matcher, tokens = compiled(form, '"auto"', response_format).copy(), tokens_of(text)
     taken = matcher.try_read(tokens)
     assert taken == len(tokens), text_of(tokens[taken:])
-    assert len(read(form, "auto", asked, text).message["tool_calls"]) == 2
+    assert len(read(form, "auto", response_format, text).message["tool_calls"]) == 2

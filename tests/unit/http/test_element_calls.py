@@ -1,4 +1,4 @@
-"""Calls whose arguments are elements: values of every type, their grammar, and when JSON is taken instead."""
+"""Calls whose arguments are XML elements: values of every type, their grammar, and when JSON is used instead."""
 
 import json
 import random
@@ -71,7 +71,7 @@ def test_values_have_the_type_of_their_parameter(text: str, kinds: set[str], val
 
 
 @given(st.text(max_size=40), st.lists(st.integers(0, 400), max_size=6))
-def test_a_text_is_the_text_that_was_written(text: str, cuts: list[int]) -> None:
+def test_a_string_argument_is_read_unchanged(text: str, cuts: list[int]) -> None:
     if "</parameter>" in text:
         return
     arguments = {"text": text, "on": True, "place": {"x": 1}}
@@ -84,7 +84,7 @@ def test_line_breaks_around_values_may_be_missing() -> None:
     assert json.loads(read(call)[0]["arguments"]) == {"text": "a", "on": True}
 
 
-def test_parameters_come_one_by_one() -> None:
+def test_parameters_are_streamed_one_by_one() -> None:
     reader = AnswerReader("id", AnswerForm(["f"]))
     begin = f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}"
     first = reader.push(begin + arguments_in(FORM, '{"a": "b"}'))
@@ -101,8 +101,8 @@ def compiled(function: str, strict: bool, must_call: bool = True) -> Matcher:
 @pytest.mark.parametrize("must_call", [True, False])
 @settings(max_examples=30)
 @given(st.integers(0, 2**32))
-def test_what_the_grammar_lets_through_follows_the_schema(must_call: bool, seed: int) -> None:
-    """Free texts, which random tokens would never end, end soon here."""
+def test_arguments_that_the_grammar_allows_follow_the_schema(must_call: bool, seed: int) -> None:
+    """The string parameter is given in advance, as random tokens would never end it."""
     begun = f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}<parameter=text>\n<a> \n</parameter>\n"
     text = walk(
         compiled(json.dumps({**SCHEMA, "properties": _ending()}), False, must_call).copy(),
@@ -121,15 +121,15 @@ def _ending() -> dict[str, Any]:
     return properties
 
 
-OTHERS = {
+INEXPRESSIBLE = {
     "any of": {"type": "object", "properties": {}, "anyOf": [{"required": ["a"]}]},
     "a name with a bracket": {"type": "object", "properties": {"a>b": {"type": "string"}}},
     "unknown and required": {"type": "object", "properties": {}, "required": ["a"]},
 }
 
 
-@pytest.mark.parametrize("schema", OTHERS.values(), ids=OTHERS)
-def test_what_elements_cannot_follow_is_json_between_the_same_marks(schema: dict[str, Any]) -> None:
+@pytest.mark.parametrize("schema", INEXPRESSIBLE.values(), ids=INEXPRESSIBLE)
+def test_schemas_that_elements_cannot_express_use_json_between_the_same_marks(schema: dict[str, Any]) -> None:
     one = Function(name="f", parameters=schema)
     assert call_grammar(Wanted([one], FORM, must_call=True)) == call_grammar(
         Wanted([one], HERMES, must_call=True)

@@ -1,4 +1,4 @@
-"""Server-sent events, as clients read them that split text into lines."""
+"""Server-sent events for clients that split the text into lines."""
 
 import json
 
@@ -15,8 +15,8 @@ def test_no_character_of_a_text_ends_a_line(end: str) -> None:
 
 
 @given(st.dictionaries(st.text(), st.text()), st.sampled_from(["", "r:5"]))
-def test_events_read_by_lines_are_what_was_sent(data: dict[str, str], identity: str) -> None:
-    """`str.splitlines` knows more ends of lines than any client."""
+def test_events_read_by_lines_equal_the_sent_data(data: dict[str, str], identity: str) -> None:
+    """`str.splitlines` splits at more characters than any client."""
     lines = encode(data, identity).decode().splitlines()
     assert len(lines) == 2 + bool(identity)
     assert json.loads(lines[-2].removeprefix("data: ")) == data

@@ -1,4 +1,4 @@
-"""OpenAI's forms: what becomes of bodies, answers and errors. No network."""
+"""OpenAI's formats: conversion of bodies, answers and errors, without network."""
 
 import math
 from typing import Any
@@ -147,7 +147,7 @@ ROWS = (
     ),
     TokenLogprobs(logprob_of(8, b"a", -0.125), (logprob_of(8, b"a", -0.125), logprob_of(4, b"b", -3.0))),
 )
-"""The sign of the euro in two tokens."""
+"""The euro sign in two tokens."""
 
 
 def test_log_probabilities_of_a_completion() -> None:
@@ -200,7 +200,7 @@ def test_errors_of_gateways_name_the_callers_fields() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(None, None), (0.0, "1"), (1.2, "2"), (60.0, "60")])
-def test_when_to_come_back_is_a_whole_number_of_seconds(seconds: float | None, header: str | None) -> None:
+def test_retry_after_is_a_whole_number_of_seconds(seconds: float | None, header: str | None) -> None:
     assert (
         ApiError(429, "full", "code", retry_after_s=seconds).response().headers.get("retry-after") == header
     )
@@ -216,23 +216,23 @@ VALUES: list[Any] = [
 ]
 
 
-def named(make: Any, model: Any, fields: dict[str, Any]) -> str | None:
-    """The field that the error of a body names; None if it is a request, which can be sent."""
+def field_in_error(make: Any, model: Any, fields: dict[str, Any]) -> str | None:
+    """Return the field that the error of a body names; None if the body becomes a request that can be sent."""
     try:
         for request in make(model.model_validate(fields), "id"):
             request.SerializeToString()
     except ValidationError as error:
         rows = [{**row, "loc": ("body", *row["loc"])} for row in error.errors()]
-        said = invalid_body(rows).content["error"]
-        said["message"].encode()
-        return str(said["param"])
+        error_body = invalid_body(rows).content["error"]
+        error_body["message"].encode()
+        return str(error_body["param"])
     except InvalidInputError as error:
         return error.field
     return None
 
 
 def item_requests(body: ResponsesBody, request_id: str) -> list[Any]:
-    """Requests of the newer form of conversations."""
+    """Return the requests of a body of the Responses API."""
     return list(chat_requests(conversation_of(body), PLAIN, request_id))
 
 
@@ -249,15 +249,17 @@ def item_requests(body: ResponsesBody, request_id: str) -> list[Any]:
         (TokenizeBody, lambda body, _: [tokenize_request(body)], {"model": "m", "messages": HI}),
     ],
 )
-def test_whatever_a_field_has_is_a_request_or_an_error_that_names_it(
+def test_any_value_of_a_field_gives_a_request_or_an_error_that_names_it(
     model: Any, make: Any, good: dict[str, Any]
 ) -> None:
     outcomes = {
-        (name, index): named(make, model, {**good, **STREAMED.get(model, {}), name: value})
+        (name, index): field_in_error(make, model, {**good, **STREAMED.get(model, {}), name: value})
         for name in [*(set(model.model_fields) - set(NeutralFields.model_fields)), "unknown"]
         for index, value in enumerate(VALUES)
     }
-    wrong = {key: said for key, said in outcomes.items() if said is not None and not said.startswith(key[0])}
+    wrong = {
+        key: field for key, field in outcomes.items() if field is not None and not field.startswith(key[0])
+    }
     # without messages a prompt is needed
     assert set(wrong.items()) <= ({(("messages", 0), "prompt")} if model is TokenizeBody else set())
     assert len(outcomes) / 20 < list(outcomes.values()).count(None) < len(outcomes) / 2

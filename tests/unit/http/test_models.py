@@ -1,4 +1,4 @@
-"""Models that gateways serve, and whether they can: each asked once, however many calls or gateways there are."""
+"""Names and readiness of the models of gateways: simultaneous calls ask a gateway once."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from specinfer.v1 import generation_pb2
 
 
 class Gateway:
-    """Answers when told to."""
+    """Answers `status` once `gate` is set."""
 
     def __init__(self, *errors: Exception | None) -> None:
         self.errors, self.asked, self.gate = list(errors), 0, asyncio.Event()
@@ -33,7 +33,7 @@ class Gateway:
         return generation_pb2.StatusReply(model="tiny")
 
     async def checks(self, models: Models, *names: str) -> list[Any]:
-        """Return the results of calls that name these models at the same moment."""
+        """Return the results of simultaneous calls that name these models."""
         calls = [asyncio.create_task(models.check(cast(AsyncClient, self), name)) for name in names]
         await asyncio.sleep(0)
         self.gate.set()
@@ -66,7 +66,7 @@ async def test_calls_at_the_same_moment_ask_once() -> None:
     assert gateway.asked == 2
 
 
-async def test_names_that_are_given_are_the_only_ones_and_the_first_is_the_answers() -> None:
+async def test_only_configured_names_are_served_and_answers_have_the_first() -> None:
     gateway, models = Gateway(), Models(given=["gpt-4o", "mini"])
     gateway.gate.set()
     good, other, names = await gateway.checks(models, "mini", "gpt", "tiny")
@@ -80,13 +80,13 @@ async def test_names_that_are_given_are_the_only_ones_and_the_first_is_the_answe
 
 
 @pytest.mark.parametrize("names", ["a,", ",", "a, a", " "])
-def test_names_that_are_none_are_refused(names: str) -> None:
+def test_bad_served_names_are_refused(names: str) -> None:
     with pytest.raises(SettingError, match="served_model_name"):
         HttpSettings.load("http_svc", ["--served-model-name", names])
 
 
-async def test_who_waited_in_vain_asks_himself() -> None:
-    """The error may be about the other's key."""
+async def test_a_call_that_shared_a_failed_check_asks_again() -> None:
+    """The error may concern the other call's key."""
     gateway, models = Gateway(UnavailableError("no such key")), Models(lambda: 100.0)
     first, second = await gateway.checks(models, "tiny", "tiny")
     assert isinstance(first, UnavailableError)
@@ -94,7 +94,7 @@ async def test_who_waited_in_vain_asks_himself() -> None:
     assert gateway.asked == 2
 
 
-async def test_a_call_that_is_given_up_takes_nobody_with_it() -> None:
+async def test_a_cancelled_call_does_not_cancel_another() -> None:
     gateway, models = Gateway(), Models(lambda: 100.0)
     first, second = [asyncio.create_task(models.check(cast(AsyncClient, gateway), "tiny")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -105,8 +105,10 @@ async def test_a_call_that_is_given_up_takes_nobody_with_it() -> None:
         await first
 
 
-async def test_gateways_that_hang_do_not_delay_what_a_good_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They accept and never say a word; with the bound of a check, this would never end."""
+async def test_gateways_that_hang_do_not_delay_the_answer_of_a_good_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hanging gateways accept connections and never answer; waiting for them would take an hour."""
     monkeypatch.setattr("http_svc.models._TIMEOUT_S", 3600.0)
     server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.0), [])
     good = f"127.0.0.1:{await server.start()}"

@@ -1,4 +1,4 @@
-"""Fields that change nothing: neutral values are accepted, others are refused."""
+"""Fields without effect: neutral values are accepted, other values are refused."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Calls are read alike however their text is cut into pieces."""
+"""Function calls in answers are read the same for any division of the text into pieces."""
 
 import json
 import re
@@ -25,7 +25,7 @@ CALL = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
 
 
 def arguments_in(form: CallForm, arguments: str) -> str:
-    """Arguments as a form writes them."""
+    """Return JSON arguments as a form writes them."""
     begin, middle, after = form.parameters
     if not begin:
         return arguments
@@ -37,7 +37,7 @@ def arguments_in(form: CallForm, arguments: str) -> str:
 
 
 def written(form: CallForm, calls: Sequence[tuple[str, str]] = CALLS) -> str:
-    """An answer with calls in a form."""
+    """Return an answer with calls in a form."""
     texts = [
         f"{form.before}{name}{form.middle}{arguments_in(form, call)}{form.after}" for name, call in calls
     ]
@@ -63,7 +63,7 @@ ANY_FUNCTION = AnswerForm(functions=())
 
 
 def message_of(text: str, call_id: str, form: AnswerForm = ANY_FUNCTION) -> tuple[dict[str, Any], bool]:
-    """The message of a whole answer, and whether it has calls that have ended."""
+    """Return the message of a whole answer, and whether it has complete calls."""
     reader = AnswerReader(call_id, form)
     reader.push(text)
     reader.end()
@@ -71,7 +71,7 @@ def message_of(text: str, call_id: str, form: AnswerForm = ANY_FUNCTION) -> tupl
 
 
 def joined(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The calls of a stream as a client puts them together."""
+    """Return the calls of a stream as a client assembles them."""
     calls: list[dict[str, Any]] = []
     for call in [call for delta in deltas for call in delta.get("tool_calls", ())]:
         if call["index"] == len(calls):
@@ -83,8 +83,8 @@ def joined(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ANSWERS)
 @given(cuts=st.lists(st.integers(0, 999), max_size=8))
-def test_calls_are_read_in_every_form_however_they_are_cut(kind: str, cuts: list[int]) -> None:
-    """Equal calls are one."""
+def test_calls_are_read_in_every_form_for_any_division(kind: str, cuts: list[int]) -> None:
+    """Equal calls count once."""
     reader = AnswerReader("id", AnswerForm(("f", "g")))
     deltas = [delta for piece in pieces(ANSWERS[kind], cuts) for delta in reader.push(piece)] + reader.end()
     calls = joined(deltas)
@@ -98,14 +98,14 @@ def test_calls_are_read_in_every_form_however_they_are_cut(kind: str, cuts: list
 
 
 @given(st.lists(st.integers(0, 999), max_size=8), st.text('{}[]"`nametol_c:, \n<>/|', max_size=60))
-def test_words_are_words_however_they_are_cut(cuts: list[int], text: str) -> None:
+def test_plain_text_is_read_for_any_division(cuts: list[int], text: str) -> None:
     reader = AnswerReader("id", AnswerForm(("f",)))
     deltas = [delta for piece in pieces(text, cuts) for delta in reader.push(piece)] + reader.end()
     assert "".join([delta["content"] for delta in deltas]) == text
     assert not reader.called
 
 
-def test_a_call_of_a_function_that_was_not_offered_is_words() -> None:
+def test_a_call_of_a_function_that_was_not_offered_is_text() -> None:
     other = '{"name": "h", "arguments": {}}'
     reader = AnswerReader("id", AnswerForm(("f", "g")))
     reader.push(f"So: {other} {CALL}")
@@ -115,7 +115,7 @@ def test_a_call_of_a_function_that_was_not_offered_is_words() -> None:
 
 
 @pytest.mark.parametrize("end", range(1, len(CALL)))
-def test_calls_that_were_cut_off_keep_what_there_is(end: int) -> None:
+def test_incomplete_calls_keep_their_partial_arguments(end: int) -> None:
     message, complete = message_of(CALL[:end], "id")
     assert not complete
     head = len(CALL) - len(ARGUMENTS) - 1
@@ -125,7 +125,7 @@ def test_calls_that_were_cut_off_keep_what_there_is(end: int) -> None:
         assert message["tool_calls"][0]["function"]["arguments"] == CALL[head : min(end, len(CALL) - 1)]
 
 
-def test_a_call_that_was_cut_off_while_it_repeats_another_is_left_out() -> None:
+def test_an_incomplete_call_that_repeats_another_is_left_out() -> None:
     message, complete = message_of(f"{CALL}\n{CALL[:-3]}", "id")
     assert complete
     assert len(message["tool_calls"]) == 1
@@ -143,7 +143,7 @@ THOUGHTS = AnswerForm(("f",), ("<think>", "</think>"))
 
 
 @given(st.lists(st.integers(0, 999), max_size=8), st.booleans(), st.booleans())
-def test_thoughts_are_divided_from_what_follows(cuts: list[int], begun: bool, calls: bool) -> None:
+def test_thoughts_are_separated_from_the_answer(cuts: list[int], begun: bool, calls: bool) -> None:
     text = "\n<think>" * (not begun) + f"\nA < b?\n\nYes: {CALL}\n</think>\n\n" + (CALL if calls else "Hi\n")
     reader = AnswerReader("id", replace(THOUGHTS, begins_in_reasoning=begun))
     deltas = [delta for piece in pieces(text, cuts) for delta in reader.push(piece)] + reader.end()
@@ -168,7 +168,7 @@ def followed_parameters(parameters: dict[str, Any], **more: Any) -> dict[str, An
     return followed(Function(name="f", parameters=parameters, **more))
 
 
-def test_patterns_that_cannot_be_followed_are_left_out_unless_the_function_is_strict() -> None:
+def test_unsupported_patterns_are_left_out_unless_the_function_is_strict() -> None:
     beyond = {"properties": {"a": {"type": "string", "pattern": "(?=x)y"}, "pattern": {"pattern": "a+"}}}
     free = followed_parameters(beyond)
     assert free["properties"] == {"a": {"type": "string"}, "pattern": {"pattern": "a+"}}
@@ -187,17 +187,17 @@ HISTORY = {
 
 
 @pytest.mark.parametrize("arguments", HISTORY)
-def test_arguments_of_earlier_calls_are_read_as_far_as_they_go(arguments: str | None) -> None:
+def test_incomplete_arguments_of_earlier_calls_are_completed(arguments: str | None) -> None:
     called = CalledFunction.model_validate({"name": "f", "arguments": arguments})
     assert json.loads(called.arguments) == HISTORY[arguments]
 
 
 @pytest.mark.parametrize("arguments", ["abc", "[1", '{"a":}', "5", '{"a": 1}'])
-def test_other_arguments_stay_as_they_are(arguments: str) -> None:
+def test_other_arguments_stay_unchanged(arguments: str) -> None:
     assert CalledFunction.model_validate({"name": "f", "arguments": arguments}).arguments == arguments
 
 
-def test_arguments_that_are_no_text_are_refused() -> None:
+def test_arguments_that_are_not_valid_text_are_refused() -> None:
     for arguments in ("\ud800", '{"a": "\ud800', 5, [1]):
         with pytest.raises(ValidationError):
             CalledFunction.model_validate({"name": "f", "arguments": arguments})

@@ -1,4 +1,4 @@
-"""Rows find their requests by content alone, wherever they stand."""
+"""Rows of a batch are matched with their requests by content, in any order of the rows."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ def row(*tokens: int, new: int = 1) -> BatchRow:
 
 
 def step(contexts: ContextTable, *rows: BatchRow) -> list[Context]:
-    """Do what the proposer does with a step's rows."""
+    """Match the rows and extend their contexts, as the proposer does."""
     matches = contexts.match(rows)
     for context, match in zip(matches, rows, strict=True):
         context.grow(match.tokens)
@@ -27,15 +27,15 @@ def test_rows_that_move_keep_their_requests() -> None:
     assert len({id(a), id(b), id(c)}) == 3
 
 
-def test_a_request_that_begins_like_another_keeps_its_own() -> None:
-    """The shorter one's context is a beginning of the longer one's row."""
+def test_a_request_with_the_prefix_of_another_keeps_its_context() -> None:
+    """The context of the shorter request is a prefix of the longer request's row."""
     contexts = ContextTable(patience=2)
     longer, shorter = step(contexts, row(1, 2, 3, 4), row(1, 2))
     assert step(contexts, row(1, 2, 9), row(1, 2, 3, 4, 5)) == [shorter, longer]
 
 
-def test_what_is_new_in_a_step_tells_requests_apart() -> None:
-    """The shorter one gained what the longer one had."""
+def test_new_tokens_of_a_step_distinguish_requests() -> None:
+    """The shorter request gained the token that the longer one already had."""
     contexts = ContextTable(patience=2)
     longer, shorter = step(contexts, row(1, 2, 3), row(1, 2))
     assert step(contexts, row(1, 2, 3, 4, new=2), row(1, 2, 3, 5)) == [shorter, longer]
@@ -49,7 +49,7 @@ def test_rows_of_the_same_tokens_get_a_request_each() -> None:
     assert {id(context) for context in after} == {id(context) for context in both}
 
 
-def test_a_row_that_was_away_for_steps_is_found_by_its_beginning() -> None:
+def test_a_row_that_was_absent_for_steps_is_found_by_its_prefix() -> None:
     contexts = ContextTable(patience=4)
     _, a = step(contexts, row(1, 2), row(1, 2, 3))
     step(contexts, row(6, 6))
@@ -71,8 +71,8 @@ def test_requests_that_do_not_come_back_have_ended() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_random_batch_is_followed_without_a_mistake(seed: int) -> None:
-    """Prompts that share beginnings, 1 to 5 tokens a step, rows shuffled, some end, others come."""
+def test_a_random_batch_is_matched_without_a_mistake(seed: int) -> None:
+    """Prompts share prefixes, grow by 1 to 5 tokens per step, and are shuffled; requests end and start."""
     rng = np.random.default_rng(seed)
     contexts, alive, known = ContextTable(patience=0), dict[int, list[int]](), dict[int, Context]()
     for number in range(300):

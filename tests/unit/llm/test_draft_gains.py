@@ -1,4 +1,4 @@
-"""The advice at the end of a training follows from the speeds."""
+"""The advice at the end of training: which draft to serve, by measured speeds."""
 
 import re
 
@@ -22,7 +22,7 @@ SIBLING = Gains("small", 20.0, (1.1, 1.5, 1.4))
         ([Gains("own", 20.0, (0.8,)), Gains("small", 20.0, (1.0,))], "do not serve it: .*--draft none"),
     ],
 )
-def test_a_speculator_is_served_only_where_it_brings_most(gains: list[Gains], last: str) -> None:
+def test_a_speculator_is_served_only_if_it_is_the_fastest(gains: list[Gains], last: str) -> None:
     *lines, conclusion = advice("m", gains)
     assert re.fullmatch(last, conclusion)
     assert [line.split(":")[0] for line in lines[1:]] == [gain.draft for gain in gains]

@@ -1,8 +1,8 @@
-"""One matrix of equality: whatever a request asks for, trees and chains give the tokens of plain decoding.
+"""For requests with any options, trees and chains give the tokens of plain decoding.
 
-Modes x temperature x penalties x biases x constraints x stops x limits (context ends among them), in float32, where
-nothing but a fault can make them differ. Drafters see the text that plain decoding gives and spoil some of it, so
-that accepted and rejected paths of all lengths occur; sampled requests choose by the same noise in all modes.
+Modes x temperature x penalties x biases x constraints x stops x limits (including the end of the context), in
+float32, so that only a defect can cause a difference. Drafters copy the text of plain decoding and add errors, so
+that paths of all lengths are accepted and rejected; sampled requests choose by the same noise in all modes.
 """
 
 import random
@@ -28,15 +28,15 @@ from tests.support.system import VOCABULARY, ScriptedDrafter
 from tests.support.tiny_models import MIXTURES, runner_of, tiny_transformers
 
 CONTEXT = 48
-"""Positions of the target: short, so that many requests end there."""
+"""Positions of the target: few, so that many requests reach the end of the context."""
 
 
 class Oracle:
-    """Drafts a comb: the text that comes, each token with wrong ones beside it, from some depth on only those."""
+    """Drafts the text of plain decoding with a wrong sibling at each node, and after some depth only wrong tokens."""
 
     def __init__(self) -> None:
         self.answers: list[Sequence[int]] = []
-        """Whole contexts that plain decoding gave."""
+        """Whole contexts that plain decoding produced."""
 
     def tree(self, job: DraftJob) -> TokenTree:
         draw = random.Random(len(job.context) * 7919 + int(job.context[-1]))
@@ -61,7 +61,7 @@ class Oracle:
 
 @cache
 def system(family: str, executor: str) -> tuple[LLM, Oracle]:
-    """One `LLM` for all examples: two drafters whose trees are merged."""
+    """Return one `LLM` for all examples, whose two drafters' trees are merged, and its oracle."""
     oracle = Oracle()
     changes = {"max_position_embeddings": CONTEXT, "eos_token_id": 0}
     drafters = {name: ScriptedDrafter(oracle.tree) for name in ("first", "second")}
@@ -112,18 +112,18 @@ REQUESTS = st.lists(
 
 
 def within_context(prompt: Sequence[int], params: SamplingParams, fill: bool) -> SamplingParams:
-    """As many tokens as fit; `fill`: up to the very end of the context."""
+    """Limit `max_tokens` to the room in the context; `fill`: use all of the room."""
     room = CONTEXT - len(prompt)
     return replace(params, max_tokens=room if fill else min(params.max_tokens, room))
 
 
 def essence(output: CompletionOutput) -> dict[str, Any]:
-    """Return what must be equal."""
+    """Return the parts of an output that must be equal in all modes."""
     return {"tokens": output.token_ids, "text": output.text, "why": output.finish_reason}
 
 
 def logprobs(output: CompletionOutput) -> list[float]:
-    """Log-probabilities of the generated tokens, if asked for: equal within rounding."""
+    """Return the log-probabilities of the generated tokens, empty if not requested."""
     rows = output.logprobs or ()
     return [row[token].logprob for row, token in zip(rows, output.token_ids, strict=False)]
 
@@ -140,7 +140,7 @@ def logprobs(output: CompletionOutput) -> list[float]:
 )
 @given(requests=REQUESTS, fill=st.booleans())
 @settings(max_examples=effort(8, 60))
-def test_trees_and_chains_give_what_plain_decoding_gives(
+def test_trees_and_chains_give_the_tokens_of_plain_decoding(
     family: str, executor: str, requests: list[tuple[list[int], SamplingParams]], fill: bool
 ) -> None:
     llm, oracle = system(family, executor)
@@ -164,8 +164,8 @@ def test_trees_and_chains_give_what_plain_decoding_gives(
             assert len(plain["tokens"]) == tokens.max_tokens <= CONTEXT - len(prompt)
 
 
-def test_the_matrix_accepts_and_rejects() -> None:
-    """Guards the test above: paths of several lengths are accepted, and most drafts hold a wrong token."""
+def test_drafts_of_the_oracle_are_accepted_and_rejected() -> None:
+    """Check the strength of the test above: paths of several lengths are accepted, and many nodes rejected."""
     llm, oracle = system("llama", "torch")
     plain = llm.generate(
         [[20, 30, 40]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, speculation="off")
@@ -183,10 +183,10 @@ def test_the_matrix_accepts_and_rejects() -> None:
 @pytest.mark.thorough
 @pytest.mark.native
 @pytest.mark.parametrize("weights", ["auto", "bf16"])
-def test_the_default_model_says_the_same_with_trees(weights: str, default_model: object) -> None:
-    """As tests/e2e/test_default_model.py, through `LLM`.
+def test_the_default_model_gives_the_same_tokens_with_trees(weights: str, default_model: object) -> None:
+    """Compare answers of the default model in modes off and tree, like tests/e2e/test_default_model.py.
 
-    Exact in blocks; in bfloat16 a near-tie may flip between passes of different sizes, so most must be equal.
+    Block formats are exact; in bfloat16 a near-tie may flip between passes of different sizes, so one may differ.
     """
     prompts = ["Why is the sky blue?", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4, 5, 6,"]
     with LLM(weights=weights, adaptive=False, tree_nodes=8) as llm:

@@ -1,4 +1,4 @@
-"""`LLM` and `AsyncLLM`: the interface, its errors, and what callers that leave cost."""
+"""`LLM` and `AsyncLLM`: outputs, errors, and callers that abandon requests."""
 
 import asyncio
 import os
@@ -21,11 +21,11 @@ from tests.support.tiny_models import tiny_transformers
 
 
 def guess(root: int) -> TokenTree:
-    """One token below the root."""
+    """Return a tree with one node below the root."""
     return point_tree([root, 5], [-1, 0], [1.0, 0.5], [1])
 
 
-def test_outputs_are_in_the_order_of_the_prompts_and_name_them() -> None:
+def test_outputs_are_in_the_order_of_the_prompts_and_have_them() -> None:
     llm = tiny_llm()
     prompts = ["hello", "what now", [30, 31, 32], {"prompt": "a dict"}, {"prompt_token_ids": [7, 8]}]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -57,7 +57,7 @@ def test_n_answers_differ_by_seed() -> None:
     assert len({tuple(o.token_ids) for o in together}) > 1
 
 
-def test_stream_gives_the_same_text_in_pieces_and_a_left_stream_leaves_nothing() -> None:
+def test_a_stream_gives_the_same_text_and_frees_its_request_when_closed() -> None:
     llm = tiny_llm()
     whole = llm.generate("abc", GREEDY)[0].outputs[0]
     pieces = list(llm.stream("abc", GREEDY))
@@ -76,7 +76,7 @@ def test_a_stream_keeps_what_other_calls_decoded_for_it() -> None:
     whole = llm.generate("abcdef", GREEDY)[0].outputs[0]
     stream = llm.stream("abcdef", GREEDY)
     first = next(stream)
-    others = list(llm.stream("other", GREEDY))  # its steps bring the rest of the first one, too
+    others = list(llm.stream("other", GREEDY))  # its steps also finish the first request
     llm.generate("zz", GREEDY)
     pieces = [first, *stream]
     assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
@@ -84,9 +84,9 @@ def test_a_stream_keeps_what_other_calls_decoded_for_it() -> None:
     assert others[-1].finish_reason == "length"
 
 
-def test_a_left_request_is_gone_at_once_and_its_id_is_free() -> None:
+def test_an_abandoned_request_ends_at_once_and_its_id_is_free() -> None:
     llm = tiny_llm()
-    for _ in range(2):  # left before and behind the first piece
+    for _ in range(2):  # abandoned before and after the first piece
         llm.stream("abc", GREEDY, request_id="mine")
         stream = llm.stream("abc", GREEDY, request_id="mine")
         next(stream)
@@ -105,13 +105,13 @@ def test_a_stop_string_that_the_last_token_completes_is_a_stop() -> None:
     assert (output.text, output.finish_reason) == (text[: text.index(stop)], "stop")
 
 
-def test_a_context_may_be_as_long_as_the_model_s() -> None:
+def test_a_context_may_have_all_positions_of_the_model() -> None:
     llm = tiny_llm(model=tiny_transformers("llama", max_position_embeddings=9000), kv_tokens=10_000)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     assert len(llm.generate([3] * 8500, params)[0].outputs[0].token_ids) == 2
 
 
-def test_a_request_that_ends_without_new_text_says_so() -> None:
+def test_a_request_that_ends_without_new_text_has_a_finish_reason() -> None:
     llm = tiny_llm()
     pieces = list(llm.stream("abc", SamplingParams(temperature=0, max_tokens=400, deadline_seconds=1e-6)))
     assert pieces[-1].finish_reason == "abort"
@@ -159,7 +159,7 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
     assert output.finish_reason == "stop"
 
 
-def test_a_function_drafts_and_its_faults_cost_drafts_only() -> None:
+def test_exceptions_of_a_drafting_function_lose_only_its_drafts() -> None:
     calls = []
 
     def draft(context: object, limits: TreeLimits) -> TokenTree | None:
@@ -176,7 +176,7 @@ def test_a_function_drafts_and_its_faults_cost_drafts_only() -> None:
     assert len(calls) > 3
 
 
-def test_a_drafter_that_raises_costs_drafts_only() -> None:
+def test_a_drafter_that_raises_loses_only_its_drafts() -> None:
     def fail(job: DraftJob) -> TokenTree:
         raise RuntimeError("broken")
 
@@ -226,14 +226,14 @@ def test_unknown_options_are_refused_before_anything_is_loaded() -> None:
         LLM("no such model", max_num_seqs=0)
 
 
-def test_a_closed_llm_says_so() -> None:
+def test_a_closed_llm_refuses_requests() -> None:
     with tiny_llm() as llm:
         llm.generate("x", GREEDY)
     with pytest.raises(UnavailableError, match="closed"):
         llm.generate("x", GREEDY)
 
 
-def test_a_forked_process_is_told_at_once() -> None:
+def test_a_forked_process_gets_an_error_at_once() -> None:
     with tiny_llm() as llm:
         llm.generate("x", GREEDY)
         with llm._lock:  # as another thread may have it at that moment
@@ -306,12 +306,12 @@ async def test_a_cancelled_task_ends_its_request_and_no_other() -> None:
         await until(lambda: not llm._driver.busy)
 
 
-async def test_closing_ends_what_runs_with_an_error() -> None:
-    reached, go_on = threading.Event(), threading.Event()
+async def test_closing_ends_running_requests_with_an_error() -> None:
+    reached, resume = threading.Event(), threading.Event()
 
     def waits(job: DraftJob) -> TokenTree:
         reached.set()
-        go_on.wait(120)
+        resume.wait(120)
         return TokenTree.root_only(job.context[-1])
 
     llm = AsyncLLM.of(tiny_engine({"waits": ScriptedDrafter(waits)}), ascii_tokenizer())
@@ -320,8 +320,8 @@ async def test_closing_ends_what_runs_with_an_error() -> None:
     )
     await asyncio.to_thread(reached.wait, 120)
     closing = asyncio.create_task(llm.close())
-    await asyncio.sleep(0)  # it is told before the step ends
-    go_on.set()
+    await asyncio.sleep(0)  # it starts before the step ends
+    resume.set()
     await closing
     with pytest.raises(UnavailableError, match="closed"):
         await running
@@ -329,7 +329,7 @@ async def test_closing_ends_what_runs_with_an_error() -> None:
         await llm.generate([7], GREEDY)
 
 
-async def test_bad_prompts_concern_their_caller_only() -> None:
+async def test_bad_prompts_fail_only_their_call() -> None:
     async with AsyncLLM.of(tiny_engine(), ascii_tokenizer()) as llm:
         good = asyncio.create_task(llm.generate([8, 8], GREEDY))
         with pytest.raises(InvalidInputError, match="10000"):
@@ -337,7 +337,7 @@ async def test_bad_prompts_concern_their_caller_only() -> None:
         assert len((await good).outputs[0].token_ids) == 16
 
 
-def test_nothing_of_grpc_or_redis_is_loaded() -> None:
+def test_grpc_and_redis_are_not_imported() -> None:
     code = """
 import sys
 from specinfer import LLM, SamplingParams

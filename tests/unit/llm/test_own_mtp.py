@@ -1,4 +1,4 @@
-"""MTP layers in a model's own checkpoint: their guesses are those of transformers' layer, and no text changes."""
+"""MTP layers in a model's own checkpoint: guesses equal those of transformers' layer, and texts do not change."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ NORMS = {"nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hid
 
 
 class Mtp(NamedTuple):
-    """A target, a model of one layer whose layer and final norm predict, and what joins both."""
+    """A target, its MTP layer and final norm as a model of one layer, and the weights that join both."""
 
     model: Any
     layer: Any
@@ -36,7 +36,7 @@ class Mtp(NamedTuple):
     place: Path
 
     def guesses(self, count: int) -> tuple[list[int], torch.Tensor]:
-        """Return a greedy chain behind the context, and the target's states before its final norm."""
+        """Return a greedy chain after the context, and the target's states before its final norm."""
         logits: list[torch.Tensor] = []
         hook = self.model.model.norm.register_forward_hook(lambda _, inputs, out: logits.append(inputs[0][0]))
         with torch.inference_mode():
@@ -147,7 +147,7 @@ def test_a_file_drafts_for_itself_and_no_text_changes(tmp_path: Path) -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_auto_leaves_it_out_where_the_target_returns_no_states(
+def test_auto_does_not_use_it_if_the_target_returns_no_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(checkpoint("qwen3_5_text", tmp_path / "model").place)
@@ -157,7 +157,7 @@ def test_auto_leaves_it_out_where_the_target_returns_no_states(
     assert line.startswith(f"draft of {path}: the model's own MTP layer is not used")
     assert LocalOptions(path, verifier={"executor": "generic"}).hosted == {"drafter": "ngram"}
     assert LocalOptions(path).hosted == {"drafter": "ngram+mtp", "model": path}
-    for dtype, device in (("float16", "cpu"), ("bfloat16", "meta")):  # the kernels run neither
+    for dtype, device in (("float16", "cpu"), ("bfloat16", "meta")):  # the kernels support neither
         assert draft_group(path, dtype=dtype, device=device) == {"drafter": "ngram"}
         assert LocalOptions(path, dtype=dtype, device=device).hosted == {"drafter": "ngram"}
     with pytest.raises(SettingError, match="dtype = 'int4'"):
@@ -176,7 +176,7 @@ def test_the_generic_executor_drafts_with_ngrams_and_refuses_a_named_layer(tmp_p
         LLM(path, draft="mtp", **options)
 
 
-def test_a_model_without_such_a_layer_says_so(tmp_path: Path) -> None:
+def test_a_model_without_such_a_layer_is_refused(tmp_path: Path) -> None:
     file = Gguf.of(random_model("qwen3_5_text", vocab_size=len(bytewise()["tokenizer.ggml.tokens"])))
     file.others |= bytewise()
     path = str(file.write(tmp_path / "plain.gguf"))

@@ -1,4 +1,4 @@
-"""`LLM` keeps prefixes of prompts in a directory, and sizes its cache by free memory."""
+"""`LLM` stores prefixes of prompts in a directory, and sizes its cache by free memory."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def model_fixture(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def cached(model: str, **options: Any) -> int | None:
-    """Return the prompt's tokens that a new `LLM` found in its cache."""
+    """Return the number of prompt tokens that a new `LLM` found in its cache."""
     with LLM(model, speculators="off", **{"kv_tokens": 256, **options}) as llm:
         (output,) = llm.generate([PROMPT], GREEDY, use_tqdm=False)
         return output.num_cached_tokens

@@ -1,4 +1,4 @@
-"""Choice of the backend that runs a model."""
+"""Choice of the executor and of the format of weights."""
 
 import logging
 import re
@@ -37,14 +37,16 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_kernels_are_taken_where_they_run() -> None:
+def test_kernels_are_chosen_if_they_are_supported() -> None:
     assert chosen("auto") == chosen("native") == chosen("auto", "q4_k") == "native"
     assert chosen("torch") == "torch"
     assert chosen("gpu", "fp8") == "gpu"
 
 
 @pytest.mark.usefixtures("no_kernels")
-def test_without_kernels_torch_runs_numbers_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_kernels_torch_runs_unquantised_models_and_logs_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         assert chosen("auto") == "torch"
     assert "the processor lacks avx2; using the torch executor" in caplog.text

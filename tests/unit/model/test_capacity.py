@@ -1,4 +1,4 @@
-"""A cache as large as the memory that is left."""
+"""A KV cache that is sized by the free memory."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MODEL = tiny_transformers("llama", head_dim=16)
 CONFIG = from_transformers(MODEL.config)
 
 
-def test_the_cache_takes_its_share_of_what_the_weights_leave() -> None:
+def test_the_cache_takes_its_share_of_the_memory_beyond_the_weights() -> None:
     assert fitting_tokens(10_000_000, 2_000_000, 100, 1 << 20) == 8_000_000 * SHARE // 100
     assert fitting_tokens(10_000_000_000, 0, 100, 512) == 16 * 512, "no more than sixteen full requests"
 
@@ -52,5 +52,5 @@ def test_a_model_is_loaded_with_the_cache_that_fits(
         (1000, 32768, "1000 tokens: 1 requests of 1000"),
     ],
 )
-def test_status_says_how_many_requests_fit(capacity: int, longest: int, words: str) -> None:
+def test_status_states_how_many_requests_fit(capacity: int, longest: int, words: str) -> None:
     assert room_words(capacity, longest) == words

@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p and draws."""
+"""Temperature, top-k, top-p, min-p and draws."""
 
 import numpy as np
 import pytest
@@ -41,11 +41,11 @@ def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
 
 def test_top_k_comes_before_top_p() -> None:
     p = probabilities(LOGITS, Sampling(top_k=2, top_p=0.72))
-    assert p.tolist() == [1, 0, 0, 0]  # .73 of the two that are left
+    assert p.tolist() == [1, 0, 0, 0]  # .73 of the remaining two
 
 
 def test_min_p_keeps_a_part_of_the_highest_probability() -> None:
-    """At its own temperature, before top-k and top-p."""
+    """The threshold is computed at the request's temperature, before top-k and top-p."""
     full = LOGITS.double().softmax(-1)  # .64 .24 .09 .03
     p = probabilities(LOGITS, Sampling(min_p=0.3))
     np.testing.assert_allclose(p, torch.cat([full[:2] / full[:2].sum(), torch.zeros(2).double()]), rtol=1e-6)
@@ -65,7 +65,7 @@ def test_greedy_takes_the_first_of_equals() -> None:
 
 @pytest.fixture
 def kernels() -> None:
-    """Loads them, as an executor that runs in them does."""
+    """Load the kernels, as the native executor does."""
     load_library()
 
 
@@ -89,7 +89,7 @@ def test_the_kernels_softmax_is_that_of_torch_and_numpy(size: int, temperature: 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("at", [0, 17, 40])
 def test_one_bad_logit_spoils_the_whole_row(bad: float, at: int) -> None:
-    """So looking at one probability is enough to find a broken model."""
+    """Callers detect a broken model by looking at one probability only."""
     logits = torch.zeros(41)
     logits[at] = bad
     p = native_softmax(logits.numpy(), 0.8)
@@ -116,7 +116,7 @@ def test_draw_follows_the_probabilities_and_never_takes_the_impossible() -> None
 def test_a_nucleus_of_a_large_vocabulary_is_the_smallest_that_reaches_the_mass(
     seed: int, top_p: float
 ) -> None:
-    """Peaked rows, where only likely tokens are sorted, and flat ones, where all are."""
+    """Peaked rows, for which only likely tokens are sorted, and flat rows, for which all are."""
     scale = 0.1 if seed % 2 else 4.0
     logits = torch.randn(5000, generator=torch.Generator().manual_seed(seed)) * scale
     p = probabilities(logits, Sampling(top_p=top_p))
@@ -127,7 +127,7 @@ def test_a_nucleus_of_a_large_vocabulary_is_the_smallest_that_reaches_the_mass(
 
 
 def test_draws_from_a_large_vocabulary_invert_its_distribution() -> None:
-    """Every draw is where the cumulative sum passes the random number; rows with gaps and spikes."""
+    """The cumulative sum reaches the random number at the drawn token; rows have gaps and peaks."""
     rng = np.random.default_rng(0)
     for case in range(30):
         p = rng.random(3000) ** 12

@@ -1,4 +1,4 @@
-"""Our logits equal `transformers`' in float32, for context and for trees, in ragged batches."""
+"""Logits equal `transformers`' in float32, for contexts and trees, in ragged batches."""
 
 import pytest
 import torch
@@ -89,8 +89,8 @@ def test_tree_grown_level_by_level_equals_tree_scored_at_once() -> None:
         ("gpt_neox", {"lm_head.": "embed_out."}),
     ],
 )
-def test_checkpoints_of_old_are_read_under_their_names(family: str, old_names: dict[str, str]) -> None:
-    """As the checkpoints on the hub have them; those hold buffers, too."""
+def test_checkpoints_with_old_names_are_read(family: str, old_names: dict[str, str]) -> None:
+    """Old names of checkpoints on the hub; those files contain buffers, too."""
     model = tiny_transformers(family)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for new, old in old_names.items():

@@ -1,4 +1,4 @@
-"""Families that only `transformers` knows run through the generic executor, plain and as a tree."""
+"""Families that only `transformers` supports run through the generic executor, with and without trees."""
 
 import copy
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Choosing by shared noise: a draw from P, the same whoever makes it, in the kernels and without.
+"""Tokens chosen by shared noise follow P, and kernels and reference choose the same.
 
-Statistical tests use fixed seeds and fail for p < 1e-4; a right implementation with fresh seeds would fail
-one of the five cases with probability 5e-4 at most.
+Statistical tests use fixed seeds and fail for p < 1e-4; with fresh seeds a right implementation would fail one of
+the five cases with probability 5e-4 at most.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
 
 
 @pytest.mark.statistical
-def test_what_is_chosen_follows_p_over_positions_and_over_seeds() -> None:
+def test_chosen_tokens_follow_p_over_positions_and_over_seeds() -> None:
     over_positions = np.bincount([Noise(3, position).choose(7 * P) for position in range(20000)], minlength=5)
     over_seeds = np.bincount([Noise(seed, 3).choose(7 * P) for seed in range(20000)], minlength=5)
     for counts in (over_positions, over_seeds):
@@ -41,14 +41,14 @@ def test_choices_at_neighbouring_positions_are_independent() -> None:
 
 @pytest.mark.statistical
 def test_noise_is_exponential_and_uncorrelated() -> None:
-    """Over the tokens of one position, and between two positions."""
+    """Correlation is tested between two positions."""
     tokens = np.arange(50000)
     here, there = exponentials(tokens, noise_key(5, 100)), exponentials(tokens, noise_key(5, 101))
     assert stats.kstest(here, "expon").pvalue > 1e-4
     assert stats.spearmanr(here, there).pvalue > 1e-4
 
 
-def test_noise_hangs_on_seed_position_and_token_alone() -> None:
+def test_noise_depends_only_on_seed_position_and_token() -> None:
     tokens = np.array([9, 4, 70])
     key = noise_key(5, 100)
     assert exponentials(tokens, key).tolist() == [exponentials(np.array([t]), key)[0] for t in (9, 4, 70)]
@@ -56,7 +56,7 @@ def test_noise_hangs_on_seed_position_and_token_alone() -> None:
     assert noise_key(2**64 - 1, 2**40) < 2**64
 
 
-def test_a_draft_with_the_targets_distribution_knows_what_it_will_choose() -> None:
+def test_a_draft_with_the_targets_distribution_chooses_the_same_token() -> None:
     rng = np.random.default_rng(0)
     vocabulary = rng.permutation(97)
     for position in range(50):

@@ -1,4 +1,4 @@
-"""The paged cache: blocks are neither lost nor shared, committed entries are the right ones."""
+"""The paged cache: blocks are neither lost nor shared wrongly, and committed entries are right."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, bloc
 
 
 class Marks:
-    """A storage of one number per slot."""
+    """Storage with one number per slot."""
 
     def __init__(self, slots: int) -> None:
         self.values = np.zeros(slots)
@@ -45,7 +45,7 @@ def marks(cache: MarkedCache, sequence: KVSequence) -> list[float]:
     return values
 
 
-def test_commit_moves_a_scattered_path_behind_the_context() -> None:
+def test_commit_moves_a_scattered_path_to_the_end_of_the_context() -> None:
     cache = make_cache()
     sequence = cache.open()
     cache.reserve(sequence, 20)
@@ -103,7 +103,7 @@ def test_the_check_notices_a_lost_block() -> None:
 
 
 def fill(cache: MarkedCache, sequence: KVSequence, tokens: list[int]) -> None:
-    """Appends context; an entry depends, as in a model, on all tokens up to its own."""
+    """Append context; as in a model, an entry depends on all tokens up to its own."""
     cache.reserve(sequence, len(tokens))
     for offset in range(len(tokens)):
         write(cache, sequence, sequence.length + offset, entry_of([*sequence.tokens, *tokens[: offset + 1]]))
@@ -127,7 +127,7 @@ def test_a_shared_prefix_is_found_and_counted() -> None:
     assert second.blocks == first.blocks[:3]
     fill(cache, second, [99] * 20)
     assert marks(cache, second) == expected_entries(prompt[: 3 * BLOCK_TOKENS] + [99] * 20)
-    # the same tokens behind another beginning are not the same context
+    # the same tokens after another token are another context
     assert cache.share(third, [7, *prompt]) == 0
     cache.release(first)
     cache.check()
@@ -151,8 +151,8 @@ def test_released_blocks_are_found_until_they_are_needed() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Random histories of several sequences with common beginnings: no block is lost, counts are right,
-    and every entry is the one its context asks for, shared or not."""
+    """Random operations on sequences with common prefixes: no block is lost, counts are right, entries match
+    contexts."""
 
     def __init__(self) -> None:
         super().__init__()

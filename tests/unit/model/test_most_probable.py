@@ -1,4 +1,4 @@
-"""The most probable tokens by blocks are those of whole rows."""
+"""The most probable tokens, searched by blocks, equal those of whole rows."""
 
 import pytest
 import torch
@@ -11,6 +11,6 @@ from specinfer.model.sampling.distributions import most_probable
 def test_they_are_those_of_whole_rows(vocab_size: int, k: int) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(7, vocab_size, generator=generator)
-    logits[3, -1] = 9.0  # behind the last whole block
+    logits[3, -1] = 9.0  # after the last whole block
     logits[4, :k] = 10.0 - torch.arange(k)  # all in one block
     assert torch.equal(most_probable(logits, k), logits.topk(k, dim=-1).indices)

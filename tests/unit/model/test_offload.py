@@ -1,4 +1,4 @@
-"""Offloaded layers: the same bits as without, from a store to buffers in the right order."""
+"""Offloaded layers: the same bits as without offloading, and layers in the right order."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def on_disk(tmp_path: Path) -> dict[str, str]:
 
 
 def passes_of(runner: ModelRunner) -> list[torch.Tensor]:
-    """Logits of random trees, accepted paths and single tokens of different requests."""
+    """Return logits of random trees, and of single tokens after accepted paths, of several requests."""
     passes = []
     for seed in (0, 1):
         segments = random_segments(runner, seed, 4)
@@ -77,7 +77,9 @@ def test_the_kernels_give_the_same_bits(weights: str, layers: int, on_disk: dict
 
 @pytest.mark.native
 @pytest.mark.parametrize("family", ["opt", "gpt_neox", "qwen3"])
-def test_so_they_do_for_other_families_and_with_hidden_states(family: str, on_disk: dict[str, str]) -> None:
+def test_the_kernels_give_the_same_hidden_states_for_other_families(
+    family: str, on_disk: dict[str, str]
+) -> None:
     model = tiny_transformers(family, **SHAPE)
     passes = []
     for options in ({}, on_disk):
@@ -101,8 +103,8 @@ def test_a_tree_and_single_steps_agree_bit_for_bit_when_offloaded(on_disk: dict[
 
 
 @pytest.mark.native
-def test_the_matrices_lie_in_the_file_and_nowhere_else(on_disk: dict[str, str], tmp_path: Path) -> None:
-    """Broken by keeping the packed matrices: the layers would still be right."""
+def test_the_matrices_are_only_in_the_file(on_disk: dict[str, str], tmp_path: Path) -> None:
+    """Keeping the packed matrices in memory, too, would not show in the results."""
     runner = runner_of(
         tiny_transformers("llama", **SHAPE | {"intermediate_size": 192}), executor="native", **on_disk
     )
@@ -134,7 +136,7 @@ def test_drafting_with_an_offloaded_model_is_refused(on_disk: dict[str, str]) ->
         ({"offload": "disk", "executor": "generic"}, "must be none for the generic executor"),
     ],
 )
-def test_what_cannot_be_done_is_said(options: dict[str, str], message: str) -> None:
+def test_unsupported_offloading_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         runner_of(tiny_transformers("llama"), **options)
 
@@ -171,7 +173,7 @@ def test_the_verifier_takes_it_from_its_settings(tmp_path: Path) -> None:
 
 
 def layers_of(sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Different bytes for every layer."""
+    """Return random bytes for every layer."""
     generator = torch.Generator().manual_seed(7)
     return [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in sizes]
 
@@ -188,7 +190,7 @@ def test_a_store_gives_back_what_it_was_given(make: Callable[[Path], LayerStore]
 
 
 class Countable(HostStore):
-    """A store of layers of one byte, their numbers; it can fail, and says what was fetched."""
+    """A store whose layers are one byte, their number; records fetches, and fails if `broken`."""
 
     def __init__(self, layers: int) -> None:
         super().__init__(pinned=False)
@@ -214,7 +216,7 @@ def test_layers_come_in_order_pass_after_pass(layers: int) -> None:
                 assert int(stream.buffers[buffer].memory[0]) == layer
 
 
-def test_the_next_layer_is_read_while_this_one_is_held_and_no_further() -> None:
+def test_one_layer_is_read_ahead_while_a_layer_is_used() -> None:
     store = Countable(4)
     stream = LayerStream(store, [HostBuffer(PAGE) for _ in range(2)])
     with stream.hold(0):
@@ -224,7 +226,7 @@ def test_the_next_layer_is_read_while_this_one_is_held_and_no_further() -> None:
     until(lambda: store.fetched == [0, 1, 2])
 
 
-def test_a_pass_that_fails_half_way_leaves_the_next_one_whole() -> None:
+def test_a_pass_that_fails_does_not_affect_the_next_one() -> None:
     stream = LayerStream(Countable(5), [HostBuffer(PAGE) for _ in range(2)])
 
     def run(fails_at: int | None) -> list[int]:
@@ -242,7 +244,7 @@ def test_a_pass_that_fails_half_way_leaves_the_next_one_whole() -> None:
         assert run(None) == [0, 1, 2, 3, 4]
 
 
-def test_a_disk_that_fails_fails_the_pass_and_one_that_recovers_goes_on() -> None:
+def test_a_disk_that_fails_fails_the_pass_until_it_recovers() -> None:
     store = Countable(3)
     stream = LayerStream(store, [HostBuffer(PAGE) for _ in range(2)])
 
@@ -254,14 +256,14 @@ def test_a_disk_that_fails_fails_the_pass_and_one_that_recovers_goes_on() -> Non
         return seen
 
     assert run() == [0, 1, 2]
-    until(lambda: len(store.fetched) == 5)  # the first layers of the next pass are there already
+    until(lambda: len(store.fetched) == 5)  # the first layers of the next pass are already read
     store.broken = True
     for _ in range(2):
         with pytest.raises(UnavailableError, match="layer"):
             run()
     store.broken = False
     failures = 0
-    while failures < 3:  # the reader met the broken disk once or twice more, ahead of the passes
+    while failures < 3:  # reads ahead of the passes failed once or twice more
         try:
             assert run() == [0, 1, 2]
             break
@@ -285,7 +287,7 @@ def test_a_stream_waits_for_the_end_of_its_reader(monkeypatch: pytest.MonkeyPatc
 
 
 class Recorded:
-    """Copies to a device that records what happens there, as marks of work that is over when waited for."""
+    """Fake copies to a device: `early` counts copies into a buffer whose work was not finished."""
 
     def __init__(self) -> None:
         self.marks, self.over, self.early = 0, 0, 0
@@ -317,7 +319,7 @@ def test_a_device_buffer_is_not_overwritten_before_the_work_on_it_is_over() -> N
 
 
 def test_host_memory_and_device_buffers_give_the_same_bits() -> None:
-    """The way of a GPU, but for its streams: layers in host memory, copied into buffers on the device."""
+    """The path of a GPU without its streams: layers in host memory, copied into buffers on the device."""
     model = tiny_transformers("qwen2", **SHAPE)
     config = from_transformers(model.config)
     whole = runner_of(model, kv_tokens=8192)
@@ -329,7 +331,7 @@ def test_host_memory_and_device_buffers_give_the_same_bits() -> None:
 
 
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Waits for something another thread does."""
+    """Wait until a condition becomes true in another thread."""
     event = threading.Event()
     for _ in range(round(seconds / 0.01)):
         if true():

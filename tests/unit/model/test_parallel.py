@@ -1,4 +1,4 @@
-"""Division of a model: layouts, weights in parts, micro-batches, memory. No processes."""
+"""Division of a model among ranks: layouts, parts of weights, micro-batches, memory. No processes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -54,11 +54,11 @@ def test_ranks_have_every_layer_and_every_head() -> None:
     assert [list(place.layers(5)) for place in places[::2]] == [[0, 1, 2], [3, 4]]
     assert [list(place.share(4)) for place in places[:2]] == [[0, 1], [2, 3]]
     four = [Place(Layout(4), rank) for rank in range(4)]
-    assert [list(place.share(2)) for place in four] == [[0], [0], [1], [1]], "repeated, beside their queries"
+    assert [list(place.share(2)) for place in four] == [[0], [0], [1], [1]], "repeated, with their queries"
 
 
-class Watched(Mapping[str, torch.Tensor]):
-    """Weights that note what is read whole."""
+class RecordingWeights(Mapping[str, torch.Tensor]):
+    """Weights that record the tensors that are read whole."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._weights = weights
@@ -79,12 +79,12 @@ class Watched(Mapping[str, torch.Tensor]):
 
 
 def test_a_rank_reads_no_matrix_whole() -> None:
-    watched = Watched(tiny_transformers("llama-biased", vocab_size=96).state_dict())
-    shard = ShardedWeights(LLAMA, watched, Place(Layout(2, 3), 2))
+    recording = RecordingWeights(tiny_transformers("llama-biased", vocab_size=96).state_dict())
+    shard = ShardedWeights(LLAMA, recording, Place(Layout(2, 3), 2))
     assert {name: shard[name] for name in shard}
-    assert watched.whole
-    assert all("norm" in name or name.endswith("o_proj.bias") for name in watched.whole), watched.whole
-    assert all(".1." in name or name == "model.norm.weight" for name in watched.whole), (
+    assert recording.whole
+    assert all("norm" in name or name.endswith("o_proj.bias") for name in recording.whole), recording.whole
+    assert all(".1." in name or name == "model.norm.weight" for name in recording.whole), (
         "other layers' weights"
     )
 
@@ -113,7 +113,7 @@ def test_parts_of_a_file_are_parts_of_its_tensors(tmp_path: Path) -> None:
 
 
 def test_micro_batches_pay_where_tokens_cost() -> None:
-    assert micro_batches(64, 1, StageCost(0.0, 1.0)) == 1, "nobody waits"
+    assert micro_batches(64, 1, StageCost(0.0, 1.0)) == 1, "no stage waits"
     assert micro_batches(64, 4, StageCost(1.0, 0.0)) == 1, "weights would be read again and again"
     assert micro_batches(64, 4, StageCost(0.0, 1.0)) == 16
     assert micro_batches(2, 4, StageCost(0.0, 1.0)) == 2
@@ -157,7 +157,7 @@ def test_every_hidden_state_has_one_stage() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", [Layout(), Layout(2, 1), Layout(2, 2)], ids=str)
 def test_memory_is_what_a_rank_loads(family: str, layout: Layout) -> None:
-    """Counted on the tensors themselves."""
+    """The expected memory is that of the loaded tensors."""
     model = tiny_transformers(family, vocab_size=96)
     config = from_transformers(model.config)
     weights = in_llama_names(config, {name: t.detach() for name, t in model.state_dict().items()})
@@ -177,7 +177,7 @@ def test_memory_is_what_a_rank_loads(family: str, layout: Layout) -> None:
 
 @pytest.mark.parametrize("rank", range(3))
 def test_a_stage_without_a_head_loads_in_bfloat16(rank: int) -> None:
-    """oneDNN packs no matrix without rows."""
+    """oneDNN cannot pack a matrix without rows."""
     weights, place = tiny_transformers("llama", vocab_size=96).state_dict(), Place(Layout(1, 3), rank)
     transformer = Transformer(place.of(LLAMA), ShardedWeights(LLAMA, weights, place), torch.bfloat16)
     assert transformer.weight_bytes == rank_memory(LLAMA, place, 2).weights
@@ -207,6 +207,6 @@ def test_a_model_of_seventy_billion_by_hand() -> None:
     whole = rank_memory(LARGE, Place(Layout(), 0), 2)
     layer = 8192 * (64 + 2 * 8 + 64) * 128 + 3 * 8192 * 28672 + 2 * 8192
     numbers = 80 * layer + 2 * 128256 * 8192 + 8192
-    assert numbers == 70_553_706_496, "as its card says"
+    assert numbers == 70_553_706_496, "as in its model card"
     assert whole.weights == 2 * numbers + 2 * 2 * 131072 * 128
     assert whole.kv_per_token == 2 * 80 * 8 * 128 * 2 == 327680

@@ -1,4 +1,4 @@
-"""Prefixes in a directory: found again by another process, bounded, and never a wrong byte."""
+"""Prefixes in a directory: found by later processes, limited in size, and never used if damaged."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ from tests.support.tiny_models import runner_of, tiny_transformers
 MODEL = tiny_transformers("llama", head_dim=16)
 PROMPT = [(7 * i + i * i) % 97 for i in range(100)]
 SHARED = 96
-"""Tokens of the prompt in whole blocks."""
+"""Number of tokens of the prompt in whole blocks."""
 
 
 def runner_at(
@@ -39,7 +39,7 @@ def runner_at(
 
 
 def answer(runner: ModelRunner, scope: str = "", prompt: list[int] = PROMPT) -> tuple[int, torch.Tensor]:
-    """Return the number of tokens that were found, and the logits after the prompt."""
+    """Return the number of cached tokens, and the logits after the prompt."""
     sequence = runner.open(scope)
     known = runner.cache.share(sequence, prompt[:-1])
     (logits,) = runner.forward([Segment(sequence, prompt[known:], want_last=True)])
@@ -50,7 +50,7 @@ def answer(runner: ModelRunner, scope: str = "", prompt: list[int] = PROMPT) -> 
 
 @pytest.fixture(scope="module")
 def saved_prefixes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
-    """A directory with the prompt, and the logits after it."""
+    """Return a directory with the prompt's blocks, and the logits after the prompt."""
     runner = runner_at(directory := tmp_path_factory.mktemp("prefixes"))
     _, expected = answer(runner)
     runner.cache.pool.save_prefixes()
@@ -71,7 +71,7 @@ def test_another_process_finds_the_prefix_and_computes_the_same_bits(tmp_path: P
 
 
 @pytest.mark.native
-def test_blocks_that_memory_loses_come_back_from_the_directory(tmp_path: Path) -> None:
+def test_blocks_that_memory_loses_are_restored_from_the_directory(tmp_path: Path) -> None:
     runner = runner_at(tmp_path, kv_tokens=128)
     _, expected = answer(runner)
     for start in range(3):
@@ -88,7 +88,7 @@ def test_blocks_that_memory_loses_come_back_from_the_directory(tmp_path: Path) -
 def test_a_limited_prompt_is_restored_over_several_steps_with_the_same_bits(
     saved_prefixes: tuple[Path, torch.Tensor], limit: int, in_memory: int
 ) -> None:
-    """A step restores up to the limit, in whole blocks, and computes no more than what that leaves."""
+    """A step restores whole blocks up to the limit, and computes at most the rest of the limit."""
     directory, expected = saved_prefixes
     engine = VerifierEngine(runner_at(directory))
     cache = engine.runner.cache
@@ -104,7 +104,7 @@ def test_a_limited_prompt_is_restored_over_several_steps_with_the_same_bits(
         computed = outcome.cached_len - cached_len - outcome.cached_tokens
         assert newly < limit + 16
         assert computed <= max(0, limit - newly)
-        assert newly + computed > 0, "the step was of use"
+        assert newly + computed > 0, "each step makes progress"
         cached_len = outcome.cached_len
     assert restored == SHARED, "a limit loses nothing that is stored"
     assert cache.pool.queried_tokens == SHARED + in_memory * 16, (
@@ -126,7 +126,7 @@ def test_another_model_or_format_finds_nothing(tmp_path: Path, change: dict[str,
 
 @pytest.mark.native
 @pytest.mark.parametrize("damage", ["torn", "a bit", "foreign", "empty"])
-def test_damaged_files_are_left_aside_with_one_line(
+def test_damaged_files_are_ignored_with_one_log_line(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = runner_at(tmp_path)
@@ -154,7 +154,7 @@ def test_damaged_files_are_left_aside_with_one_line(
 
 
 @pytest.mark.native
-def test_a_directory_that_is_gone_or_cannot_be_written_costs_nothing_but_the_prefix(
+def test_a_missing_or_unwritable_directory_loses_only_the_prefix(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = runner_at(tmp_path / "gone")
@@ -188,11 +188,11 @@ def test_scopes_share_no_prefix(tmp_path: Path) -> None:
 
 
 def key(number: int) -> bytes:
-    """A key of a block."""
+    """Return the key of a block."""
     return bytes([number] * 16)
 
 
-def test_the_directory_is_bounded_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+def test_the_directory_is_bounded_and_keeps_the_latest_used_blocks(tmp_path: Path) -> None:
     prefixes = PrefixDirectory(tmp_path, "model", 5 * 1056)
     for number in range(5):
         prefixes.write(key(number), bytes(1000))
@@ -219,8 +219,8 @@ def test_a_directory_that_is_too_small_keeps_beginnings_of_the_last_prompts(tmp_
 
 
 @pytest.mark.native
-def test_a_prompt_that_was_read_loses_its_end_first(tmp_path: Path) -> None:
-    """The deleted blocks are those that are of no use without the others."""
+def test_a_prompt_loses_its_last_blocks_first(tmp_path: Path) -> None:
+    """Blocks of the prompt's end are of no use without the earlier ones."""
     block = runner_at(tmp_path).features.block_bytes + 56
     first = runner_at(tmp_path)
     answer(first)
@@ -234,7 +234,7 @@ def test_a_prompt_that_was_read_loses_its_end_first(tmp_path: Path) -> None:
     assert 0 < answer(runner_at(tmp_path))[0] < SHARED
 
 
-def test_a_process_that_died_amid_a_file_leaves_none_for_ever(
+def test_an_incomplete_file_of_a_dead_process_is_deleted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object) -> None:
@@ -253,8 +253,8 @@ def test_a_process_that_died_amid_a_file_leaves_none_for_ever(
     assert not left.exists()
 
 
-def test_a_slow_disk_holds_up_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that wait for it are found; the oldest beyond the backlog are not kept, unless the process ends."""
+def test_a_slow_disk_delays_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that wait to be written are found; beyond the backlog the oldest are dropped, except at the end."""
     disk = threading.Event()
     replace = os.replace
 
@@ -280,7 +280,7 @@ def test_a_slow_disk_holds_up_no_step(tmp_path: Path, monkeypatch: pytest.Monkey
     assert prefixes.total_bytes == later.total_bytes
 
 
-def test_files_that_may_only_be_read_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
     prefixes.write(key(1), bytes(1000))
     prefixes.flush()

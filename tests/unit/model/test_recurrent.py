@@ -1,4 +1,4 @@
-"""Models with recurrent layers: a node's state is a function of its path, whatever was scored beside it."""
+"""Models with recurrent layers: the state of a node depends only on its path."""
 
 import copy
 from typing import Any
@@ -28,9 +28,9 @@ COMPILED = (
     *("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense", "granitemoehybrid"),
     *("falcon_h1", "falcon_h1, normed", "mamba2"),
 )
-"""Families of the compiled kernels."""
+"""Families that the compiled kernels support."""
 DELTA_RULE = ("qwen3_5_text", "qwen3_next", "olmo_hybrid")
-"""Families for which transformers' decoding with a cache differs from its whole pass by up to 1e-3."""
+"""Families whose decoding with a cache differs from a whole pass by up to 1e-3 in transformers."""
 RUNS = [
     *((family, "generic") for family in FAMILIES),
     *(pytest.param(family, "native", marks=pytest.mark.native) for family in COMPILED),
@@ -52,7 +52,7 @@ def runner_of(model: Any, executor: str = "generic") -> ModelRunner:
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
-    """Draw context tokens, nodes and their parents of some steps."""
+    """Draw context tokens, nodes and their parents of one to four steps."""
     rows = []
     for _ in range(draw(st.integers(1, 4))):
         delta = draw(st.lists(TOKENS, min_size=1, max_size=20))
@@ -67,7 +67,7 @@ def steps(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
 def test_trees_equal_plain_passes(
     family: str, executor: str, models: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Two requests beside each other; after each step one of the tree's paths is kept."""
+    """Two requests in one batch; after each step one of the tree's paths is committed."""
     model = models[family]
     runner = runner_of(model, executor)
     tolerance = 2e-3 if executor == "generic" and family in DELTA_RULE else 2e-4
@@ -89,7 +89,7 @@ def test_trees_equal_plain_passes(
             runner.cache.commit(sequences[place], data.draw(st.sampled_from([[], *paths])))
         runner.cache.check()
     states = states_of(runner)
-    assert states.needed == len(plans), "one behind each context"
+    assert states.needed == len(plans), "one after each context"
     for sequence in sequences:
         runner.cache.release(sequence)
     assert states.needed == 0
@@ -102,8 +102,8 @@ def states_of(runner: ModelRunner) -> RecurrentStates[Any]:
 
 
 @pytest.mark.parametrize(("family", "executor"), RUNS)
-def test_a_prompt_that_was_read_is_gone_on_from(family: str, executor: str, models: dict[str, Any]) -> None:
-    """From its last whole block, which needs the state behind it."""
+def test_a_cached_prompt_is_continued(family: str, executor: str, models: dict[str, Any]) -> None:
+    """The prompt's last whole block is shared, together with the state after it."""
     model = models[family]
     runner = runner_of(model, executor)
     prompt = [3 + 7 * place % 90 for place in range(2 * BLOCK_TOKENS + 5)]
@@ -114,7 +114,7 @@ def test_a_prompt_that_was_read_is_gone_on_from(family: str, executor: str, mode
     (logits,) = runner.forward([Segment(again, prompt[2 * BLOCK_TOKENS :], want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, prompt)[-1], rtol=2e-4, atol=2e-4)
     shorter = runner.open()
-    assert runner.cache.share(shorter, prompt[: BLOCK_TOKENS + 3]) == 0, "no state behind the first block"
+    assert runner.cache.share(shorter, prompt[: BLOCK_TOKENS + 3]) == 0, "no state after the first block"
     states_of(runner).shrink(0)
     runner.cache.release(again)
     states_of(runner).shrink(0)
@@ -122,16 +122,16 @@ def test_a_prompt_that_was_read_is_gone_on_from(family: str, executor: str, mode
 
 
 class Storage:
-    """Holds nothing."""
+    """A storage without contents."""
 
     def move(self, source: Any, target: Any) -> None:
-        """Nothing to copy."""
+        """Do nothing."""
 
     def rotate(self, slots: Any, delta: int) -> None:
-        """Nothing to turn."""
+        """Do nothing."""
 
 
-def test_states_are_bounded_by_memory_and_a_request_alone_goes_on() -> None:
+def test_states_are_bounded_by_memory_except_for_a_single_request() -> None:
     states: RecurrentStates[str] = RecurrentStates()
     cache = PagedKVCache(16, Storage(), states=states)
     states.limit = 8
@@ -148,7 +148,7 @@ def test_states_are_bounded_by_memory_and_a_request_alone_goes_on() -> None:
     cache.reserve(first, 1, 50)
 
 
-def test_a_state_that_two_contexts_end_at_stays_until_both_have_gone_on() -> None:
+def test_a_state_at_the_end_of_two_contexts_stays_until_both_have_grown() -> None:
     states: RecurrentStates[str] = RecurrentStates()
     one, two, end = KVSequence(), KVSequence(), BLOCK_TOKENS - 1
     states[end] = "shared"
@@ -175,13 +175,13 @@ def write(states: RecurrentStates[str], sequence: KVSequence, start: int, stop: 
         states[slot] = "state"
 
 
-def test_requests_that_are_refused_or_released_claim_nothing() -> None:
+def test_requests_that_are_refused_or_released_reserve_nothing() -> None:
     cache, states = cache_of(blocks=2, limit=8)
     first, second = cache.open(), cache.open()
     cache.reserve(first, 20)
     write(states, first, 19, 20)
     cache.append(first, [5] * 20)
-    for _ in range(9):  # as the same request that comes again
+    for _ in range(9):  # as a request that is repeated
         with pytest.raises(ExhaustedError, match="KV cache full"):
             cache.reserve(cache.open(), 1, 4)
         with pytest.raises(ExhaustedError, match="KV cache full"):
@@ -195,7 +195,7 @@ def test_requests_that_are_refused_or_released_claim_nothing() -> None:
 
 
 def test_a_node_that_was_rejected_at_the_end_of_a_block_leaves_no_state() -> None:
-    """Else a longer delta, which writes no state there, would file the block with the node's."""
+    """Otherwise a longer delta, which writes no state there, would store the block with the node's state."""
     cache, states = cache_of(blocks=4, limit=64)
     sequence = cache.open()
     cache.reserve(sequence, 14, 2)
@@ -211,8 +211,8 @@ def test_a_node_that_was_rejected_at_the_end_of_a_block_leaves_no_state() -> Non
     assert not len(states)
 
 
-def test_a_tree_that_grows_in_several_passes_keeps_the_room_that_it_claimed() -> None:
-    """Also a tree that is larger than the memory, where its request is alone."""
+def test_a_tree_that_grows_in_several_passes_keeps_its_reserved_room() -> None:
+    """A tree may exceed the memory limit if its request is the only one."""
     for limit, nodes, requests in ((6, 3, 1), (8, 2, 2), (2, 20, 1)):
         cache, states = cache_of(blocks=8, limit=limit)
         growing = [cache.open() for _ in range(requests)]

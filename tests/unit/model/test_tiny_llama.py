@@ -1,4 +1,4 @@
-"""The oracle of most tests says what `transformers.generate` says."""
+"""The reference decoder of most tests equals `transformers.generate`."""
 
 import torch
 
@@ -13,7 +13,7 @@ def test_the_oracle_is_transformers_generate() -> None:
         assert greedy(prompt, count) == out[0, len(prompt) :].tolist()
 
 
-def test_a_context_that_turns_off_from_a_known_one_is_read_anew() -> None:
+def test_a_context_that_diverges_from_a_known_one_is_read_again() -> None:
     prompt = [5, 17, 3, 88, 41]
     text = [*prompt, *greedy(prompt, 12)]
     for end in (1, 4, 9):

@@ -1,5 +1,4 @@
-"""The windowed cache against an independent StreamingLLM in plain torch: keys kept unrotated, turned at
-every step to their positions inside the cache."""
+"""The windowed cache against StreamingLLM in plain torch, which rotates unrotated keys again at every step."""
 
 from functools import cache
 from typing import Any
@@ -16,12 +15,12 @@ from tests.support.tiny_models import reference_logits, runner_of, tiny_transfor
 
 WINDOW = 64
 EXECUTORS = {"torch": ("torch", "auto"), "native": ("native", "auto"), "bytes": ("native", "q8_0")}
-"""Executors with storages of keys and values."""
+"""Name -> (executor, storage of keys and values)."""
 TOKENS = [(37 * i + i * i) % 97 for i in range(300)]
 
 
 class StreamingOracle:
-    """One token at a time through a `transformers` Llama, with the same rule of eviction."""
+    """Runs a `transformers` Llama token by token, with the same rule of eviction."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -61,7 +60,7 @@ class StreamingOracle:
 
 @cache
 def oracle_logits(max_positions: int) -> list[torch.Tensor]:
-    """Logits after each of the tokens, for every executor."""
+    """Return the logits after each of `TOKENS`."""
     oracle = StreamingOracle(windowed("torch", max_positions)[0])
     return [oracle.step(token) for token in TOKENS]
 
@@ -78,7 +77,7 @@ def windowed(
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("max_positions", [512, 128])
 def test_streaming_equals_the_oracle(executor: str, max_positions: int) -> None:
-    """With 128 positions for 300 tokens the rotary positions have to be wound back on the way."""
+    """With 128 positions for 300 tokens the rotary positions must be moved back several times."""
     _, runner = windowed(executor, max_positions)
     sequence = runner.open()
     for token, expected in zip(TOKENS, oracle_logits(max_positions), strict=True):
@@ -91,8 +90,8 @@ def test_streaming_equals_the_oracle(executor: str, max_positions: int) -> None:
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
-def test_heads_of_which_only_a_part_turns_slide_as_well(executor: str) -> None:
-    """In a model of one layer keys and values depend on their token alone: what is kept is all there is."""
+def test_partly_rotated_heads_slide_as_well(executor: str) -> None:
+    """With one layer, keys and values depend on their token alone, so a plain pass over the kept tokens is equal."""
     model, runner = windowed(executor, family="gpt_neox", num_hidden_layers=1)
     sequence = runner.open()
     for end, token in enumerate(TOKENS[:200], 1):
@@ -126,8 +125,8 @@ def test_a_tree_in_a_window_equals_single_steps(family: str, executor: str) -> N
 
 
 @pytest.mark.native
-def test_keys_in_bytes_stay_near_the_oracle_however_often_they_are_turned() -> None:
-    """The keys of the first tokens are turned and rounded again at every slide."""
+def test_keys_in_bytes_stay_near_the_oracle_after_many_rotations() -> None:
+    """The keys of the first tokens are rotated and rounded again at every slide."""
     _, runner = windowed("bytes")
     sequence, oracle = runner.open(), oracle_logits(512)
     errors = []

@@ -1,4 +1,4 @@
-"""Accepted tokens of trees, and of their parts, from known outcomes."""
+"""Estimates of accepted tokens, for trees and for subsets of speculators, from known outcomes."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def merged(*drafts: list[int]) -> TokenTree:
 
 
 def shares_of(speculators: int, *outcomes: tuple[TokenTree, list[int]]) -> Shares:
-    """Sixteen trees of each outcome."""
+    """Return shares learnt from sixteen trees of each outcome."""
     shares = Shares(frozenset(range(speculators)))
     for _ in range(16):
         for tree, accepted in outcomes:
@@ -33,8 +33,9 @@ def shares_of(speculators: int, *outcomes: tuple[TokenTree, list[int]]) -> Share
     return shares
 
 
-def test_the_share_of_a_set_is_its_tokens_up_to_the_first_that_it_lacks() -> None:
-    """Speculator 0 proposed the first two accepted tokens, 1 all four: 0 alone would have stopped at two."""
+def test_the_share_of_a_subset_counts_tokens_up_to_the_first_missing_one() -> None:
+    """Speculator 0 proposed the first two of four accepted tokens, 1 all of them; with 0 alone only two are
+    accepted."""
     shares = shares_of(2, outcome(merged([1, 2, 9], [1, 2, 3, 4])))
     assert shares.share(FIRST) == 0.5
     assert shares.share(SECOND) == shares.share(BOTH) == 1.0
@@ -43,8 +44,8 @@ def test_the_share_of_a_set_is_its_tokens_up_to_the_first_that_it_lacks() -> Non
     assert (shares.share(FIRST), shares.share(SECOND), shares.share(frozenset())) == (1.0, 0.0, 0.0)
 
 
-def test_parts_of_the_pool_are_chosen_once_it_has_shown_some_trees() -> None:
-    """They are 2n - 1 of the 2^n."""
+def test_subsets_of_the_pool_are_considered_after_some_trees() -> None:
+    """For n speculators, 2n - 1 of the 2^n subsets are considered."""
     shares = Shares(frozenset(range(18)))
     assert shares.sets == [shares.everybody]
     shares = shares_of(18, (chain(ROOT, [1]), [1]))
@@ -53,8 +54,8 @@ def test_parts_of_the_pool_are_chosen_once_it_has_shown_some_trees() -> None:
     assert {len(asked) for asked in shares.sets} == set(range(1, 19))
 
 
-def test_the_pool_is_built_up_by_the_speculator_that_adds_most() -> None:
-    """Speculator 2 is the best alone; 0 repeats what 2 proposes, 1 knows another text: 1 comes second."""
+def test_subsets_grow_by_the_speculator_that_adds_most_tokens() -> None:
+    """Speculator 2 is the best; 0 repeats its proposals, and 1 is right for other texts, so 1 is added second."""
     usual, other = merged([1, 2, 9], [9], [1, 2, 3]), merged([9], [1, 2, 3], [9])
     shares = shares_of(3, *[outcome(usual)] * 3, outcome(other))
     assert frozenset({1, 2}) in shares.sets
@@ -62,7 +63,7 @@ def test_the_pool_is_built_up_by_the_speculator_that_adds_most() -> None:
 
 
 def test_nodes_are_ranked_by_path_probability() -> None:
-    """Speculator 0 says 1-2-3; speculator 1 says 9 and, less sure, 1."""
+    """Speculator 0 proposes 1-2-3; speculator 1 proposes 9 and, with less probability, 1."""
     surer = TreeBuilder(ROOT)
     surer.propose_points(0, [9, 1], [0.9, 0.4])
     tree = merge_trees([(0, chain(ROOT, [1, 2, 3], 0.5)), (1, surer.build())])
@@ -78,7 +79,7 @@ def gains_of(accepted: AcceptedTokens, batch_class: int = 0, num_sizes: int = 4)
 
 
 def test_a_tree_counts_for_every_smaller_size() -> None:
-    """The two likeliest of eight nodes are accepted; a size that no tree had gains like those before."""
+    """The two most probable of eight nodes are accepted; gains of sizes that were never tried are extrapolated."""
     accepted = AcceptedTokens()
     for step in range(200):
         accepted.add(FIRST, 0, 4, [([1, 2], 1.0)], step)
@@ -86,14 +87,14 @@ def test_a_tree_counts_for_every_smaller_size() -> None:
     assert 0.1 < gains_of(accepted, num_sizes=5)[-1] < 0.7
 
 
-def test_old_trees_fade() -> None:
+def test_old_trees_lose_weight() -> None:
     accepted = AcceptedTokens()
     for step in range(800):
         accepted.add(FIRST, 0, 1, [([1] if step >= 400 else [], 1.0)], step)
     assert gains_of(accepted, num_sizes=1) == pytest.approx([1.0], abs=0.2)
 
 
-def test_a_new_batch_size_begins_with_what_others_know() -> None:
+def test_a_new_batch_size_starts_with_the_statistics_of_others() -> None:
     accepted = AcceptedTokens()
     for step in range(300):
         accepted.add(FIRST, 0, 3, [([], 1.0)], step)
@@ -101,7 +102,7 @@ def test_a_new_batch_size_begins_with_what_others_know() -> None:
 
 
 def planner_of(outcomes: Outcomes, steps: int, chains: bool = False) -> TablePlanner:
-    """A planner that has seen trees of both speculators."""
+    """Return a planner that has learnt from trees of both speculators."""
     planner = TablePlanner(PassCurve([(1, 0.005), (64, 0.05)]), NodeBudget(8, 8))
     planner.enrol([BOTH])
     planner.follow(dict.fromkeys(outcomes, 0))
@@ -113,21 +114,23 @@ def planner_of(outcomes: Outcomes, steps: int, chains: bool = False) -> TablePla
 
 
 def expected(planner: TablePlanner, *names: str) -> float:
-    """Accepted tokens of seven nodes for each of these requests."""
+    """Return the expected accepted tokens of seven nodes for each of these requests."""
     planner.follow(dict.fromkeys(names, 0))
     return list(planner.expected(BOTH, 0, planner.gains(BOTH, 0, 3)))[-1][0]
 
 
-def test_a_text_is_judged_by_its_own_trees_and_some_usual_ones() -> None:
+def test_a_request_is_judged_by_its_own_trees_and_the_average_ones() -> None:
     planner = planner_of({"good": (chain(ROOT, range(7)), range(1, 7))}, 30)
     good, both = expected(planner, "good"), expected(planner, "good", "new")
     assert good == pytest.approx(4.0, abs=1.0)
     assert 0.3 * good < both - good < 0.5 * good
     hopeless = planner_of({"bad": (chain(ROOT, range(7)), [])}, 20)
-    assert expected(hopeless, "bad") < expected(hopeless, "new"), "it may be better than the last one was"
+    assert expected(hopeless, "bad") < expected(hopeless, "new"), (
+        "a new request may be better than the last one"
+    )
 
 
-def test_chains_show_texts_but_no_shares() -> None:
+def test_chains_change_estimates_of_requests_but_not_of_subsets() -> None:
     outcomes = {"r": (chain(ROOT, range(3)), [1, 2, 3])}
     before = expected(planner_of(outcomes, 0, chains=True), "r")
     planner = planner_of(outcomes, 40, chains=True)
@@ -135,6 +138,6 @@ def test_chains_show_texts_but_no_shares() -> None:
     assert expected(planner, "r") > before
 
 
-def test_nodes_that_promise_too_little_to_be_kept_show_a_hopeless_text() -> None:
+def test_trees_without_any_kept_node_lower_the_estimate_of_a_request() -> None:
     root = {"r": (TokenTree.root_only(ROOT), [])}
     assert expected(planner_of(root, 40), "r") < 0.3 * expected(planner_of(root, 0), "r")

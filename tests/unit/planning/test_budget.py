@@ -1,4 +1,4 @@
-"""Budgets follow from what passes cost: nothing fits one machine only."""
+"""Node budgets follow from the measured cost of passes, on any machine."""
 
 from itertools import pairwise
 
@@ -37,12 +37,12 @@ def test_a_gpu_whose_nodes_are_free_gets_large_trees_at_batch_32() -> None:
     assert budget.of_step(32, 32) // 32 >= 60
 
 
-def test_where_every_token_costs_as_much_as_the_first_trees_stay_tiny() -> None:
+def test_trees_stay_tiny_if_every_token_costs_as_much_as_the_first() -> None:
     assert derive_budget(LINEAR, 16, 127, 2048).per_request <= 2
 
 
 @pytest.mark.parametrize("curve", [CPU, FLAT, LINEAR])
-def test_a_step_never_holds_more_than_the_verifier_accepts(curve: PassCurve) -> None:
+def test_a_step_never_has_more_tokens_than_the_verifier_accepts(curve: PassCurve) -> None:
     budget = derive_budget(curve, 64, 127, 96)
     for batch in (1, 8, 64, 96, 200):
         assert budget.of_step(batch, batch) <= max(0, 96 - batch)
@@ -50,7 +50,7 @@ def test_a_step_never_holds_more_than_the_verifier_accepts(curve: PassCurve) -> 
     assert all(a <= b for a, b in pairwise(limits))
 
 
-def test_the_operator_decides_if_he_likes() -> None:
+def test_the_operator_may_set_the_budget() -> None:
     budget = derive_budget(FLAT, 32, 127, 2048, per_request=5, per_step=9)
     assert (budget.per_request, budget.per_step) == (5, 9)
     assert derive_budget(FLAT, 32, 10, 2048, per_request=50).per_request == 10, "but not beyond the verifier"

@@ -1,4 +1,4 @@
-"""Scores that mean what they say: boasting speculators are corrected, modest ones raised."""
+"""Calibration of scores: too high scores are lowered, too low ones raised."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def siblings(scores: dict[int, float]) -> TokenTree:
     return builder.build()
 
 
-def test_without_outcomes_scores_are_believed() -> None:
+def test_without_outcomes_scores_are_not_changed() -> None:
     tree = chain(0, [1, 2], 0.7)
     assert Calibration().correct(3, tree) is tree
     assert Calibration().beliefs() == {}
@@ -41,14 +41,14 @@ def test_scores_become_the_measured_share_of_acceptance() -> None:
     )
 
 
-def test_nothing_below_a_wrong_turn_counts() -> None:
+def test_nodes_below_a_rejected_one_do_not_count() -> None:
     calibration = Calibration()
     for _ in range(200):
         calibration.observe(0, chain(0, [5, 6, 7], 0.5), [5, 9, 9])  # right, wrong, never reached
     assert calibration.correct(0, chain(0, [5], 0.5)).scores[1] == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_boasting_speculator_loses_its_place_under_a_budget() -> None:
+def test_a_speculator_with_too_high_scores_loses_nodes_of_a_budget() -> None:
     calibration = Calibration()
     honest, boasting = chain(0, [1, 2], 0.5), chain(0, [8, 9], 0.9)
     before = merge_trees([(0, honest), (1, boasting)], 3)
@@ -61,15 +61,15 @@ def test_a_boasting_speculator_loses_its_place_under_a_budget() -> None:
 
 
 def drawn(tokens: list[int], speculator: int = 0) -> TokenTree:
-    """Draws of a speculator that thinks little of them."""
+    """Return a tree of draws, each with probability 0.25."""
     builder = TreeBuilder(0)
     q = distribution([1, 2, 3, 4], [0.25] * 4)
     builder.propose_samples(0, ProposalKind.WITHOUT_REPLACEMENT, tokens, q, speculator)
     return builder.build()
 
 
-def test_draws_are_believed_as_often_as_they_were_accepted() -> None:
-    """First draws always rejected, second ones right three times in four."""
+def test_draws_are_ranked_by_their_measured_acceptance() -> None:
+    """First draws are always rejected, second ones right three times in four."""
     calibration = Calibration()
     for step in range(1000):
         calibration.observe_draws(drawn([3, 1, 2], 4), (2,) if step % 4 else ())
@@ -80,13 +80,14 @@ def test_draws_are_believed_as_often_as_they_were_accepted() -> None:
     assert belief(1, second) == pytest.approx(0.75, abs=0.05)
     assert belief(2, third) < 0.1, "tried in one step of four, and never right"
     assert 0 not in calibration.beliefs(), "others are not touched"
-    # a cut asks what its place is worth: the worthless first draw is taken before the second may be
+    # a cut keeps draws in order, so the first draw stays although it is never right
     (proposal,) = truncate(drawn([3, 1, 2], 4), 3, calibration.beliefs()).proposals
     assert len(proposal.children) == 2
 
 
 def test_draws_that_were_not_tried_do_not_count() -> None:
-    """Behind the accepted one, or below a rejected one. A point is accepted only if all draws were tried."""
+    """Draws after the accepted one or below a rejected one were not tried. A point is accepted after all draws
+    failed."""
     builder = TreeBuilder(0)
     builder.propose_points(0, [9], [0.5], speculator=0)
     tree = merge_trees([(0, builder.build()), (1, drawn([1, 2]))])

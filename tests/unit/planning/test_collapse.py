@@ -1,4 +1,4 @@
-"""A speculator whose drafts are accepted no more is noticed, and no other one."""
+"""Detection of speculators whose drafts are no longer accepted."""
 
 import logging
 import random
@@ -15,28 +15,28 @@ from specinfer.scheduling.statistics import SpeculationCounts, SpeculatorCounts
 
 
 def run(trend: AcceptanceTrend, drafts: int, rate: float, seed: int = 0) -> list[bool]:
-    """So many drafts of which each brings a token with this probability; the judgements that changed."""
+    """Note `drafts` drafts, each with an accepted token with probability `rate`; return the new judgements."""
     draw = random.Random(seed)
     return [trend.collapsed for _ in range(drafts) if trend.note(1, int(draw.random() < rate))]
 
 
-def test_a_thousand_drafts_of_which_nothing_is_accepted() -> None:
+def test_a_thousand_drafts_without_an_accepted_token_are_a_collapse() -> None:
     trend = AcceptanceTrend()
     assert run(trend, WINDOW - 1, 0.0) == []
     assert run(trend, 1, 0.0) == [True]
-    assert run(trend, 10 * WINDOW, 0.0) == [], "said once"
+    assert run(trend, 10 * WINDOW, 0.0) == [], "reported once"
     assert run(trend, 3 * WINDOW, 0.3) == [False]
 
 
 @pytest.mark.parametrize("before", [0.005, 0.02, 0.5])
-def test_nothing_is_accepted_any_more(before: float) -> None:
+def test_a_speculator_that_is_no_longer_accepted_has_collapsed(before: float) -> None:
     trend = AcceptanceTrend()
     assert run(trend, 5 * WINDOW, before) == []
     assert run(trend, WINDOW, 0.0) == [True]
     assert run(trend, 3 * WINDOW, before) == [False]
 
 
-def test_less_than_a_tenth_of_what_it_did() -> None:
+def test_less_than_a_tenth_of_the_former_acceptance_is_a_collapse() -> None:
     trend = AcceptanceTrend()
     run(trend, 5 * WINDOW, 0.8)
     assert run(trend, 3 * WINDOW, 0.04) == [True]
@@ -45,7 +45,7 @@ def test_less_than_a_tenth_of_what_it_did() -> None:
 
 
 @given(st.floats(0.2, 1.0), st.floats(0.3, 1.0), st.integers(0, 1000))
-def test_what_changes_with_the_texts_is_no_collapse(rate: float, factor: float, seed: int) -> None:
+def test_a_change_due_to_other_texts_is_no_collapse(rate: float, factor: float, seed: int) -> None:
     trend = AcceptanceTrend()
     assert run(trend, 2 * WINDOW, rate, seed) == []
     assert run(trend, 2 * WINDOW, rate * factor, seed) == []
@@ -58,7 +58,9 @@ def test_drafts_may_come_in_steps_of_any_size() -> None:
     assert trend.collapsed
 
 
-def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collapse_sets_a_metric_and_logs_a_line_for_its_speculator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     registry = CollectorRegistry()
     metrics = SpeculationMetrics(registry)
     watch, names = AcceptanceWatch(metrics), [Named("s:1", "ssm"), Named("s:2", "ngram")]
@@ -81,7 +83,7 @@ def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pyte
     with caplog.at_level(logging.WARNING):
         steps(300, 0, 2)
         assert shown() == [1, 0]
-        metrics.announce(names)  # a service that was away is back
+        metrics.announce(names)  # a service that was unavailable is back
         assert shown() == [1, 0]
         steps(300, 2, 2)
     assert shown() == [0, 0]

@@ -1,4 +1,4 @@
-"""Room for what a constraint forces: behind the root before drafts, elsewhere in what they leave."""
+"""Budget of forced tokens: after the root they replace drafts, elsewhere they use the rest."""
 
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ ROOT = 1
 
 
 def tree_of(allowed: Allowed, nodes: int, forced: int = 0, **fields: Any) -> TokenTree:
-    """Return what is verified where four children of the root are drafted; paths begin behind the root."""
+    """Return the tree to verify if four children of the root are drafted; paths start after the root."""
     constraint = Constraint(ConstraintKind.REGEX, "a")
     request = GenerationRequest(
         "r",
@@ -40,7 +40,7 @@ def tokens(tree: TokenTree) -> list[int]:
     return sorted(tree.token_ids[1:].tolist())
 
 
-def test_what_is_forced_behind_the_root_takes_the_place_of_drafts() -> None:
+def test_forced_tokens_after_the_root_replace_drafts() -> None:
     def six_seven(path: tuple[int, ...]) -> list[int]:
         return {(): [6], (6,): [7]}.get(path, [1, 2])
 
@@ -48,19 +48,19 @@ def test_what_is_forced_behind_the_root_takes_the_place_of_drafts() -> None:
     assert tokens(tree_of(six_seven, nodes=1)) == [6]
 
 
-def test_forbidden_drafts_cost_no_place() -> None:
+def test_forbidden_drafts_use_no_budget() -> None:
     assert tokens(tree_of(lambda path: [4, 5, 6], nodes=2)) == [4, 5]
 
 
-def test_what_is_forced_elsewhere_takes_what_is_left() -> None:
-    def eight_behind_two(path: tuple[int, ...]) -> list[int]:
+def test_forced_tokens_elsewhere_use_the_rest_of_the_budget() -> None:
+    def eight_after_two(path: tuple[int, ...]) -> list[int]:
         return [8] if path == (2,) else [2, 3, 9]
 
-    assert tokens(tree_of(eight_behind_two, nodes=2)) == [2, 3]
-    assert tokens(tree_of(eight_behind_two, nodes=3)) == [2, 3, 8]
-    assert tokens(tree_of(eight_behind_two, nodes=2, forced=1)) == [2, 3, 8]
+    assert tokens(tree_of(eight_after_two, nodes=2)) == [2, 3]
+    assert tokens(tree_of(eight_after_two, nodes=3)) == [2, 3, 8]
+    assert tokens(tree_of(eight_after_two, nodes=2, forced=1)) == [2, 3, 8]
 
 
-def test_not_more_than_may_still_be_generated() -> None:
+def test_forced_tokens_are_limited_by_the_remaining_tokens() -> None:
     one = tree_of(lambda path: [6], nodes=4, forced=4)
     assert len(one.forced) == 8  # of nine tokens, one is the bonus

@@ -1,4 +1,4 @@
-"""Descriptions of services are checked before anything is built on them."""
+"""Descriptions of services are checked before they are used."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ async def test_limits_of_a_verifier_that_make_no_sense_are_named(field: str, val
 
 
 @pytest.mark.parametrize(
-    "tokens", [[], [0, 64], list(range(1, 2000))], ids=["none", "of nothing", "too many"]
+    "tokens", [[], [0, 64], list(range(1, 2000))], ids=["none", "of no token", "too many"]
 )
 async def test_costs_of_passes_that_make_no_sense_are_refused(tokens: list[int]) -> None:
     def described(reply: Any) -> Any:
@@ -80,13 +80,13 @@ def service_at(address: str) -> SpeculatorService:
     ],
     ids=["many", "nameless", "long"],
 )
-def test_what_a_service_may_call_its_speculators_is_bounded(names: list[str], reason: str) -> None:
+def test_names_and_number_of_speculators_are_bounded(names: list[str], reason: str) -> None:
     with pytest.raises(IncompatibleError, match=reason):
         SpeculatorDirectory(POLICY)._check(service_at("x"), description(*names))
 
 
-def test_a_service_that_comes_back_under_ever_new_names_is_left_out() -> None:
-    """Numbers stay, and so do the metrics under each name."""
+def test_a_service_with_more_and_more_new_names_is_refused() -> None:
+    """Numbers of speculators are never freed, and neither are the metrics of each name."""
     directory = SpeculatorDirectory(POLICY)
     service = service_at("x")
     for number in range(256):
@@ -100,15 +100,15 @@ def test_a_service_that_comes_back_under_ever_new_names_is_left_out() -> None:
 
 
 def test_services_get_the_scope_of_a_request_that_starts_over() -> None:
-    """Where prompts are shared by caller; the scope does not name the caller."""
+    """Services get it only if prompts are shared by caller; the scope does not contain the caller's name."""
     request = GenerationRequest("r", (5, 6), 8, GREEDY, caller="alice")
     entry = StepEntry(RequestState.new(request, 0.0, 0, False), 0, (5, 6), True, TreeLimits(4, 4), 4)
     speculators = service_at("a")
     speculators.members = (0,)
-    asked = DraftQuery(entry, frozenset({0}))
+    query = DraftQuery(entry, frozenset({0}))
 
     def scope(scoped: bool) -> str:
-        return speculators.encode(asked, TargetOutputs(0), 0, scoped).cache_scope
+        return speculators.encode(query, TargetOutputs(0), 0, scoped).cache_scope
 
     assert scope(False) == ""
     assert scope(True) not in ("", "alice")

@@ -1,4 +1,4 @@
-"""Steps teach: costs go to the planner, outcomes to planner and calibration."""
+"""Results of a step: costs go to the planner, outcomes to the planner and the calibration."""
 
 import logging
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ ROOT = 7
 BOTH = frozenset({0, 1})
 
 
-class Listening(TablePlanner):
-    """A planner that keeps what it is told."""
+class RecordingPlanner(TablePlanner):
+    """A planner that stores the reports that it receives."""
 
     def __init__(self) -> None:
         super().__init__(PassCurve([(1, 0.005)]), NodeBudget(8, 8))
-        self.told: list[StepReport] = []
+        self.reports: list[StepReport] = []
 
     def observe(self, report: StepReport) -> None:
-        self.told.append(report)
+        self.reports.append(report)
 
 
 def entry(
@@ -44,7 +44,7 @@ def entry(
 
 
 def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> FinishedStep:
-    """Speculator 0 drafts 4, 5 for everybody, speculator 1 drafts 6; two nodes are said to be accepted."""
+    """Return a step: speculator 0 drafts 4-5 for each entry, speculator 1 drafts 6; two nodes are accepted."""
     drafts = {e.request_id: [(0, chain(ROOT, [4, 5])), (1, chain(ROOT, [6]))] for e in entries}
     trees = {name: merge_trees(draft) for name, draft in drafts.items()}
     verdict = VerdictEntry(EntryStatus.OK, accepted=(1, 2))
@@ -61,60 +61,59 @@ def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> Finis
     )
 
 
-def test_the_planner_learns_what_a_step_cost_and_brought() -> None:
-    planner = Listening()
+def test_the_planner_learns_costs_and_tokens_of_a_step() -> None:
+    planner = RecordingPlanner()
     draft_times = [DraftTime(BOTH, {0: 0.001, 1: 0.0005}, 0.0005)]
     wants_none = entry("plain", [4], Speculation.OFF)
     learn(step([entry("a", [4, 5, 8]), wants_none], draft_times), planner, Calibration())
-    (report,) = planner.told
+    (report,) = planner.reports
     assert (report.batch, report.tokens, report.pass_s) == (2, 8, 0.010)
     assert report.overhead_s == pytest.approx(0.020 - 0.010 - 0.002)
     assert {name: accepted for name, (_, accepted) in report.outcomes.items()} == {"a": (1, 2)}
 
 
-def test_waiting_in_vain_for_drafts_is_nobodys_cost() -> None:
-    planner = Listening()
+def test_waiting_for_late_drafts_is_not_counted_as_cost() -> None:
+    planner = RecordingPlanner()
     learn(step([entry("a", [8])]), planner, Calibration())
-    assert planner.told[0].overhead_s == pytest.approx(0.020 - 0.010 - 0.003)
+    assert planner.reports[0].overhead_s == pytest.approx(0.020 - 0.010 - 0.003)
 
 
-def test_steps_that_read_prompts_tell_the_planner_nothing() -> None:
-    planner = Listening()
+def test_steps_that_read_prompts_are_not_reported_to_the_planner() -> None:
+    planner = RecordingPlanner()
     learn(step([entry("a", [4]), entry("b", [4], delta=2)]), planner, Calibration())
-    assert not planner.told
+    assert not planner.reports
 
 
-def test_chains_are_told_apart_from_merged_trees() -> None:
-    planner = Listening()
+def test_chains_are_reported_apart_from_merged_trees() -> None:
+    planner = RecordingPlanner()
     learn(step([entry("a", [4]), entry("b", [4], Speculation.SEQUENCE)]), planner, Calibration())
-    (report,) = planner.told
+    (report,) = planner.reports
     assert (set(report.outcomes), set(report.chains)) == ({"a"}, {"b"})
 
 
-def test_the_log_says_what_was_expected_and_what_came(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_expected_and_actual_tokens_and_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    learn(step([entry("a", [4, 5, 8])]), Listening(), Calibration())
+    learn(step([entry("a", [4, 5, 8])]), RecordingPlanner(), Calibration())
     (line,) = [record.getMessage() for record in caplog.records if "batch 1" in record.getMessage()]
     assert line == (
         "batch 1: fastest, speculators [0, 1], 3 of 4 nodes; tokens 3 (expected 2.5), ms 20.0 (expected 18.0)"
     )
 
 
-def test_drafts_are_counted_against_what_followed() -> None:
-    """Speculator 0 is always right, speculator 1 never: scores move apart."""
+def test_scores_are_calibrated_by_the_tokens_that_followed() -> None:
+    """Speculator 0 is always right, speculator 1 never, so their scores diverge."""
     calibration = Calibration()
     for _ in range(100):
-        learn(step([entry("a", [4, 5, 8])]), Listening(), calibration)
+        learn(step([entry("a", [4, 5, 8])]), RecordingPlanner(), calibration)
     assert calibration.correct(0, chain(ROOT, [4])).scores[1] > 0.7
     assert calibration.correct(1, chain(ROOT, [6])).scores[1] < 0.3
 
 
 def test_refused_entries_teach_nothing() -> None:
-    """Their trees are drafted again from the same root, with the same draws: a choice that knew what was
-    drawn would bias the output."""
-    planner, mixed = Listening(), step([entry("a", [4, 5, 8]), entry("b", [4, 5, 8])])
+    """Refused trees are drafted again with the same draws: learning from the draws would bias the output."""
+    planner, mixed = RecordingPlanner(), step([entry("a", [4, 5, 8]), entry("b", [4, 5, 8])])
     refused = VerdictEntry(EntryStatus.RESYNC)
     learn(replace(mixed, verdicts={**mixed.verdicts, "b": refused}), planner, Calibration())
-    (report,) = planner.told
+    (report,) = planner.reports
     assert report.outcomes.keys() == {"a"}
     assert report.tokens == len(mixed.trees["a"])

@@ -1,4 +1,4 @@
-"""The learned policy: what it sees of a text, what it learns, that it recovers, and what it never reads."""
+"""The learned planner: its features, its learning, recovery from wrong weights, and files of weights."""
 
 import json
 import random
@@ -32,20 +32,22 @@ ROOT = 7
 ALONE = frozenset({0})
 NAME = "copies"
 DRAFT_S, NODE_S, PLAIN_S = 0.003, 0.0004, 0.005
-"""Seconds of drafts, of a node and of plain steps: drafts are only worth it if they are right."""
+"""Seconds of drafts, of a node, and of a plain pass: drafts pay only if they are right."""
 CURVE = PassCurve([(1, PLAIN_S), (101, PLAIN_S + 100 * NODE_S)])
 
 
 class Copying:
-    """A text that copies itself in stretches of steps: while it does, its end stands in it before and chains
-    of eight are right; else nothing is. What is seen of it can be shuffled."""
+    """A simulated text that repeats earlier text in some stretches of steps.
+
+    Then chains of eight nodes are right, otherwise no node is. With `shuffled`, the planner sees random matches.
+    """
 
     def __init__(self, model: LinearModel | None, seed: int = 0, shuffled: bool = False) -> None:
         self.rng, self.shuffled, self.tokens, self.copies = random.Random(seed), shuffled, 100, False
         trained = {} if model is None else {NAME: model}
         self.planner = LearnedPlanner(CURVE, NodeBudget(8, 8), True, trained, [NAME], self.seen)
         self.planner.enrol([ALONE])
-        free = DraftTime(ALONE, {0: 0.0}, 0.0, read=1000)  # what is missed costs nothing
+        free = DraftTime(ALONE, {0: 0.0}, 0.0, read=1000)  # reading missed tokens costs nothing
         self.planner.observe(StepReport(Choice(ALONE, 1), 1, 2, PLAIN_S, [free], 0.0, {}))
 
     def seen(self, contexts: Mapping[str, int]) -> list[int]:
@@ -53,21 +55,21 @@ class Copying:
         return [MAX_REPEAT if copies else 0 for _ in contexts]
 
     def run(self, steps: int) -> tuple[float, dict[bool, float]]:
-        """Tokens per second, and how often drafts were asked for, by whether the text copied."""
-        came, seconds = 0, 0.0
-        asked: dict[bool, list[bool]] = {True: [], False: []}
+        """Return tokens per second, and the share of steps with drafts, by whether the text repeated itself."""
+        tokens, seconds = 0, 0.0
+        chosen: dict[bool, list[bool]] = {True: [], False: []}
         before: StepReport | None = None
         for step in range(steps):
             if step % 4 == 0:
                 self.copies = self.rng.random() < 0.5
             choice = self.planner.choose(1, {"r": self.tokens})
-            if before is not None:  # what a step teaches is learnt beside the next one
+            if before is not None:  # results of a step are learnt during the next one
                 self.planner.observe(before)
-            asked[self.copies].append(bool(choice.speculators))
+            chosen[self.copies].append(bool(choice.speculators))
             before, took = self.step(choice)
-            came += 1 + len(before.outcomes["r"][1])
+            tokens += 1 + len(before.outcomes["r"][1])
             seconds += took
-        return came / seconds, {kind: sum(tree) / len(tree) for kind, tree in asked.items()}
+        return tokens / seconds, {kind: sum(tree) / len(tree) for kind, tree in chosen.items()}
 
     def step(self, choice: Choice) -> tuple[StepReport, float]:
         nodes = choice.nodes if choice.speculators else 0
@@ -82,37 +84,37 @@ class Copying:
         return report, pass_s + DRAFT_S * bool(drafts)
 
 
-def test_it_speculates_while_a_text_repeats_itself_and_not_else() -> None:
-    """From nothing: the weights are those that serving taught. The control sees matches that mean nothing."""
+def test_it_speculates_only_while_a_text_repeats_itself() -> None:
+    """Training starts from zero during serving. In the control the matches that the planner sees are random."""
     world, control = Copying(None), Copying(None, shuffled=True)
     world.run(600)
-    speed, asked = world.run(1000)
+    speed, chosen = world.run(1000)
     control.run(600)
     blind_speed, _ = control.run(1000)
-    assert asked[True] > 0.9
-    assert asked[False] < 0.15
+    assert chosen[True] > 0.9
+    assert chosen[False] < 0.15
     always = 0.5 * (9 + 1) / (PLAIN_S + DRAFT_S + 8 * NODE_S)
-    assert blind_speed < 1.05 * always, "without what it sees it is no better than its better constant choice"
+    assert blind_speed < 1.05 * always, "without useful matches it is no better than a constant choice"
     assert speed > 1.15 * blind_speed
 
 
 @pytest.mark.parametrize("seed", range(effort(1, 3)))
-def test_wrong_weights_are_outgrown(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Weights that say the opposite: drafts are right where nothing repeats. Without refinement they stay."""
+def test_wrong_weights_are_corrected(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The weights are wrong: they expect right drafts if nothing repeats. Without refinement they do not change."""
     wrong = np.zeros(len(NAMES))
     wrong[NAMES.index("one")], wrong[NAMES.index(f"match {MAX_REPEAT}")] = 2.0, -2.0
     world, right = Copying(LinearModel(wrong), seed), Copying(None, seed)
     for planner in (world, right):
         planner.run(1000)
-    speed, asked = world.run(1000)
-    assert asked[True] > 0.9 > 0.2 > asked[False]
+    speed, chosen = world.run(1000)
+    assert chosen[True] > 0.9 > 0.2 > chosen[False]
     assert speed > 0.95 * right.run(1000)[0]
     monkeypatch.setattr(LinearModel, "refine", lambda *_: None)
     _, misled = Copying(LinearModel(wrong), seed).run(1000)
     assert misled[False] > misled[True]
 
 
-def test_a_step_of_refinement_is_bounded_whatever_it_sees() -> None:
+def test_a_step_of_refinement_is_bounded() -> None:
     model = LinearModel.usual()
     rng = np.random.default_rng(0)
     for step in range(50):
@@ -122,8 +124,8 @@ def test_a_step_of_refinement_is_bounded_whatever_it_sees() -> None:
         assert np.linalg.norm(model.weights - before) < 1.0
 
 
-def test_untrained_weights_expect_what_the_table_does() -> None:
-    """Trees of eight nodes: of others the table knows what they bring, the model follows log2(1 + n)."""
+def test_untrained_weights_expect_the_tokens_of_the_table_planner() -> None:
+    """Only for trees of eight nodes, which were observed; for other sizes the model assumes log2(1 + n)."""
     budget = NodeBudget(8, 64)
     table = TablePlanner(CURVE, budget)
     learned = LearnedPlanner(CURVE, budget, True, {}, ["a", "b"], lambda contexts: [0] * len(contexts))
@@ -133,11 +135,13 @@ def test_untrained_weights_expect_what_the_table_does() -> None:
         planner.enrol([both])
     for _ in range(400):
         outcomes = {name: (tree, [1, 2][: rng.randint(0, 2)]) for name in ("r", "s")}
-        for planner in (table, learned):  # without contexts nothing is refined
+        for planner in (table, learned):  # weights are not refined without contexts
             planner.choose(2, {"r": 10, "s": 9})
             planner.learn_tokens(StepReport(Choice(both, 8), 2, 9, 0.0, [], 0.0, outcomes))
-    for asked in table._shares.sets:
-        ours, theirs = ([n for n, _ in p.expected(asked, 1, p.gains(asked, 1, 4))] for p in (learned, table))
+    for chosen in table._shares.sets:
+        ours, theirs = (
+            [n for n, _ in p.expected(chosen, 1, p.gains(chosen, 1, 4))] for p in (learned, table)
+        )
         assert ours[-1] == pytest.approx(theirs[-1], rel=0.02)
 
 
@@ -152,7 +156,7 @@ def test_features_are_of_committed_tokens() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_matches_read_bit_by_bit_are_those_of_the_whole_text(seed: int) -> None:
+def test_incremental_matches_equal_those_of_the_whole_text(seed: int) -> None:
     rng = random.Random(seed)
     tokens = [rng.randrange(4) for _ in range(200)]
     repeats, length = Repeats(), 1
@@ -170,7 +174,7 @@ def test_requests_match_their_own_texts_and_are_forgotten() -> None:
     assert matches({"a": 5}) == [0], "a new request of that name is another text"
 
 
-def test_a_file_brings_back_what_was_saved(tmp_path: Path) -> None:
+def test_weights_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
     model = LinearModel(np.random.default_rng(0).random(len(NAMES)))
     save_weights(tmp_path / "w.json", {"a+b": model}, {"steps": 1})
     planner = load_weights("planner", tmp_path / "w.json")
@@ -195,14 +199,14 @@ BAD: dict[str, str] = {
 }
 
 
-def test_the_file_that_faults_are_put_into_is_a_good_one(tmp_path: Path) -> None:
+def test_the_file_without_faults_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "weights.json"
     path.write_text(broken())
     assert load_weights("planner", path).keys() == {"a"}
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_what_is_wrong_in_a_file_is_said_with_setting_and_file(tmp_path: Path, text: str) -> None:
+def test_errors_in_a_file_name_setting_and_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "weights.json"
     path.write_text(text)
     with pytest.raises(SettingError, match=r"planner = .*weights\.json.*: not what"):

@@ -1,4 +1,4 @@
-"""Seconds of passes between those that the verifier measured."""
+"""Seconds of passes, interpolated between the measured ones."""
 
 import pytest
 from hypothesis import given
@@ -24,15 +24,15 @@ def test_the_curve_of_passes_interpolates_and_always_rises() -> None:
 
 
 @given(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=12))
-def test_a_pass_takes_as_long_as_the_quickest_that_is_no_smaller(seconds: list[float]) -> None:
+def test_a_pass_takes_as_long_as_the_fastest_pass_of_at_least_its_size(seconds: list[float]) -> None:
     curve = PassCurve(enumerate(seconds, start=1))
     ours = [curve.at(tokens) for tokens in range(1, len(seconds) + 1)]
     assert ours == pytest.approx([min(seconds[i:]) for i in range(len(seconds))], rel=0.01)
-    assert ours == sorted(set(ours)), "a token more is never free"
+    assert ours == sorted(set(ours)), "an additional token is never free"
 
 
 def test_a_pass_measured_as_zero_seconds_is_accepted() -> None:
     with pytest.raises(ValueError, match="at least one measured"):
-        pass_curve(verifier_pb2.DescribeVerifierReply())  # refused before: `verifier_check`
+        pass_curve(verifier_pb2.DescribeVerifierReply())  # `verifier_check` refuses such descriptions earlier
     zeros = verifier_pb2.DescribeVerifierReply(pass_costs=[verifier_pb2.PassCost(tokens=1)])
     assert pass_curve(zeros).at(1) > 0

@@ -1,4 +1,4 @@
-"""Calibration error and AUC, against plain numpy, and of speculators that boast."""
+"""Calibration error and AUC of scores, against plain numpy."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ Outcomes = list[tuple[float, bool]]
 OUTCOMES = st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=100, max_size=150).map(
     lambda outcomes: [((percent + 0.5) / 100, hit) for percent, hit in outcomes]
 )
-"""Scores amid the bins, so that nothing is lost by them."""
+"""Scores in the middle of a bin, so that binning loses nothing."""
 
 
 def noted(outcomes: Outcomes) -> Reliability:
@@ -48,41 +48,41 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(outcomes: Outcomes) -> Non
 
 @settings(max_examples=30)
 @given(OUTCOMES, st.integers(0, 150))
-def test_parts_together_are_the_whole(outcomes: Outcomes, cut: int) -> None:
+def test_statistics_of_parts_are_merged(outcomes: Outcomes, cut: int) -> None:
     whole = noted(outcomes)
     actual = Reliability.of_all([noted(outcomes[:cut]), noted(outcomes[cut:])])
     assert actual.calibration_error == pytest.approx(whole.calibration_error)
     assert actual.auc == pytest.approx(whole.auc)
 
 
-def test_of_few_candidates_and_of_scores_at_the_ends() -> None:
+def test_few_candidates_give_no_values_and_scores_may_be_zero_or_one() -> None:
     few = noted([(0.5, True)] * 50 + [(0.5, False)] * 49)
     assert (few.calibration_error, few.auc) == (None, None)
     ends = noted([(0.0, False), (1.0, True)] * 50)
     assert (ends.calibration_error, ends.auc) == (0.0, 1.0)
 
 
-def test_what_was_long_ago_weighs_little() -> None:
+def test_old_outcomes_have_little_weight() -> None:
     reliability = noted([(0.9, False)] * 4000 + [(0.9, True)] * 16_000)
     assert reliability.calibration_error == pytest.approx(0.1, abs=0.03)
 
 
-def test_a_boaster_is_corrected_and_its_order_kept() -> None:
-    """Scores 0.9 and 0.45 of candidates accepted 3 times in 10 and 1 time in 10; another one tells the truth."""
+def test_scores_that_are_too_high_are_corrected_in_the_same_order() -> None:
+    """Scores 0.9 and 0.45 of candidates accepted 3 and 1 times in 10; the other speculator's scores are right."""
     calibration, rng = Calibration(), np.random.default_rng(0)
-    boast, honest = TreeBuilder(0), TreeBuilder(0)
-    boast.propose_points(0, [1, 2], [0.9, 0.45])
+    overconfident, honest = TreeBuilder(0), TreeBuilder(0)
+    overconfident.propose_points(0, [1, 2], [0.9, 0.45])
     honest.propose_points(0, [1, 2], [0.3, 0.1])
     assert calibration.reliability(0) is None
     for token in rng.choice([1, 2, 3], 4000, p=[0.3, 0.1, 0.6]).tolist():
-        calibration.observe(0, boast.build(), [token])
+        calibration.observe(0, overconfident.build(), [token])
         calibration.observe(1, honest.build(), [token])
-    said, corrected = calibration.reliability(0) or pytest.fail("counted")
-    assert said.calibration_error == pytest.approx((0.6 + 0.35) / 2, abs=0.03)
+    uncorrected, corrected = calibration.reliability(0) or pytest.fail("counted")
+    assert uncorrected.calibration_error == pytest.approx((0.6 + 0.35) / 2, abs=0.03)
     assert corrected.calibration_error == pytest.approx(0, abs=0.06)
     true, _ = calibration.reliability(1) or pytest.fail("counted")
     assert true.calibration_error == pytest.approx(0, abs=0.03)
-    # of all pairs of an accepted and a rejected candidate: 0.3 * 0.9 in order, 0.1 * 0.7 not, the rest alike
+    # of all pairs of an accepted and a rejected candidate: 0.3 * 0.9 in order, 0.1 * 0.7 not, the rest equal
     expected = (0.3 * 0.9 + (0.3 * 0.7 + 0.1 * 0.9) / 2) / (0.4 * 1.6)
-    for scores in (said, true):
+    for scores in (uncorrected, true):
         assert scores.auc == pytest.approx(expected, abs=0.03)

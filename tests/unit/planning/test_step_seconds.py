@@ -1,4 +1,4 @@
-"""Seconds of rows that are not run must follow the machine, and nothing else."""
+"""Estimated seconds of choices that are not run follow the speed of the machine."""
 
 import random
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from specinfer.planning.step_seconds import StepSeconds
 CURVE = PassCurve([(1, 0.034), (4, 0.036), (8, 0.051), (16, 0.092)])
 TREES = Choice(frozenset({0}), 4)
 PLAIN_S, TREES_S = 0.037, 0.075
-"""Seconds of steps while the machine is at its usual speed."""
+"""Seconds of a plain step and of one with trees at the machine's usual speed."""
 phases = st.lists(
     st.tuples(st.sampled_from([1.0, 1.3, 2.0, 3.0]), st.integers(5, 150)), min_size=1, max_size=30
 )
 
 
 def observe(seconds: StepSeconds, choice: Choice, slowness: float, step: int) -> None:
-    """Observe a step of one request on a machine that is so many times slower than usual."""
+    """Observe a step of one request on a machine that is `slowness` times slower than usual."""
     rows, step_s = (5, TREES_S) if choice is TREES else (1, PLAIN_S)
     report = StepReport(choice, 1, rows, slowness * CURVE.at(rows), [], 0.0, {})
     seconds.observe(report, slowness * step_s, step)
@@ -33,8 +33,10 @@ def estimated(seconds: StepSeconds) -> float:
 
 
 @given(phases, st.integers(0, 2**32))
-def test_a_row_that_is_not_run_follows_the_machine(phases: Sequence[tuple[float, int]], seed: int) -> None:
-    """Through any changes of speed, with noise."""
+def test_an_estimate_of_a_choice_that_is_not_run_follows_the_machine(
+    phases: Sequence[tuple[float, int]], seed: int
+) -> None:
+    """The speed changes at random, with noise."""
     seconds, rng, step = StepSeconds(CURVE), random.Random(seed), 12
     for first in range(step):
         observe(seconds, TREES, 1.0, first)
@@ -45,7 +47,7 @@ def test_a_row_that_is_not_run_follows_the_machine(phases: Sequence[tuple[float,
         assert estimated(seconds) == pytest.approx(slowness * TREES_S, rel=0.25)
 
 
-def test_one_slow_step_changes_no_other_row() -> None:
+def test_one_slow_step_changes_no_other_estimate() -> None:
     seconds = StepSeconds(CURVE)
     for step in range(12):
         observe(seconds, TREES, 1.0, step)

@@ -1,5 +1,4 @@
-"""The table planner against simulated speculators with known gain and cost: it finds the best choice, and its
-probes of others cost little."""
+"""The table planner with simulated speculators of known gain and cost: it finds the best choice with few probes."""
 
 import random
 from dataclasses import replace
@@ -22,7 +21,7 @@ ALONE = frozenset({0})
 def planner_of(
     speculators: int, max_nodes: int = 16, step_nodes: int = 64, adaptive: bool = True, node_ms: float = 0.1
 ) -> TablePlanner:
-    """With as many services of one speculator each, and a verifier that says what a node takes."""
+    """Return a planner with services of one speculator each, and known seconds per node."""
     planner = TablePlanner(curve(node_ms), NodeBudget(max_nodes, step_nodes), adaptive)
     planner.enrol([frozenset({s}) for s in range(speculators)])
     return planner
@@ -42,9 +41,9 @@ def simulate(
     one_service: bool = False,
     crowded: bool = False,
 ) -> tuple[list[Choice], float]:
-    """Runs steps in which speculator s always has `accepts[s]` tokens right, in the first of its nodes.
+    """Simulate steps in which the first `accepts[s]` tokens of speculator s are always right.
 
-    Drafts are made side by side, or one after another in `one_service`; `crowded`: all on one core.
+    Drafts are made in parallel, or one after another in `one_service`; `crowded`: in parallel on one core.
     Returns the choices and tokens per millisecond.
     """
     choices, tokens, total_ms = [], 0, 0.0
@@ -79,12 +78,12 @@ def simulate(
 
 
 def _seconds(choice: Choice, seconds: float) -> list[DraftTime]:
-    """A pool of one speculator."""
+    """Return the draft time of a pool of one speculator."""
     return [DraftTime(ALONE, {0: seconds}, 0)] if choice.speculators else []
 
 
 def _draft(choice: Choice, accepts: dict[int, int]) -> TokenTree:
-    """Every chosen speculator drafts a right chain and fills its budget with wrong siblings."""
+    """Return a tree with a right chain of every chosen speculator, and wrong siblings up to its budget."""
     trees = []
     for s in sorted(choice.speculators):
         builder, node = TreeBuilder(ROOT), 0
@@ -108,14 +107,14 @@ def _accepted(tree: TokenTree) -> list[int]:
 
 
 def usual(choices: list[Choice]) -> Choice:
-    """Return what is chosen most often once it has learnt."""
+    """Return the most frequent choice in the second half of the steps."""
     late = choices[len(choices) // 2 :]
     sets = [choice.speculators for choice in late]
-    most = max(set(sets), key=sets.count)
-    return [choice for choice in late if choice.speculators == most][-1]
+    frequent = max(set(sets), key=sets.count)
+    return [choice for choice in late if choice.speculators == frequent][-1]
 
 
-def test_good_and_cheap_speculators_are_used_with_hardly_more_nodes_than_pay() -> None:
+def test_good_and_cheap_speculators_are_used_with_few_useless_nodes() -> None:
     planner = planner_of(1)
     choices, _ = simulate(planner, 300, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
     choice = usual(choices)
@@ -132,8 +131,8 @@ def test_only_the_speculator_that_pays_is_asked() -> None:
     assert 1 in usual(choices).speculators
 
 
-def test_of_services_that_share_cores_those_that_pay_are_asked_without_the_others() -> None:
-    """Beside the others each takes 8 ms, for which the pool brings less than plain decoding."""
+def test_of_services_that_share_cores_only_those_that_pay_are_asked() -> None:
+    """If all four draft, each takes 8 ms, and the pool is slower than plain decoding."""
     accepts, costs = {0: 0, 1: 2, 2: 0, 3: 0}, dict.fromkeys(range(4), 2.0)
     choices, speed = simulate(planner_of(4), 400, 1, accepts, costs, 0.1, crowded=True)
     assert usual(choices).speculators == {1}
@@ -142,7 +141,7 @@ def test_of_services_that_share_cores_those_that_pay_are_asked_without_the_other
 
 
 def test_speculators_of_one_service_cost_the_sum_of_their_drafts() -> None:
-    """Side by side the first one's tokens would be free, but they take turns: only the better is asked."""
+    """In parallel the first one's tokens would be free, but they draft one after another: only the better one pays."""
     planner = planner_of(0)
     planner.enrol([frozenset({0, 1})])
     draft_ms = {0: 4.5, 1: 5.0}
@@ -150,13 +149,13 @@ def test_speculators_of_one_service_cost_the_sum_of_their_drafts() -> None:
     assert usual(choices).speculators == frozenset({1})
 
 
-def test_a_pool_that_grows_keeps_what_it_knows() -> None:
+def test_a_pool_that_grows_keeps_its_statistics() -> None:
     planner = planner_of(1)
     simulate(planner, 300, 1, {0: 3}, {0: 0.5}, node_ms=0.05)
     planner.enrol([frozenset({0}), frozenset({1})])
     choices, _ = simulate(planner, 600, 1, {0: 3, 1: 8}, {0: 0.5, 1: 1.0}, node_ms=0.05)
     assert 1 in usual(choices).speculators
-    assert sum(not choice.speculators for choice in choices) < 30, "probes; it does not start anew"
+    assert sum(not choice.speculators for choice in choices) < 30, "only probes; it does not start again"
 
 
 def test_a_large_batch_stops_speculating_when_nodes_cost_too_much() -> None:
@@ -172,27 +171,27 @@ def test_a_large_batch_stops_speculating_when_nodes_cost_too_much() -> None:
 def test_it_is_never_slower_than_plain_decoding_by_more_than_its_probes(
     batch: int, per_doubling: float
 ) -> None:
-    """On the stairs of a CPU, for texts of any kind; where speculation pays it is used."""
+    """Passes have the stairs of a CPU, texts any acceptance; if speculation pays, it is used."""
     planner = TablePlanner(STAIRS, derive_budget(STAIRS, 64, 127, 2048))
     planner.enrol([ALONE])
     rng = random.Random(batch)
     names = [f"r{i}" for i in range(batch)]
-    brought, took = 0.0, 0.0
+    total_tokens, took = 0.0, 0.0
     for _ in range(1000):
         choice = planner.choose(batch, dict.fromkeys(names, 0))
         outcomes = {name: drafted(share, per_doubling, rng) for name, share in shares(choice, names)}
         in_pass = sum(len(tree) for tree, _ in outcomes.values())
         pass_s = STAIRS.at(in_pass) * rng.lognormvariate(0, 0.05)
         draft_s = 0.0022 * batch**0.35 if choice.speculators else 0.0
-        brought += sum(1 + len(accepted) for _, accepted in outcomes.values())
+        total_tokens += sum(1 + len(accepted) for _, accepted in outcomes.values())
         took += pass_s + draft_s + 0.0015
         planner.observe(
             StepReport(choice, batch, in_pass, pass_s, _seconds(choice, draft_s), 0.0015, outcomes)
         )
     plain = batch / (STAIRS.at(batch) + 0.0015)
-    assert brought / took > 0.98 * plain
+    assert total_tokens / took > 0.98 * plain
     if per_doubling == 1.0 and batch <= 8:
-        assert brought / took > 1.2 * plain, "the best that these stairs allow at batch 8 is 1.27"
+        assert total_tokens / took > 1.2 * plain, "the best that these stairs allow at batch 8 is 1.27"
 
 
 STAIRS = PassCurve(
@@ -210,23 +209,23 @@ STAIRS = PassCurve(
 
 
 def shares(choice: Choice, names: list[str]) -> list[tuple[str, int]]:
-    """The step's nodes, evenly spread."""
+    """Return the nodes of each request: an even share of the step's nodes."""
     share, more = divmod(choice.step_nodes, len(names))
     return [(name, share + (i < more)) for i, name in enumerate(names)]
 
 
 def drafted(nodes: int, per_doubling: float, rng: random.Random) -> tuple[TokenTree, list[int]]:
-    """A chain of which so many tokens are accepted for every doubling, on average."""
+    """Return a chain, and accepted nodes: on average `per_doubling` for every doubling of its length."""
     expected = per_doubling * log2(1 + nodes)
     right = min(nodes, int(expected) + (rng.random() < expected % 1))
     return chain(ROOT, range(100, 100 + nodes)), list(range(1, right + 1))
 
 
-def test_many_speculators_are_chosen_among_quickly() -> None:
+def test_few_subsets_of_many_speculators_are_considered() -> None:
     planner = planner_of(18)
     draft_ms = {s: 1.0 + s for s in range(18)}
     choices, _ = simulate(planner, 200, 1, {s: 3 if s == 2 else 1 for s in range(18)}, draft_ms, node_ms=0.05)
-    assert 2 in usual(choices).speculators <= {0, 1, 2}, "beside it those that are quicker cost nothing"
+    assert 2 in usual(choices).speculators <= {0, 1, 2}, "faster speculators in parallel cost nothing"
     assert len(planner._shares.sets) < 40
 
 
@@ -237,7 +236,7 @@ def test_it_notices_when_text_becomes_predictable() -> None:
     assert usual(choices).speculators == ALONE
 
 
-def test_without_adaptation_everybody_is_asked_always() -> None:
+def test_without_adaptation_all_speculators_are_asked_always() -> None:
     planner = planner_of(2, adaptive=False)
     both = frozenset({0, 1})
     assert (planner.choose(1, {"r": 0}).speculators, planner.choose(1, {"r": 0}).nodes) == (both, 16)
@@ -261,15 +260,15 @@ def test_requests_without_speculation_teach_and_cost_nothing() -> None:
     assert usual(choices).speculators == ALONE
 
 
-def test_what_a_text_is_like_is_known_at_every_batch_size() -> None:
-    """Hopeless drafts need not be tried again when the batch grows."""
+def test_statistics_of_a_request_apply_to_every_batch_size() -> None:
+    """Drafts that are never accepted are not tried again when the batch grows."""
     planner = planner_of(1)
     simulate(planner, 200, 1, {0: 0}, {0: 6.0}, node_ms=0.3)
     choices, _ = simulate(planner, 20, 16, {0: 0}, {0: 40.0}, node_ms=0.3)
     assert not any(choice.speculators for choice in choices)
 
 
-def test_one_outlier_does_not_change_its_mind() -> None:
+def test_one_outlier_does_not_change_the_choice() -> None:
     planner = planner_of(1)
     simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
 
@@ -288,26 +287,26 @@ def test_one_outlier_does_not_change_its_mind() -> None:
 
 
 def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
-    """Request after request is hopeless or good; what one was like is not held against the next."""
+    """Requests alternate between hopeless and good; the statistics of one do not determine the next."""
     planner = planner_of(1)
-    spent: dict[bool, list[bool]] = {True: [], False: []}
+    speculated: dict[bool, list[bool]] = {True: [], False: []}
     for number in range(40):
         good = number % 2 == 0
         for _ in range(60):
             choice = planner.choose(1, {f"r{number}": 0})
-            spent[good].append(bool(choice.speculators))
+            speculated[good].append(bool(choice.speculators))
             tree = _draft(choice, {0: 4 if good else 0})
             (tree,) = cut_trees([tree], [choice.nodes + 1], keeps=choice.keeps)
             seconds = 0.005 + 0.0001 * (len(tree) - 1)
             drafts = _seconds(choice, 0.004)
             outcomes = {f"r{number}": (tree, _accepted(tree))}
             planner.observe(StepReport(choice, 1, len(tree), seconds, drafts, 0.001, outcomes))
-    late = {good: spent_nodes[len(spent_nodes) // 2 :] for good, spent_nodes in spent.items()}
+    late = {good: flags[len(flags) // 2 :] for good, flags in speculated.items()}
     assert sum(late[True]) / len(late[True]) > 0.9
     assert sum(late[False]) / len(late[False]) < 0.6
 
 
-def test_a_step_whose_drafts_were_late_says_nothing_of_plain_decoding() -> None:
+def test_a_step_with_late_drafts_does_not_change_the_speed_of_plain_decoding() -> None:
     planner = planner_of(1)
     for _ in range(30):
         planner.observe(StepReport(PLAIN, 1, 1, 0.008, [], 0.001, {}))
@@ -317,9 +316,11 @@ def test_a_step_whose_drafts_were_late_says_nothing_of_plain_decoding() -> None:
     assert planner.choose(1, {"r": 0}).plain_speed == pytest.approx(before, rel=0.01)
 
 
-def test_bad_luck_does_not_end_what_pays() -> None:
-    """Half of all first guesses are right, and so on: a step of 12 ms brings 2 tokens on average, a plain
-    one takes 8 ms. Runs of bad luck are common and prove little."""
+def test_bad_luck_does_not_end_speculation_that_pays() -> None:
+    """Half of all guesses are right, so a step of 12 ms gives 2 tokens on average, and a plain one of 8 ms one.
+
+    Sequences of bad luck are frequent and prove little.
+    """
     planner, rng = planner_of(1), random.Random(0)
     speculated = []
     for number in range(60):
@@ -338,7 +339,7 @@ def test_bad_luck_does_not_end_what_pays() -> None:
     assert sum(speculated) / len(speculated) > 0.85
 
 
-def test_every_choice_says_why() -> None:
+def test_every_choice_has_a_reason() -> None:
     planner = planner_of(1)
     choices, _ = simulate(planner, 1000, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
     reasons = [choice.reason for choice in choices]

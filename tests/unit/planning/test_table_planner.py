@@ -1,6 +1,6 @@
-"""The table planner in simulated worlds: from a cold start, after disturbances, and when the load changes.
+"""The table planner in simulated worlds: cold starts, disturbances, and changes of load.
 
-Worlds follow from their seeds alone, so a speed is the same on every machine.
+Worlds depend only on their seeds, so speeds are the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from tests.support.oracle import chain
 FLAT = Costs(passes=((1, 20), (4, 20.5), (8, 22), (16, 26), (32, 40), (64, 80)))
 """Passes of a large model: eight tokens take hardly longer than one."""
 STEEP = Costs(passes=((1, 5.7), (4, 8.5), (8, 12.6), (16, 25), (32, 46), (64, 92)))
-"""Passes that are bound by arithmetic."""
+"""Passes limited by arithmetic."""
 SERVICE = frozenset({0, 1})
 SEEDS = (0, 10, 20)[: effort(2, 3)]
 
 
 def answered(choose: Any, costs: Costs, batch: int) -> float:
-    """Tokens per second of a cold process over twenty prompts, on average over the worlds."""
+    """Return the tokens per second of a cold process for twenty prompts, averaged over the worlds."""
     return sum(World(seed, batch, choose, costs).answer(20).speed for seed in SEEDS) / len(SEEDS)
 
 
@@ -36,7 +36,7 @@ def answered(choose: Any, costs: Costs, batch: int) -> float:
     ids=["flat", "steep", "steep-4", "flat-4"],
 )
 def test_a_cold_planner_is_near_the_best_constant(costs: Costs, batch: int, constants: Sequence[int]) -> None:
-    """The constants are the best one and its neighbours, so that it is seen to be the best."""
+    """The best constant is between its neighbours, which proves that it is the best."""
     speeds = [answered(nodes, costs, batch) for nodes in constants]
     assert constants[0] == 0 or max(speeds) > speeds[0]
     assert max(speeds) > speeds[-1]
@@ -45,7 +45,7 @@ def test_a_cold_planner_is_near_the_best_constant(costs: Costs, batch: int, cons
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_free_nodes_are_used(batch: int) -> None:
-    """A pass takes 12 ms whatever is in it, as where weights are read in every pass: trees grow to 64 nodes."""
+    """A pass takes 12 ms for any number of tokens, as with offloaded weights: trees grow to 64 nodes."""
     world = World(0, batch, TablePlanner, Costs(passes=((1, 12), (2048, 12.1)), drafts=lambda *_: 0.002))
     world.run(150)
     world.by_nodes.clear()
@@ -57,7 +57,7 @@ def test_free_nodes_are_used(batch: int) -> None:
 def test_a_machine_that_alternates_between_two_speeds_changes_no_choice(
     batch: int, nodes: int, prompts: int
 ) -> None:
-    """With one request four nodes are the best, with four requests plain decoding is."""
+    """Four nodes are the best for one request, plain decoding for four requests."""
     costs = Costs(speed_change=1 / 40)
     speeds = [World(10, batch, choose, costs).answer(prompts).speed for choose in (TablePlanner, nodes)]
     assert speeds[0] > 0.93 * speeds[1]
@@ -75,8 +75,8 @@ def test_after_a_disturbed_start_it_is_back_within_300_steps() -> None:
     assert world.run(400) > 0.93 * max(constant.run(400) for constant in constants)
 
 
-def test_trees_that_were_disturbed_when_they_were_tried_are_tried_again() -> None:
-    """The first ones took ten times as long: by what was measured, they would never pay."""
+def test_trees_whose_first_trials_were_disturbed_are_tried_again() -> None:
+    """The first trees take ten times as long; with these measurements alone they would never pay."""
     world = World(0, 1, TablePlanner)
     pass_s, disturbed = world.machine.pass_s, iter(range(10))
 
@@ -91,7 +91,7 @@ def test_trees_that_were_disturbed_when_they_were_tried_are_tried_again() -> Non
 
 
 def test_after_a_change_of_load_it_is_back_within_300_steps() -> None:
-    """One request, then sixteen, then one: the row of each load is found again."""
+    """One request, then sixteen, then one: the statistics of each load are used again."""
     world, plain, four = (World(4, 1, choose, STEEP) for choose in (TablePlanner, 0, 4))
     for batch in (1, 16, 1):
         for each_world in (world, plain, four):
@@ -101,7 +101,7 @@ def test_after_a_change_of_load_it_is_back_within_300_steps() -> None:
 
 
 def test_a_useless_speculator_costs_little() -> None:
-    """Plain decoding is always a row; trials of drafts that are never accepted become rare."""
+    """Plain decoding is always considered; trials of drafts that are never accepted become rare."""
     world = World(5, 1, TablePlanner, STEEP, guesses=(0.02,))
     ran = Ran()
     for _ in range(600):
@@ -117,13 +117,13 @@ def planner_of(adaptive: bool = True) -> TablePlanner:
     return planner
 
 
-def test_nobody_drafts_where_nobody_is_or_wants_it() -> None:
+def test_there_are_no_drafts_without_speculators_or_requests_for_them() -> None:
     assert planner_of().choose(2, {}) == Choice(reason=planner_of().choose(2, {}).reason)
     alone = TablePlanner(PassCurve([(1, 0.004)]), derive_budget(PassCurve([(1, 0.004)]), 4, 63, 512))
     assert not alone.choose(1, {"a": 5}).speculators
 
 
-def test_without_adapting_all_draft_what_the_budget_allows() -> None:
+def test_without_adaptation_all_speculators_draft_the_whole_budget() -> None:
     planner = planner_of(adaptive=False)
     choice = planner.choose(1, {"a": 5})
     assert choice.speculators == SERVICE
@@ -133,7 +133,7 @@ def test_without_adapting_all_draft_what_the_budget_allows() -> None:
     assert planner.choose(1, {"a": 9}) == before
 
 
-def test_requests_that_come_and_go_leave_nothing_behind() -> None:
+def test_statistics_of_ended_requests_are_deleted() -> None:
     planner = planner_of()
     for number in range(500):
         planner.choose(1, {f"r{number}": 40})
@@ -143,7 +143,7 @@ def test_requests_that_come_and_go_leave_nothing_behind() -> None:
 def trees_of(
     planner: TablePlanner, steps: int, asked: frozenset[int], draft_s: dict[int, float], read: int = 0
 ) -> None:
-    """Run steps of one request that plan four nodes, of which none is accepted; speculators are of one service."""
+    """Run steps of one request with four planned nodes, none of them accepted; one service has all speculators."""
     choice = Choice(asked, 4, 4)
     draft = DraftTime(SERVICE, {speculator: draft_s[speculator] for speculator in sorted(asked)}, 0.0, read)
     outcomes = {"a": (chain(7, range(4)), [])}
@@ -162,8 +162,8 @@ def test_the_first_steps_of_a_process_do_not_count() -> None:
     assert seconds_of(planner, SERVICE) == pytest.approx(0.013, rel=0.01)
 
 
-def test_speculators_of_one_service_draft_in_turn_and_those_of_two_side_by_side() -> None:
-    """Two were measured together; a single one is estimated from its part."""
+def test_speculators_of_one_service_draft_in_turn_and_those_of_two_in_parallel() -> None:
+    """Both were measured together; the time of a single one is estimated from its share."""
     for services, together_s in (([SERVICE], 0.005), ([{0}, {1}], 0.003)):
         planner = planner_of()
         planner.enrol([frozenset(service) for service in services])
@@ -180,7 +180,7 @@ def test_speculators_of_one_service_draft_in_turn_and_those_of_two_side_by_side(
             assert alone_s == pytest.approx(0.008 + draft_s, rel=0.05)
 
 
-def test_a_step_in_which_a_service_read_shows_reading_and_not_drafting() -> None:
+def test_a_step_in_which_a_service_read_counts_as_reading_and_not_drafting() -> None:
     planner = planner_of()
     trees_of(planner, 8, SERVICE, {0: 0.002, 1: 0.003})
     before = seconds_of(planner, SERVICE)

@@ -1,4 +1,4 @@
-"""Credit of the planner's trials: it bounds what all trials together may cost."""
+"""The credit that limits the total cost of the planner's trials."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def tree_row(tokens: float, seconds: float, variance: float = 1.0, error: float 
 def test_trials_cost_no_more_than_the_credit_earned(
     plans: list[tuple[int, float, float, int, float]],
 ) -> None:
-    """Three steps at first, then one in sixteen at most; no trial costs more than 48 steps."""
+    """The credit is three steps at first, plus one in sixteen; a trial costs at most 48 steps."""
     credit, step, lost = TrialCredit(), 0, 0.0
     for later, tokens, seconds, steps, reading_steps in plans:
         step += later
@@ -42,7 +42,7 @@ def test_trials_cost_no_more_than_the_credit_earned(
         assert lost <= 3 + step / 16 + 1e-6
 
 
-def test_a_trial_that_can_gain_less_than_a_hundredth_is_never_paid() -> None:
+def test_a_trial_with_a_possible_gain_below_one_percent_is_never_paid() -> None:
     credit = TrialCredit()
     for step in range(0, 10_000, 100):
         credit.earn(0, step)
@@ -52,18 +52,18 @@ def test_a_trial_that_can_gain_less_than_a_hundredth_is_never_paid() -> None:
 
 def test_credit_is_earned_more_slowly_with_age() -> None:
     """After 100,000 steps of a batch class, 1,000 steps earn 1,000 / 128; of another class 1,000 / 16."""
-    cheap, dear = tree_row(1.9, 0.020), tree_row(1.0, 0.030, variance=9.0)
+    cheap, expensive = tree_row(1.9, 0.020), tree_row(1.0, 0.030, variance=9.0)
     assert cheap.optimistic_speed(PLAIN) > PLAIN.speed
 
     def trials_after(batch_class: int) -> int:
         credit = TrialCredit()
         credit.earn(0, 100_000)
         for _ in range(100):
-            credit.pay(dear, PLAIN, 1, 3, 0.0)
+            credit.pay(expensive, PLAIN, 1, 3, 0.0)
         paid = 0
         for step in range(100_010, 101_010, 10):
             credit.earn(batch_class, step)
-            paid += credit.pay(dear, PLAIN, 1, 3, 0.0)
+            paid += credit.pay(expensive, PLAIN, 1, 3, 0.0)
         return paid
 
     assert trials_after(1) > 3 * trials_after(0) > 0

@@ -1,4 +1,4 @@
-"""Services are separated by commas, replicas of one service by bars; how replicas share requests."""
+"""Lists of services separated by commas, with replicas separated by bars; division of requests among replicas."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_requests_stay_where_they_are_and_move_when_a_replica_dies() -> None:
     assert shares.divide("abcd", ["x", "y"]) == {"a": "x", "b": "y", "c": "x", "d": "y"}
     assert shares.divide("dcba", ["y", "x"]) == {"a": "x", "b": "y", "c": "x", "d": "y"}
     shares.forget("bd")
-    assert shares.divide("e", ["x", "y"]) == {"e": "y"}, "which had the fewest"
+    assert shares.divide("e", ["x", "y"]) == {"e": "y"}, "the replica with the fewest"
     assert shares.divide("ace", ["y"]) == {"a": "y", "c": "y", "e": "y"}
     assert shares.divide("ace", []) == {}
     assert shares.divide("acef", ["x", "y"]) == {"a": "y", "c": "y", "e": "y", "f": "x"}

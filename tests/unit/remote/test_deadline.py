@@ -1,4 +1,4 @@
-"""The draft deadline follows the time of steps."""
+"""The deadline of drafts depends on the time of steps."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from specinfer.remote.policy import MIN_S, TIMES, PoolPolicy, UsualStepTime, dra
     ("step_s", "deadline_s"),
     [(None, 3.0), (0.0, MIN_S), (0.001, MIN_S), (0.2, 0.2 * TIMES), (0.5, 0.5 * TIMES), (10.0, 3.0)],
 )
-def test_in_proportion_between_floor_and_maximum(step_s: float | None, deadline_s: float) -> None:
+def test_the_deadline_is_proportional_to_steps_within_limits(step_s: float | None, deadline_s: float) -> None:
     assert draft_deadline(step_s, 3.0) == pytest.approx(deadline_s)
 
 

@@ -1,4 +1,4 @@
-"""Whom a service is not asked for, and for how long."""
+"""Speculators that a request is not sent to after a refusal, and for how many steps."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ from specinfer.drafters.refusals import LONGEST_PAUSE, Refusals
 
 
 def tries(refusals: Refusals, steps: int, request_id: str = "r") -> list[int]:
-    """Steps in which speculator 0 is asked and has no room."""
+    """Return the steps in which speculator 0 is asked; it never has room."""
     tries = []
     for step in range(steps):
         if 0 in refusals.willing(request_id, [0, 1]):
@@ -15,15 +15,15 @@ def tries(refusals: Refusals, steps: int, request_id: str = "r") -> list[int]:
     return tries
 
 
-def test_who_is_put_off_is_asked_again_at_once_and_then_ever_more_rarely() -> None:
+def test_a_speculator_without_room_is_asked_more_and_more_rarely() -> None:
     refusals = Refusals()
-    asked = tries(refusals, 400)
-    assert asked[:6] == [0, 1, 3, 7, 15, 31]
-    assert max(b - a for a, b in pairwise(asked)) == LONGEST_PAUSE + 1
-    assert len(asked) > 9, "never for good"
+    steps = tries(refusals, 400)
+    assert steps[:6] == [0, 1, 3, 7, 15, 31]
+    assert max(b - a for a, b in pairwise(steps)) == LONGEST_PAUSE + 1
+    assert len(steps) > 9, "never for good"
 
 
-def test_one_served_step_makes_good_for_all_before() -> None:
+def test_one_served_step_clears_all_earlier_refusals() -> None:
     refusals = Refusals()
     tries(refusals, 8)
     refusals.served("r", 0)
@@ -31,7 +31,7 @@ def test_one_served_step_makes_good_for_all_before() -> None:
     assert tries(refusals, 8) == [0, 1, 3, 7]
 
 
-def test_who_refuses_is_not_asked_again_and_others_are() -> None:
+def test_a_speculator_that_refuses_a_request_gets_only_other_requests() -> None:
     refusals = Refusals()
     refusals.refuse("r", 0)
     assert [refusals.willing("r", [0, 1]) for _ in range(100)] == [[1]] * 100

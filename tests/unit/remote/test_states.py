@@ -1,4 +1,4 @@
-"""Hidden states that grow and are forgotten: the same as one array, at the price of what is new."""
+"""Stored hidden states of a request behave like one array, with costs proportional to the new ones."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 3))
-def test_it_is_what_one_array_would_be(steps: list[tuple[str, int, int]], first: int) -> None:
+def test_it_behaves_like_one_array(steps: list[tuple[str, int, int]], first: int) -> None:
     kept, start, stop = States(5, rows(5, first)), 5, 5 + first
-    for what, number, most in steps:
+    for what, number, max_count in steps:
         if what == "append":
             kept.append(rows(stop, number))
             stop += number
@@ -31,13 +31,13 @@ def test_it_is_what_one_array_would_be(steps: list[tuple[str, int, int]], first:
             start = min(stop, start + number)
         else:
             begin = min(stop, start + number)
-            assert kept.read(begin, most).ravel().tolist() == list(range(begin, stop))[:most]
+            assert kept.read(begin, max_count).ravel().tolist() == list(range(begin, stop))[:max_count]
         assert (kept.start, kept.stop, kept.nbytes) == (start, stop, 2 * (stop - start))
     assert kept.read(start).shape == (stop - start, 1, 1)
 
 
-def test_a_step_costs_what_it_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much a service that takes nothing lets gather."""
+def test_the_cost_of_a_step_depends_only_on_new_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This also applies while the service reads no states and they accumulate."""
     copied, concatenate = 0, np.concatenate
 
     def counted(arrays: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whatever speculators send within their shares, the message to the verifier keeps its limit."""
+"""If speculators respect their shares, the message to the verifier never exceeds its limit."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,7 @@ LARGEST_TOKEN = 2**31 - 1
 
 
 def fan(speculator: int, nodes: int, support: int) -> TokenTree:
-    """A root with `nodes` children, each drawn with a proposal of its own from a q of so many large token
-    ids."""
+    """Return a root with `nodes` children, each drawn by its own proposal from a q of `support` large token ids."""
     tokens = np.arange(LARGEST_TOKEN - nodes + 1, LARGEST_TOKEN + 1, dtype=np.int64).astype(np.int32)
     ids = np.arange(LARGEST_TOKEN - support + 1, LARGEST_TOKEN + 1, dtype=np.int64).astype(np.int32)
     q = np.full(support, 1 / support, np.float32)
@@ -30,7 +29,7 @@ def fan(speculator: int, nodes: int, support: int) -> TokenTree:
 
 
 @pytest.mark.parametrize(("requests", "speculators"), [(1, 1), (3, 2), (8, 3)])
-def test_the_largest_trees_of_everybody_fit(requests: int, speculators: int) -> None:
+def test_the_largest_trees_of_all_speculators_fit(requests: int, speculators: int) -> None:
     step_bytes = 2**20
     share = TreeShare.of(128, step_bytes, requests, speculators)
     nodes, support = 60, 0
@@ -43,7 +42,7 @@ def test_the_largest_trees_of_everybody_fit(requests: int, speculators: int) -> 
     merged = encode_tree(merge_trees(trees))
     request = verifier_pb2.VerifyRequest(entries=[verifier_pb2.VerifyEntry(tree=merged)] * requests)
     assert request.ByteSize() <= step_bytes
-    assert request.ByteSize() > step_bytes / 10, "the bound is not idle"
+    assert request.ByteSize() > step_bytes / 10, "the bound is not far too low"
     check_tree(merge_trees(trees), LARGEST_TOKEN + 1, 128)
 
 

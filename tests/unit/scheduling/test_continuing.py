@@ -1,4 +1,4 @@
-"""Requests that another gateway began, deadlines, and what is handed over."""
+"""Requests that another gateway started, deadlines, and requests given to other gateways."""
 
 import random
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ def request(name: str = "a", prompt: int = 3, new: int = 8, **fields: object) ->
 
 @dataclass
 class ScriptedVerifier:
-    """Its next token is a function of the seed and of the whole context; drafts are right by chance."""
+    """A fake verifier: its next token depends on the seed and the whole context; its drafts are right at random."""
 
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     cached: dict[str, list[int]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class ScriptedVerifier:
         if len(cached) != entry.base_len:
             return VerdictEntry(EntryStatus.RESYNC)
         read = len(entry.delta)
-        if entry.read_limit:  # a random part of it is cached
+        if entry.read_limit:  # a random part of the delta is cached
             read = min(self.chance.randrange(read) + entry.read_limit, read - 1)
         context = self.cached[entry.request_id] = [*cached, *entry.delta[:read]]
         accepted: list[int] = []
@@ -91,7 +91,7 @@ class ScriptedVerifier:
     stops=st.frozensets(st.integers(0, TOKENS - 1), max_size=3),
     seed=st.integers(0, 1000),
 )
-def test_a_request_that_moves_to_another_gateway_ends_like_one_that_was_left_alone(
+def test_a_request_that_moves_to_another_gateway_has_the_same_tokens(
     steps: int,
     prompt: int,
     new: int,
@@ -100,7 +100,7 @@ def test_a_request_that_moves_to_another_gateway_ends_like_one_that_was_left_alo
     stops: frozenset[int],
     seed: int,
 ) -> None:
-    """Whatever speculators the other gateway has (`draws`), and whoever else runs there."""
+    """The other gateway may have different speculators (`draws`) and other requests."""
     sampling = Sampling(temperature=temperature, seed=seed)
     asked = request(prompt=prompt, new=new, sampling=sampling, stop_token_ids=stops)
     alone = scheduler()
@@ -134,8 +134,8 @@ def test_a_request_that_was_over_already_is_finished_at_once() -> None:
     stopped = s.submit(request(stop_token_ids=frozenset([9])), 5.0, generated=[7, 9])
     assert stopped.finish is FinishReason.STOP_TOKEN
     assert (s.waiting, s.running, s.plan(5.0)) == (0, 0, [])
-    goes_on = s.submit(request(stop_token_ids=frozenset([1])), 5.0)
-    assert goes_on.finish is None, "that is the prompt's last token, not a generated one"
+    continuing = s.submit(request(stop_token_ids=frozenset([1])), 5.0)
+    assert continuing.finish is None, "that is the prompt's last token, not a generated one"
 
 
 def test_its_first_step_reads_prompt_and_generated_tokens() -> None:
@@ -160,7 +160,7 @@ def test_it_keeps_its_place_in_the_queue() -> None:
     assert order == ["moved", "new", "newer", "also newer"]
 
 
-def test_what_is_dropped_goes_on_elsewhere_and_verdicts_for_it_are_ignored() -> None:
+def test_dropped_requests_keep_their_state_and_later_verdicts_are_ignored() -> None:
     s = scheduler()
     state = s.submit(request("a", deadline_s=5.0), 0.0)
     waiting = [s.submit(request(name), 0.0) for name in "bcd"]
@@ -169,7 +169,7 @@ def test_what_is_dropped_goes_on_elsewhere_and_verdicts_for_it_are_ignored() -> 
     tokens = list(state.tokens)
     entries = s.plan(0.0)
     assert s.drop("a") is state
-    again = s.submit(request("a"), 0.0, generated=tokens[3:])  # came back meanwhile
+    again = s.submit(request("a"), 0.0, generated=tokens[3:])  # submitted again meanwhile
     trees = {entry.request_id: TokenTree.root_only(entry.delta[-1]) for entry in entries}
     cached_lens = {e.request_id: e.base_len + e.max_read for e in entries}
     verdicts = {name: VerdictEntry(EntryStatus.OK, bonus=5, cached_len=n) for name, n in cached_lens.items()}
@@ -186,12 +186,12 @@ def test_what_is_dropped_goes_on_elsewhere_and_verdicts_for_it_are_ignored() -> 
         s.drop("a")
 
 
-def test_whoever_has_room_says_so() -> None:
+def test_room_for_a_request_depends_on_cache_and_slots() -> None:
     s = scheduler(SchedulerLimits(max_batch=3, kv_capacity_tokens=128))
     asked = request("x", new=20)
     assert s.has_room(asked)
     assert s.has_room(asked, generated=19)
-    assert not s.has_room(request("x", new=200)), "never, not even alone"
+    assert not s.has_room(request("x", new=200)), "not even as the only request"
     s.submit(request("a", prompt=40), 0.0)  # 44 and a block of slack: 64
     assert s.has_room(asked), "3 tokens, a tree and slack: 32"
     assert s.has_room(request("x", prompt=28)), "32 and 16"
@@ -200,12 +200,12 @@ def test_whoever_has_room_says_so() -> None:
     s.plan(0.0)
     assert s.has_room(asked)
     s.submit(request("c"), 0.0)
-    assert not s.has_room(asked), "every slot will be taken"
+    assert not s.has_room(asked), "every slot will be used"
     assert s.could_hold(asked)
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), max_size=8))
-def test_who_has_room_for_a_request_admits_it(sizes: list[tuple[int, int]]) -> None:
+def test_a_scheduler_with_room_for_a_request_admits_it(sizes: list[tuple[int, int]]) -> None:
     s = scheduler(SchedulerLimits(max_batch=4, kv_capacity_tokens=256))
     for index, (prompt, generated) in enumerate(sizes):
         asked = request(str(index), prompt=prompt, new=61)
@@ -216,7 +216,7 @@ def test_who_has_room_for_a_request_admits_it(sizes: list[tuple[int, int]]) -> N
         assert s.running == len(s.states)
 
 
-def test_time_ends_requests_with_the_tokens_they_have() -> None:
+def test_deadlines_end_requests_with_their_tokens() -> None:
     s = scheduler(SchedulerLimits(max_batch=2))
     states = {
         "soon": s.submit(request("soon", deadline_s=2.0), 0.0),
@@ -230,7 +230,7 @@ def test_time_ends_requests_with_the_tokens_they_have() -> None:
     assert {progress.state.request.request_id for progress in ended} == {"soon", "moved"}
     assert all(progress.final and progress.tokens == [] for progress in ended)
     assert states["soon"].finish is states["moved"].finish is FinishReason.DEADLINE
-    assert states["moved"].new_tokens > 0, "they are kept"
+    assert states["moved"].new_tokens > 0, "its tokens stay"
     (late,) = s.reap(3.0)
     assert (late.state, late.state.new_tokens) == (states["later"], 0), "it was still waiting"
     s.submit(request("both", deadline_s=1.0), 3.0)
@@ -252,7 +252,7 @@ def test_cancelling_twice_ends_once() -> None:
     assert s.reap(0.0) == []
 
 
-def test_a_full_queue_says_when_a_place_may_be_free() -> None:
+def test_a_full_queue_gives_a_time_to_retry() -> None:
     s = scheduler(SchedulerLimits(max_batch=1, max_waiting=1))
     for index in range(4):
         s.submit(request(str(index)), 10.0)
@@ -281,7 +281,7 @@ def test_a_full_queue_says_when_a_place_may_be_free() -> None:
 def test_everything_finishes_in_a_cache_that_is_too_small_for_all(
     asked: list[tuple[str, int, int, int]], seed: int
 ) -> None:
-    """Preemption and fair admission do not undo each other for ever."""
+    """Preemption and fair admission must not undo each other forever."""
     s = scheduler(SchedulerLimits(max_batch=6, prefill_chunk=8, kv_capacity_tokens=80))
     verifier = ScriptedVerifier(random.Random(seed))
     states = []

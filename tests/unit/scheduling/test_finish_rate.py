@@ -1,4 +1,4 @@
-"""A caller that finds the queue full learns when to come again."""
+"""The time to retry that a caller gets if the queue is full."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_the_hint_is_the_time_in_which_one_request_finishes() -> None:
     assert rate.hint(128.0) == pytest.approx(7.0), "nothing has finished since: it takes longer"
 
 
-def test_only_the_present_counts() -> None:
+def test_only_recent_requests_count() -> None:
     rate = FinishRate()
     rate.begin(0.0)
     for second in range(100):
@@ -24,7 +24,7 @@ def test_only_the_present_counts() -> None:
     assert rate.hint(1031.5) == pytest.approx(0.5)
     rate.begin(5000.0)
     rate.finish(5003.0)
-    assert rate.hint(5003.0) == pytest.approx(3.0), "the pause before is no work"
+    assert rate.hint(5003.0) == pytest.approx(3.0), "the idle time before does not count"
 
 
 def test_hints_have_bounds() -> None:

@@ -1,4 +1,4 @@
-"""Progress of several steps is written as one item a request."""
+"""Progress of several steps is written as one item per request."""
 
 import json
 
@@ -38,8 +38,8 @@ def test_every_request_has_one_item_with_all_its_tokens(steps: list[tuple[str, l
     assert [(item.tokens, item.logprobs) for item in progress] == copies, "clients get each step's own"
 
 
-def test_a_request_that_came_back_begins_an_item_of_its_own() -> None:
-    """Redis had fewer tokens than were about to be written: places overlap, and each is written at its own."""
+def test_a_request_that_was_submitted_again_has_its_own_item() -> None:
+    """Redis had fewer tokens than this gateway: positions overlap, so the two states get separate items."""
     before, after = state_of("a"), state_of("a")
     progress = [
         *(Progress(before, [7], [], 10, False), Progress(before, [8], [], 11, False)),
@@ -53,7 +53,7 @@ def test_a_request_that_came_back_begins_an_item_of_its_own() -> None:
 
 
 def test_a_prompt_that_is_read_again_counts_its_cached_tokens_once() -> None:
-    """After a restart of the verifier, or a preemption, the part that was read before is found again."""
+    """After a restart of the verifier or a preemption, tokens that were read before are in the cache."""
     state = RequestState.new(GenerationRequest("a", tuple(range(100)), 100, frozenset()), 0.0, 0, False)
 
     def read(base: int, tokens: int, cached: int) -> None:
@@ -69,7 +69,7 @@ def test_a_prompt_that_is_read_again_counts_its_cached_tokens_once() -> None:
 
 
 def test_an_ending_is_read_as_earlier_and_later_versions_write_it() -> None:
-    """Gateways of two versions share Redis while they are replaced."""
+    """Gateways of two versions share Redis during an upgrade."""
     ending = Ending(FinishReason.LENGTH, prompt_tokens=7, cached_tokens=0)
     values = json.loads(ending.to_json())
     assert Ending.from_json(json.dumps({**values, "unknown": 1})) == ending

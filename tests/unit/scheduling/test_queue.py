@@ -1,4 +1,4 @@
-"""Callers share the verifier fairly: what `specinfer.scheduling.queue` promises, under any order of events."""
+"""Callers share the verifier fairly: the rules of `specinfer.scheduling.queue` for any order of events."""
 
 from collections import Counter
 
@@ -32,13 +32,13 @@ def running(s: Scheduler) -> list[RequestState]:
 
 
 def finish_first(s: Scheduler, caller: str | None = None) -> None:
-    """Ends the request that has run longest, of the caller if one is named."""
+    """End the request that has run longest, of `caller` if given."""
     state = next(state for state in running(s) if caller in (None, state.request.caller))
     s.finish(state, FinishReason.LENGTH, 0.0)
 
 
 class FairSharing(RuleBasedStateMachine):
-    """Submits, admissions, finishes, preemptions, cancelled waiting requests, in any order."""
+    """Requests are submitted, admitted, finished, preempted, and cancelled while waiting, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,10 +118,10 @@ TestFairSharing = FairSharing.TestCase
 def test_callers_that_always_wait_differ_by_one_running_request_at_most(
     max_batch: int, callers: list[str], finishing: list[str]
 ) -> None:
-    """Whoever's requests finish, however often."""
+    """Requests of any caller may finish, in any order."""
     s = scheduler(max_batch)
     for caller in callers:
-        for index in range(max_batch + len(finishing)):  # nobody runs out
+        for index in range(max_batch + len(finishing)):  # no caller runs out of requests
             s.submit(request(f"{caller}{index}", caller), 0.0)
     for caller in finishing:
         if any(state.request.caller == caller for state in running(s)):
@@ -133,7 +133,7 @@ def test_callers_that_always_wait_differ_by_one_running_request_at_most(
 
 
 @pytest.mark.parametrize("max_batch", [1, 4])
-def test_a_thousand_waiting_requests_of_one_caller_delay_nobody_beyond_the_next_slot(max_batch: int) -> None:
+def test_a_thousand_waiting_requests_of_one_caller_delay_others_by_one_slot(max_batch: int) -> None:
     s = scheduler(max_batch)
     for index in range(1000):
         s.submit(request(f"flood{index}", "greedy"), 0.0)
@@ -148,22 +148,22 @@ def test_a_thousand_waiting_requests_of_one_caller_delay_nobody_beyond_the_next_
         assert len(running(s)) == max_batch
 
 
-def test_one_who_always_has_a_request_does_not_keep_others_out_of_a_single_slot() -> None:
+def test_callers_that_always_wait_alternate_in_a_single_slot() -> None:
     s = scheduler(max_batch=1)
     for index in range(4):
         s.submit(request(f"a{index}", "a"), 0.0)
     order = []
     for index in range(8):
         if index < 4:
-            s.submit(request(f"b{index}", "b"), 0.0)  # comes back at once, each time
+            s.submit(request(f"b{index}", "b"), 0.0)  # submits again at once, each time
         (state,) = running(s)
         order.append(state.request.caller)
         s.finish(state, FinishReason.LENGTH, 0.0)
     assert "".join(order) == "abababab"
 
 
-def test_who_outgrows_the_cache_gives_way_to_who_has_less() -> None:
-    """The latest arrival is the only request of its caller."""
+def test_if_the_cache_is_full_the_caller_with_more_requests_is_preempted() -> None:
+    """The preempted request is not the latest arrival, which is the only one of its caller."""
     s = scheduler(max_batch=4, capacity=160)
     states = {name: s.submit(request(name, name[0]), 0.0) for name in ("a1", "a2", "a3", "b1")}
     assert len(running(s)) == 4
@@ -232,7 +232,7 @@ def test_one_caller_cannot_fill_the_queue() -> None:
     s.submit(request("single", "modest"), 0.0)
 
 
-def test_without_keys_everybody_shares_the_whole_queue() -> None:
+def test_without_keys_all_requests_share_the_queue() -> None:
     s = scheduler(max_batch=1, max_waiting=100)
     for index in range(100):
         s.submit(request(str(index), ""), 0.0)

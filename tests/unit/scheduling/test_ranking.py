@@ -1,4 +1,4 @@
-"""Rankings against the plain definition."""
+"""Rankings against a plain definition."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Prompt tokens of steps in which requests decode: bounded, planned for the context of the prompt that is read."""
+"""Prompt tokens per step while other requests decode: bounded, depending on the context of the prompt."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 
 LINEAR = tuple(0.01 + 0.001 * tokens for tokens in range(2048))
-"""Seconds of a pass of one token, of two and so on."""
+"""Seconds of a pass, by its number of tokens minus one."""
 
 
 def request(name: str, prompt: int = 1, new: int = 1000, priority: int = 0) -> GenerationRequest:
@@ -22,7 +22,7 @@ def request(name: str, prompt: int = 1, new: int = 1000, priority: int = 0) -> G
 
 
 def step(s: Scheduler, found: int = 0) -> list[StepEntry]:
-    """Plans, and answers; a prompt's first `found` tokens are in the verifier's cache."""
+    """Plan a step and commit it; the first `found` tokens of a new prompt are in the verifier's cache."""
     entries = s.plan(0.0)
     trees = {e.request_id: TokenTree.root_only(e.delta[-1]) for e in entries if e.final}
     verdicts = {}
@@ -38,7 +38,7 @@ def step(s: Scheduler, found: int = 0) -> list[StepEntry]:
 
 @st.composite
 def curves(draw: st.DrawFn) -> PassCurve:
-    """Measured passes: any sizes, any seconds."""
+    """Draw measured passes of any sizes and seconds."""
     sizes = draw(st.sets(st.sampled_from([1, 2, 4, 8, 16, 32, 64, 256, 512]), min_size=1))
     return PassCurve((size, draw(st.floats(1e-4, 2.0))) for size in sizes)
 
@@ -61,10 +61,10 @@ def test_reading_at_most_doubles_the_seconds_of_a_decoding_step(
     while reading := {name for name, state in s.states.items() if state.pending > 1}:
         decoding = s.states.keys() - reading
         entries = step(s)
-        own = [e for e in entries if e.request_id not in reading]
-        assert {e.request_id for e in own} == decoding, "each decodes in each step"
-        rows = sum(1 + e.limits.nodes for e in own)
-        read = sum(e.max_read for e in entries) - len(own)
+        decoders_of = [e for e in entries if e.request_id not in reading]
+        assert {e.request_id for e in decoders_of} == decoding, "each decodes in each step"
+        rows = sum(1 + e.limits.nodes for e in decoders_of)
+        read = sum(e.max_read for e in entries) - len(decoders_of)
         assert read
         assert not rows or read == 1 or curve.at(rows + read) <= 2.000001 * curve.at(rows)
 
@@ -86,16 +86,16 @@ def test_reading_after_a_long_context_doubles_a_step_at_most(
 
     assert read
     assert read == 1 or seconds(read) <= 2.000001 * curve.at(rows)
-    assert seconds(read + 1) > 1.999999 * curve.at(rows) or rows + read >= 2047, "no fewer than need be"
+    assert seconds(read + 1) > 1.999999 * curve.at(rows) or rows + read >= 2047, "as many as possible"
 
 
 def seconds_of(rows: int, read: int, context: float, context_s: float) -> float:
-    """Seconds of a pass of `LINEAR`."""
+    """Return the seconds of a pass of `LINEAR` with `read` prompt tokens after `context` tokens."""
     return LINEAR[rows + read - 1] + read * context_s * context
 
 
 def with_a_decoder(context_s: float) -> Scheduler:
-    """One request decodes."""
+    """Return a scheduler in which one request decodes."""
     s = Scheduler(
         SchedulerLimits(max_context_len=100_000, kv_capacity_tokens=200_000),
         NodeBudget(0, 0, pass_seconds=LINEAR, context_s=context_s),
@@ -110,7 +110,7 @@ def read_of(entries: list[StepEntry]) -> dict[str, int]:
 
 
 def test_a_prompt_that_may_be_cached_is_first_planned_as_if_it_were() -> None:
-    """Then its context is known."""
+    """From the second step on its context is known."""
     s = with_a_decoder(1e-6)
     short, long = (s._reading.max_tokens(1, context) for context in (0, 20_000))
     assert short is not None

@@ -1,4 +1,4 @@
-"""The scheduler as a pure state machine, and the budget."""
+"""The scheduler as a pure state machine, and node budgets."""
 
 from dataclasses import replace
 
@@ -37,14 +37,14 @@ def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> Verd
 
 
 def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:
-    """Plans, and answers every final entry with one token."""
+    """Plan a step, and answer every final entry with one token."""
     entries = s.plan(0.0)
     trees = {e.request_id: TokenTree.root_only(e.delta[-1]) for e in entries if e.final}
     s.commit(entries, trees, {e.request_id: answer(e, bonus) for e in entries}, 0.0)
     return entries
 
 
-def test_a_step_reads_whole_chunks_while_nobody_decodes() -> None:
+def test_a_step_reads_whole_chunks_while_no_request_decodes() -> None:
     budget = NodeBudget(0, 0, pass_seconds=(2.0, 2.5, 3.0, 4.0, 5.0, 6.0))
     s = Scheduler(replace(LIMITS, prefill_chunk=100), budget)
     s.submit(request("a", prompt=101), 0.0)
@@ -54,7 +54,7 @@ def test_a_step_reads_whole_chunks_while_nobody_decodes() -> None:
     assert [[e.max_read for e in step(s)] for _ in range(4)] == [[1, 3], [1, 3], [1, 3], [1, 1]]
 
 
-def test_a_prompt_is_read_in_chunks_and_decoding_goes_on_beside_it() -> None:
+def test_a_prompt_is_read_in_chunks_while_other_requests_decode() -> None:
     s = scheduler()
     s.submit(request("short"), 0.0)
     step(s)
@@ -69,7 +69,7 @@ def test_a_prompt_is_read_in_chunks_and_decoding_goes_on_beside_it() -> None:
 
 
 def test_a_prompt_s_first_entry_has_all_that_may_be_cached() -> None:
-    """Tokens that the verifier has cached take no part of the chunk."""
+    """Cached tokens do not count toward the chunk."""
     s = scheduler()
     s.submit(request("long", prompt=90), 0.0)
     (entry,) = s.plan(0.0)
@@ -83,7 +83,7 @@ def test_a_prompt_s_first_entry_has_all_that_may_be_cached() -> None:
 
 
 def test_a_prompt_s_entries_have_all_that_may_be_cached_until_some_was_computed() -> None:
-    """Also after generated tokens, as when a preempted request is read again."""
+    """This includes generated tokens, as when a preempted request is read again."""
     s = scheduler()
     s.submit(request("long", prompt=80), 0.0, generated=[CAT] * 7)
     for base in (0, 32):
@@ -104,7 +104,7 @@ def test_a_prompt_s_entries_have_all_that_may_be_cached_until_some_was_computed(
 
 
 def test_a_chunk_smaller_than_the_callers_goes_to_the_earliest_prompt() -> None:
-    """Longer prompts of others, however many come, do not keep it from being read."""
+    """Longer prompts of other callers, however many, do not delay it."""
     s = scheduler(replace(LIMITS, prefill_chunk=1, max_waiting=4))
     s.submit(request("short", prompt=4, caller="a"), 0.0)
     for number in range(2):
@@ -123,8 +123,8 @@ def test_two_prompts_share_one_chunk_per_step() -> None:
     assert all(sum(n for n in row.values() if n > 1) <= 4 for row in lengths)
 
 
-def test_prompts_are_read_where_a_step_may_have_only_one_token_for_each_request() -> None:
-    """The chunk was what a step may have less a token for every prompt, too: nothing was left, for ever."""
+def test_prompts_are_read_even_if_a_step_has_room_for_one_token_per_request() -> None:
+    """The room of a step minus one token per prompt would be zero, and no prompt would ever be read."""
     s = scheduler(replace(LIMITS, max_step_tokens=3, max_waiting=3))
     for name in "abc":
         s.submit(request(name, prompt=5, new=2), 0.0)
@@ -203,8 +203,8 @@ def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     assert state.finish is FinishReason.ERROR
 
 
-def test_a_process_that_was_stopped_has_put_nothing_off() -> None:
-    """A machine that sleeps, or a verifier that is lost for minutes: the next step is tried."""
+def test_time_in_which_the_process_was_stopped_does_not_count_as_deferral() -> None:
+    """The machine slept, or the verifier was unavailable for minutes: the next step is tried."""
     s = scheduler()
     state = s.submit(request("a"), 0.0)
     full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
@@ -235,10 +235,10 @@ def test_admission_waits_for_room_in_the_cache() -> None:
 @given(
     st.integers(16, 100), st.integers(1, 100), st.integers(1, 100), st.integers(0, 40), st.integers(8, 120)
 )
-def test_trees_change_nothing_about_what_is_taken(
+def test_trees_do_not_change_which_requests_are_accepted(
     capacity: int, prompt: int, new: int, nodes: int, context: int
 ) -> None:
-    """Requests that fit into cache and context are taken, and their trees take no more than there is."""
+    """Requests that fit into cache and context are accepted, and their trees do not exceed them."""
     limits = SchedulerLimits(max_context_len=context, kv_capacity_tokens=capacity, prefill_chunk=64)
     description = verifier_pb2.DescribeVerifierReply(
         max_context_len=context, kv_capacity_tokens=capacity, kv_block_tokens=limits.kv_block_tokens
@@ -246,14 +246,14 @@ def test_trees_change_nothing_about_what_is_taken(
     fits = prompt + new <= longest_request(description)
     for speculation in Speculation:
         s = scheduler(limits, nodes)
-        asked = request("a", prompt, new, speculation=speculation)
-        assert s.could_hold(asked) == fits
+        new_request = request("a", prompt, new, speculation=speculation)
+        assert s.could_hold(new_request) == fits
         if not fits:
             bound = "context of" if prompt + new > context else "cache of"
             with pytest.raises(InvalidInputError, match=f"over the {bound}"):
-                s.submit(asked, 0.0)
+                s.submit(new_request, 0.0)
             continue
-        s.submit(asked, 0.0)
+        s.submit(new_request, 0.0)
         for entry in (entry for _ in range(prompt + new) for entry in step(s)):
             cached = entry.base_len + entry.max_read + entry.limits.nodes
             assert cached <= capacity
@@ -320,7 +320,7 @@ def test_speculation_off_and_sequence_get_their_limits() -> None:
     assert (sequence.limits.nodes, sequence.limits.width) == (5, 1)
 
 
-def test_trees_are_told_what_will_not_be_verified() -> None:
+def test_limits_of_trees_include_probability_and_speed() -> None:
     s = scheduler()
     s.submit(request("a"), 0.0)
     (entry,) = s.plan(0.0, max_nodes=4, worth=TreeWorth(0.25, 80.0))
@@ -347,7 +347,7 @@ def test_budget_is_never_exceeded_nor_wasted(wanted: list[int], per_step: int, p
     if sum(capped) <= per_step:
         assert shares == capped
     elif wanted:
-        assert per_step - sum(shares) < len(wanted), "left over while somebody wanted more"
+        assert per_step - sum(shares) < len(wanted), "unused although a request wanted more"
 
 
 def test_state_counts_what_remains() -> None:

@@ -1,4 +1,4 @@
-"""Tokens to text: stop strings across tokens, incomplete characters held back."""
+"""Conversion of tokens to text: stop strings across tokens, and incomplete characters."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -47,8 +47,8 @@ def test_text_is_cut_before_the_first_stop_however_it_arrives(
 
 
 @pytest.mark.parametrize("stops", [(), ("x.", "no")])
-def test_tokens_that_end_a_request_are_no_text(stops: tuple[str, ...]) -> None:
-    """Special or not: some tokenizers have ends of turns as plain tokens."""
+def test_tokens_that_end_a_request_are_not_part_of_the_text(stops: tuple[str, ...]) -> None:
+    """This also applies to plain tokens, which some tokenizers use as ends of turns."""
     end = TOKENIZER.encode(".")[0]
     stream = TextStream(TOKENIZER, stops, ends={end})
     first, last = stream.push(TOKENIZER.encode("ax"), last=False), stream.push([end], last=True)
@@ -65,7 +65,7 @@ def test_possible_beginnings_of_a_stop_are_held_back() -> None:
 
 
 @given(TEXT, st.integers(0, 30), st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3))
-def test_who_comes_back_gets_the_rest_of_the_text(text: str, place: int, stops: list[str]) -> None:
+def test_a_resumed_stream_has_the_rest_of_the_text(text: str, place: int, stops: list[str]) -> None:
     tokens = TOKENIZER.encode(text)
     whole, resumed = TextStream(TOKENIZER, stops), TextStream(TOKENIZER, stops)
     before = whole.push(tokens[:place], last=False)
@@ -74,13 +74,13 @@ def test_who_comes_back_gets_the_rest_of_the_text(text: str, place: int, stops: 
 
 
 def test_a_long_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much comes at once, each stop string is looked for in little more than what is new."""
-    looked = 0
+    """Each stop string is searched only in new text and a few characters before it."""
+    searched = 0
 
     class Seen(str):
         def find(self, stop: str, start: int = 0) -> int:  # type: ignore[override]
-            nonlocal looked
-            looked += len(self) - start
+            nonlocal searched
+            searched += len(self) - start
             return str.find(self, stop, start)
 
         def __add__(self, other: str) -> "Seen":
@@ -92,7 +92,7 @@ def test_a_long_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text, stream = "ab " * 3000, TextStream(TOKENIZER, ["never", "no"])
     stream._pending = Seen("")
     assert stream.push(TOKENIZER.encode(text), last=True).text == text
-    assert looked <= 2 * 6 * len(text)
+    assert searched <= 2 * 6 * len(text)
     monkeypatch.setattr(TOKENIZER, "decode", None)  # not used
     assert not TextStream(TOKENIZER, ["never"]).skip(TOKENIZER.encode(text))
 
@@ -110,7 +110,7 @@ def test_characters_of_several_tokens_are_given_out_whole(default_model: Path) -
 
 @pytest.mark.slow
 def test_the_text_up_to_a_position_does_not_depend_on_how_the_tokens_were_cut(default_model: Path) -> None:
-    """Who attaches in the midst of a character, or of a stop string, gets the rest of the text."""
+    """A client may attach in the middle of a character or of a stop string."""
     tokenizer, rng = Tokenizer.load(default_model), np.random.default_rng(5)
     pool = [*tokenizer.encode("naïve 日本語 🙂🙃 text, (and) more…\n"), *range(100, 230)]
     for stops in ((), ("日本", "more")):

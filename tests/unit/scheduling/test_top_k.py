@@ -1,4 +1,4 @@
-"""Predictions of the target on their way: each service gets as many as it reads, of the latest step."""
+"""Relayed predictions of the target: each service gets as many as it reads, of the latest step."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:
 @pytest.mark.parametrize(
     ("name", "ids", "sound"), [("a", 6, True), ("a", 0, True), ("a", 5, False), ("b", 6, False)]
 )
-def test_predictions_that_cannot_be_for_the_wish_are_named(name: str, ids: int, sound: bool) -> None:
+def test_predictions_that_do_not_match_the_request_are_named(name: str, ids: int, sound: bool) -> None:
     wanted = WantedOutputs(top_k={"a": 3})
     wrong = wanted.contradiction(name, 2, verifier_pb2.Verdict(top_k_token_ids=range(ids)))
     assert (wrong == "") == sound

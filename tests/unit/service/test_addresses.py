@@ -1,4 +1,4 @@
-"""Addresses, of servers that listen and of channels to services."""
+"""Addresses that servers listen on, and targets of channels."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_host_and_port(text: str, parts: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a", ":1", "a:", "a:x", "a:-1", "a:0", "a:65536", "a:1٣", "::1:50051", "[]:1"]
 )
-def test_what_is_no_address_is_named(text: str) -> None:
+def test_a_bad_address_is_named(text: str) -> None:
     with pytest.raises(SettingError, match=r"listen = .*: must be host:port with a port from 1 to 65535"):
         split_address("listen", text)
 
@@ -31,17 +31,17 @@ def test_a_server_may_leave_the_port_to_the_system() -> None:
 
 
 @pytest.mark.parametrize("text", ["dns:///a:1", "dns:a:1", "ipv6:[::1]:1", "unix:/tmp/x", "unix:x", "a:1"])
-def test_what_a_channel_can_be_opened_to(text: str) -> None:
+def test_targets_of_channels_are_accepted(text: str) -> None:
     assert check_target("verifiers", text) == text
 
 
 @pytest.mark.parametrize("text", ["dns:///a", "unix:", "xds:///a:1"])
-def test_what_no_channel_can_be_opened_to_is_named_whole(text: str) -> None:
+def test_a_bad_target_is_named(text: str) -> None:
     with pytest.raises(SettingError, match=f"verifiers = '{text}': must be host:port"):
         check_target("verifiers", text)
 
 
-def test_several_have_commas_between_them() -> None:
+def test_targets_are_separated_by_commas() -> None:
     assert split_targets("verifiers", " a:1, dns:///b:2") == ["a:1", "dns:///b:2"]
     for text in ("", " , ", "a:1,"):
         with pytest.raises(SettingError, match=f"verifiers = '{text}': must be host:port, or several"):

@@ -1,4 +1,4 @@
-"""Append-only files: after any failures and a restart a file has the records that were acknowledged, and no others."""
+"""Append-only files: after failures and a restart, a file has exactly the acknowledged records."""
 
 import tempfile
 from pathlib import Path
@@ -12,11 +12,11 @@ from tests.support.full_disk import full_disk
 
 RECORDS = st.binary(min_size=1, max_size=40).map(lambda data: data.replace(b"\n", b"."))
 WRITES = st.tuples(RECORDS, st.none() | st.integers(0, 41), st.booleans(), st.booleans())
-"""A record, the bytes after which the disk is full, whether files can be cut off, whether it is looked after."""
+"""(record, bytes until the disk is full or None, whether files can be truncated, whether `check` is called)"""
 
 
 def whole(path: Path) -> list[bytes]:
-    """Records of a file that a new process opens."""
+    """Return the records of a file as a new process reads them."""
     AppendFile(path).close()
     records, torn = read_records(path)
     assert torn == b""
@@ -24,25 +24,25 @@ def whole(path: Path) -> list[bytes]:
 
 
 @given(st.lists(WRITES, max_size=12), st.binary(max_size=30).map(lambda data: data.replace(b"\n", b".")))
-def test_acknowledged_records_are_there_after_a_restart(
+def test_acknowledged_records_are_read_after_a_restart(
     writes: list[tuple[bytes, int | None, bool, bool]], torn: bytes
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, full_disk() as disk:
         path = Path(folder) / "file"
         path.write_bytes(b"first\n" + torn)
         file, acknowledged = AppendFile(path), [b"first"]
-        for record, disk.room, disk.cuts, looks in writes:
+        for record, disk.room, disk.cuts, checks in writes:
             try:
                 file.append(record)
                 acknowledged.append(record)
             except OSError:
                 copy = Path(folder) / "copy"
-                copy.write_bytes(path.read_bytes())  # killed now
+                copy.write_bytes(path.read_bytes())  # as if killed now
                 room, cuts = disk.room, disk.cuts
                 disk.room, disk.cuts = None, True
                 assert whole(copy) == acknowledged
                 disk.room, disk.cuts = room, cuts
-            if looks:
+            if checks:
                 try:
                     file.check()
                 except OSError:
@@ -73,7 +73,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(before: list[bytes], after: list
         assert [entry.name for entry in Path(folder).iterdir()] == ["file"]
 
 
-def test_a_check_wants_room_for_what_failed(tmp_path: Path) -> None:
+def test_a_check_needs_room_for_the_record_that_failed(tmp_path: Path) -> None:
     with full_disk() as disk:
         file = AppendFile(tmp_path / "file")
         file.check()
@@ -87,6 +87,6 @@ def test_a_check_wants_room_for_what_failed(tmp_path: Path) -> None:
         disk.room = 11
         file.check()
         disk.room = 0
-        file.check()  # nothing has failed since
+        file.check()  # no write has failed since
         file.close()
     assert (tmp_path / "file").read_bytes() == b""

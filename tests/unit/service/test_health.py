@@ -1,4 +1,4 @@
-"""The health command, asked of a service that serves, one that does not, one behind TLS, and none."""
+"""The health command, for a serving service, a non-serving one, one with TLS, and without a service."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from tests.support.network.certificates import Authority
 
 @asynccontextmanager
 async def serving(**options: str) -> AsyncIterator[tuple[ServiceServer, str]]:
-    """A healthy server and its address."""
+    """Yield a healthy server and its address."""
     server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0, **options), [])
     address = f"127.0.0.1:{await server.start()}"
     try:
@@ -28,7 +28,7 @@ async def serving(**options: str) -> AsyncIterator[tuple[ServiceServer, str]]:
 
 
 async def health(*arguments: str, added: str = "") -> tuple[int, str]:
-    """Exit code and what it printed."""
+    """Run the command; return exit code and output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "specinfer.service.health", *arguments),
         env=os.environ | {"SPECINFER_HEALTH_FLAGS": added},
@@ -39,24 +39,24 @@ async def health(*arguments: str, added: str = "") -> tuple[int, str]:
     return process.returncode or 0, output.decode().strip()
 
 
-async def test_a_service_is_healthy_as_long_as_it_says_so() -> None:
+async def test_a_service_is_healthy_while_it_reports_so() -> None:
     async with serving() as (server, address):
         assert await health(address) == (0, "")
         await server.set_serving(False)
-        code, said = await health(address)
+        code, output = await health(address)
         assert code == 1
-        assert said.endswith(f"error: {address}: NOT_SERVING")
+        assert output.endswith(f"error: {address}: NOT_SERVING")
 
 
-async def test_nobody_there_is_one_line() -> None:
+async def test_a_missing_service_is_one_line() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    code, said = await health(address, "--timeout", "60")
+    code, output = await health(address, "--timeout", "60")
     assert code == 1
-    assert f"{address}: UNAVAILABLE" in said
-    assert "\n" not in said
+    assert f"{address}: UNAVAILABLE" in output
+    assert "\n" not in output
 
 
-async def test_a_service_behind_tls_is_asked_with_the_flags_of_the_environment(tmp_path: Path) -> None:
+async def test_a_service_with_tls_is_asked_with_flags_from_the_environment(tmp_path: Path) -> None:
     ca = Authority(tmp_path, "ca")
     server, client = ca.sign("server", "serverAuth"), ca.sign("client", "clientAuth")
     files = {"tls_certificate": server.certificate, "tls_key": server.key, "tls_client_ca": ca.certificate}
@@ -66,13 +66,13 @@ async def test_a_service_behind_tls_is_asked_with_the_flags_of_the_environment(t
         assert await health(address, added=shown) == (0, "")
         assert (await health(address, added=flags))[0] == 1  # no certificate of ours
         assert (await health(address))[0] == 1  # plaintext
-        code, said = await health(address, added="--tls-ca /no/such.pem")
+        code, output = await health(address, added="--tls-ca /no/such.pem")
         assert code == 2
-        assert "tls_ca = '/no/such.pem'" in said
+        assert "tls_ca = '/no/such.pem'" in output
 
 
-def test_it_loads_no_more_than_grpc() -> None:
-    """It is started every few seconds, beside services that want the processor."""
+def test_it_imports_no_large_packages() -> None:
+    """It is started every few seconds, next to services that need the processor."""
     heavy = ("pydantic", "numpy", "torch", "typer")
     code = f"import sys, specinfer.service.health; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Channels to services of this process: what stubs, servicers and clients see is what gRPC over a socket shows them."""
+"""Channels to services in this process behave like gRPC over a socket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ Code = grpc.StatusCode
 
 
 class Generation(generation_pb2_grpc.GenerationServicer):
-    """Answers by what the request id says; counts what was cancelled."""
+    """Answers depending on the request id; counts cancelled calls."""
 
     def __init__(self) -> None:
         self.cancelled = self.written = 0
@@ -72,7 +72,7 @@ class Verifier(verifier_pb2_grpc.VerifierServicer):
 
 @asynccontextmanager
 async def served(kind: str) -> AsyncIterator[tuple[Generation, Any]]:
-    """The servicers and a channel to them: in this process, or over a socket."""
+    """Yield the servicer and a channel to it, in this process or over a socket."""
     generation = Generation()
     if kind == "socket":
         server: Any = grpc.aio.server()
@@ -95,12 +95,12 @@ def stub_of(channel: Any) -> Any:
     return generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
 
 
-def asked(name: str) -> generation_pb2.GenerateRequest:
+def request_of(name: str) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(request_id=name)
 
 
 async def read_all(call: Any) -> tuple[list[int], Any]:
-    """Positions of the replies, and how the call ended."""
+    """Return the positions of the replies, and the error that ended the call, if any."""
     messages = []
     try:
         while (reply := await call.read()) is not grpc.aio.EOF:
@@ -114,10 +114,10 @@ KINDS = pytest.mark.parametrize("kind", ["in process", "socket"])
 
 
 @KINDS
-async def test_streams_bring_all_replies_and_then_their_end(kind: str) -> None:
+async def test_streams_give_all_replies_and_then_their_end(kind: str) -> None:
     async with served(kind) as (generation, channel):
         stub = stub_of(channel)
-        calls = [stub.Generate(asked("r"), metadata=(("authorization", "Bearer x"),)) for _ in range(3)]
+        calls = [stub.Generate(request_of("r"), metadata=(("authorization", "Bearer x"),)) for _ in range(3)]
         assert [await read_all(call) for call in calls] == [([0, 1, 2, 3, 4], None)] * 3
         assert generation.metadata["authorization"] == "Bearer x"
         replies = stub.Watch(generation_pb2.WatchRequest(request_id="w"))
@@ -127,10 +127,10 @@ async def test_streams_bring_all_replies_and_then_their_end(kind: str) -> None:
 
 
 @KINDS
-async def test_what_a_method_raises_comes_behind_its_replies(kind: str) -> None:
+async def test_an_exception_of_a_method_comes_after_its_replies(kind: str) -> None:
     async with served(kind) as (_, channel):
         stub = stub_of(channel)
-        messages, ended = await read_all(stub.Generate(asked("refused")))
+        messages, ended = await read_all(stub.Generate(request_of("refused")))
         assert messages == [0, 1]
         code, details, metadata = ended
         assert (code, details, metadata["grpc-retry-pushback-ms"]) == (
@@ -138,7 +138,7 @@ async def test_what_a_method_raises_comes_behind_its_replies(kind: str) -> None:
             "no room",
             "2000",
         )
-        messages, ended = await read_all(stub.Generate(asked("broken")))
+        messages, ended = await read_all(stub.Generate(request_of("broken")))
         assert (messages, ended[0]) == ([0, 1], Code.UNKNOWN)
         assert "a fault of ours" in ended[1]
 
@@ -163,7 +163,7 @@ async def test_calls_with_one_reply(kind: str) -> None:
 @KINDS
 async def test_a_cancelled_call_cancels_its_method(kind: str) -> None:
     async with served(kind) as (generation, channel):
-        call = stub_of(channel).Generate(asked("slow"))
+        call = stub_of(channel).Generate(request_of("slow"))
         assert (await call.read()).position == 0
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -173,18 +173,18 @@ async def test_a_cancelled_call_cancels_its_method(kind: str) -> None:
 
 async def test_a_slow_reader_slows_its_method_down() -> None:
     async with served("in process") as (generation, channel):
-        call = stub_of(channel).Generate(asked("r"))
+        call = stub_of(channel).Generate(request_of("r"))
         await call.read()
         for _ in range(1000):
-            await asyncio.sleep(0)  # turns in which it could write
+            await asyncio.sleep(0)  # chances to write
         assert generation.written <= 2
         call.cancel()
 
 
 async def test_an_answer_that_ended_unread_leaves_no_task() -> None:
-    """A task that waits for a reader who hung up is an error in the log once both are gone."""
+    """A task that waited for an absent reader would be logged as an error when it is deleted."""
     async with served("in process") as (_, channel):
-        call = stub_of(channel).Generate(asked("r"))
+        call = stub_of(channel).Generate(request_of("r"))
         assert [(await call.read()).position for _ in range(4)] == [0, 1, 2, 3]
         await until(lambda: bool(call.task.done()))
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -207,18 +207,18 @@ async def test_message_streams_open_again_after_a_fault(kind: str) -> None:
         stream.reset()
 
 
-async def test_a_service_that_is_not_there_is_unavailable() -> None:
+async def test_a_missing_service_is_unavailable() -> None:
     channel = open_channel(check_target("gateways", "in-process:nobody"))
     with pytest.raises(grpc.aio.AioRpcError) as absent:
         await stub_of(channel).Cancel(generation_pb2.CancelRequest(), timeout=60.0)
     assert absent.value.code() is Code.UNAVAILABLE
-    _, ended = await read_all(stub_of(channel).Generate(asked("r")))
+    _, ended = await read_all(stub_of(channel).Generate(request_of("r")))
     assert ended[:2] == (Code.UNAVAILABLE, "no service nobody in this process")
 
 
 async def test_closing_a_channel_cancels_its_calls() -> None:
     async with served("in process") as (_, channel):
-        call = stub_of(channel).Generate(asked("slow"))
+        call = stub_of(channel).Generate(request_of("slow"))
         await call.read()
         await channel.close()
         with pytest.raises(asyncio.CancelledError):

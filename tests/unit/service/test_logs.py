@@ -1,4 +1,4 @@
-"""Log lines show exceptions without what they quote; a bug in a call ends it without it."""
+"""Log lines never contain the messages of exceptions, which may quote prompts, unless allowed."""
 
 import asyncio
 import gc
@@ -47,7 +47,7 @@ def chain() -> None:
         raise ExceptionGroup(SECRET, [ValueError(SECRET), error])  # noqa: B904
 
 
-def test_exceptions_are_written_without_what_they_say() -> None:
+def test_exceptions_are_logged_without_their_messages() -> None:
     text = written(caught(chain), DiscreetFormatter())
     assert SECRET not in text
     assert text.startswith("a step failed\n")
@@ -56,7 +56,7 @@ def test_exceptions_are_written_without_what_they_say() -> None:
     assert SECRET in written(caught(chain), logging.Formatter()), "the negative control"
 
 
-def test_what_another_handler_wrote_out_is_not_repeated() -> None:
+def test_the_text_cached_by_another_handler_is_not_used() -> None:
     error = caught(chain)
     record = logging.LogRecord("x", logging.ERROR, "f", 1, "m", (), (type(error), error, error.__traceback__))
     assert SECRET in logging.Formatter().format(record)
@@ -64,7 +64,7 @@ def test_what_another_handler_wrote_out_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("quote", [False, True])
-def test_services_write_exceptions_whole_only_if_told(
+def test_services_log_whole_exceptions_only_if_configured(
     quote: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (sys, threading):
@@ -84,7 +84,7 @@ def test_services_write_exceptions_whole_only_if_told(
 
 
 @pytest.mark.filterwarnings("ignore")
-async def test_a_task_that_nobody_asked_is_written_without_its_exception(
+async def test_a_task_whose_result_is_never_read_is_logged_without_its_exception(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail() -> None:
@@ -100,7 +100,7 @@ async def test_a_task_that_nobody_asked_is_written_without_its_exception(
     assert SECRET not in DiscreetFormatter().format(record)
 
 
-def test_what_our_errors_say_in_logs() -> None:
+def test_log_texts_of_our_errors_omit_values_of_requests() -> None:
     assert InvalidInputError("top_k", -1, "must be >= 0").for_logs == "top_k = -1: must be >= 0"
     assert InvalidInputError("stop", SECRET, "too long").for_logs == "stop: too long"
     assert MalformedTreeError("tree.token_ids", [5, 6], "twice").for_logs == "tree.token_ids: twice"
@@ -114,7 +114,7 @@ def test_what_our_errors_say_in_logs() -> None:
 
 
 class Broken(speculator_pb2_grpc.SpeculatorServicer):
-    """Every method fails and quotes the request; one refuses as it should."""
+    """Two methods raise an exception that quotes the request; `Release` refuses correctly."""
 
     async def Draft(self, requests: Any, context: Any) -> AsyncIterator[speculator_pb2.DraftReply]:
         async for _ in requests:
@@ -128,7 +128,7 @@ class Broken(speculator_pb2_grpc.SpeculatorServicer):
         await context.abort(grpc.StatusCode.NOT_FOUND, "as it should")
 
 
-async def test_a_bug_in_a_call_ends_it_without_what_it_quotes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_in_a_call_ends_it_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     server = ServiceServer(
         ServiceSettings(listen="127.0.0.1:0", drain_seconds=0), ["specinfer.v1.Speculator"]
@@ -159,7 +159,7 @@ def as_json(record: logging.LogRecord, quote: bool = False) -> dict[str, Any]:
     return parsed
 
 
-def test_json_lines_have_fields_and_only_those_that_say_something() -> None:
+def test_json_lines_have_only_fields_with_a_value() -> None:
     record = logging.LogRecord("a.b", logging.INFO, "f", 1, "%d of\n%s", (3, "ä"), None)
     record.created = 1763633702.1239
     assert as_json(record) == {
@@ -176,7 +176,7 @@ def test_json_lines_have_fields_and_only_those_that_say_something() -> None:
     }
 
 
-def test_json_lines_are_about_the_request_of_the_code_that_writes_them() -> None:
+def test_json_lines_have_the_request_of_their_context() -> None:
     record = logging.LogRecord("a", logging.INFO, "f", 1, "m", (), None)
     token = REQUEST_ID.set("r1")
     try:
@@ -185,12 +185,12 @@ def test_json_lines_are_about_the_request_of_the_code_that_writes_them() -> None
         assert (parsed["request_id"], parsed["trace_id"]) == ("r1", "0a")
         assert "trace_id" not in as_json(record)
         record.__dict__.update(about("r2"))
-        assert as_json(record)["request_id"] == "r2", "a line that says so is about another one"
+        assert as_json(record)["request_id"] == "r2", "an explicit request id has priority"
     finally:
         REQUEST_ID.reset(token)
 
 
-def test_json_lines_show_exceptions_without_what_they_say() -> None:
+def test_json_lines_have_exceptions_without_their_messages() -> None:
     error = caught(chain)
     record = logging.LogRecord(
         "x", logging.ERROR, "f", 1, "failed", (), (type(error), error, error.__traceback__)
@@ -217,8 +217,8 @@ fail()
 """
 
 
-def test_no_line_is_foreign() -> None:
-    """Warnings, libraries with handlers of their own, faults of threads and of the process."""
+def test_all_lines_of_a_process_are_json() -> None:
+    """Warnings, libraries with their own handlers, exceptions of threads and of the process."""
     done = subprocess.run([sys.executable, "-c", FOREIGN], capture_output=True, text=True, timeout=60)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Options of services: in help, mistyped, or with the name of another system."""
+"""Options of services in help and in errors: mistyped ones, and names of other systems."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_keyword_arguments_are_suggested_too(given: str, option: str) -> None:
         LLMOptions.of({given: 1})
 
 
-def test_a_name_like_no_other_means_none() -> None:
+def test_a_name_unlike_all_options_has_no_suggestion() -> None:
     assert meant("--qqq", ["--model", "--draft"]) is None
 
 
@@ -54,7 +54,7 @@ def test_a_name_like_no_other_means_none() -> None:
     (["--kv-type=q3"], {"SPECINFER_SERVE_KV_TYPE": "auto"}, "--kv-type"),
     ([], {"SPECINFER_SERVE_KV_TYPE": "q3"}, "SPECINFER_SERVE_KV_TYPE"),
 ])  # fmt: skip
-def test_an_error_names_what_was_written(
+def test_an_error_names_the_flag_or_variable_as_given(
     argv: list[str], environment: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -88,6 +88,6 @@ def test_help_has_each_option_once_in_a_group(
 
 @pytest.mark.parametrize("argument", ["", " "])
 def test_an_empty_argument_is_named(argument: str) -> None:
-    """A script with an unset variable passes one."""
+    """A script with an unset variable passes an empty argument."""
     with pytest.raises(SettingError, match="an argument is empty"):
         VerifierSettings.load("a program", ["--log-level", "debug", argument])

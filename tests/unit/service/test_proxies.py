@@ -1,4 +1,4 @@
-"""A proxy for the way out, as `http_proxy` names it on many machines, is not between the services of one."""
+"""The proxy of the environment (`http_proxy`) is not used between services."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,16 +13,16 @@ from specinfer.service.health import check_health
 from specinfer.service.tls import ClientTls
 from tests.support.network.scripted_api import ApiScript, scripted_api
 
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 
 
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """A service, on a machine whose proxy does not answer."""
+    """Yield the address of a service on a machine whose configured proxy does not answer."""
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, NOBODY)
+        monkeypatch.setenv(name, UNREACHABLE)
     server, servicer = grpc.aio.server(), health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -42,11 +42,11 @@ async def test_services_call_each_other_directly(address: str) -> None:
     await asyncio.to_thread(check_health, address, ClientTls(), 10)
 
 
-async def test_a_proxy_of_grpcs_own_is_asked(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control, too: gRPC as it is goes through the other one."""
+async def test_a_proxy_configured_for_grpc_is_used(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a plain gRPC channel uses `http_proxy`."""
     with pytest.raises(grpc.RpcError):
         await ask(grpc.aio.insecure_channel(address))
-    monkeypatch.setenv("grpc_proxy", NOBODY)
+    monkeypatch.setenv("grpc_proxy", UNREACHABLE)
     with pytest.raises(grpc.RpcError):
         await ask(open_channel(address))
 

@@ -1,4 +1,4 @@
-"""A service's server refuses bad settings before it serves, and bears faults while it does."""
+"""A service's server refuses bad settings before it serves, and keeps idle streams open."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from specinfer.service.settings import ServiceSettings
 
 
 async def test_an_address_that_another_server_has_is_refused() -> None:
-    """Shared, it would give every second connection to the wrong service, without a word."""
+    """If two servers shared the port, every second connection would silently reach the wrong service."""
     settings = ServiceSettings(listen=f"127.0.0.1:{free_ports(1)[0]}")
     first, second = ServiceServer(settings, ["first"]), ServiceServer(settings, ["second"])
     await first.start()
@@ -53,8 +53,10 @@ def test_servers_count_no_ping_as_a_strike() -> None:
 
 @pytest.mark.thorough
 async def test_an_idle_stream_stays_open() -> None:
-    """A channel pings where nothing is said; a server that counts such pings as strikes ends the connection
-    after three (ENHANCE_YOUR_CALM). Here it pings every second, the least there is, instead of every 30."""
+    """Channels ping idle connections; a server that counts strikes would close them after three (ENHANCE_YOUR_CALM).
+
+    The test pings every second, the minimum, instead of every 30 seconds.
+    """
     server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0), ["idle"])
     address = f"127.0.0.1:{await server.start()}"
     options = [*channel_options(), ("grpc.keepalive_time_ms", 1000)]
@@ -68,7 +70,7 @@ async def test_an_idle_stream_stays_open() -> None:
     await server.stop()
 
 
-def test_metrics_listen_where_they_are_told_to() -> None:
+def test_metrics_listen_on_the_configured_address() -> None:
     port = free_ports(1)[0]
     serve_metrics(CollectorRegistry(), "127.0.0.2", port)
     socket.create_connection(("127.0.0.2", port), timeout=5).close()
@@ -77,7 +79,7 @@ def test_metrics_listen_where_they_are_told_to() -> None:
     assert ServiceSettings().metrics_host == "127.0.0.1"
 
 
-def test_a_metrics_port_that_is_taken_is_a_bad_setting() -> None:
+def test_a_metrics_port_in_use_is_a_bad_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(SettingError, match=rf"metrics_port = {port}: in use.*0 for no metrics"):
@@ -88,7 +90,7 @@ def test_a_metrics_port_that_is_taken_is_a_bad_setting() -> None:
 
 
 async def test_a_service_that_waits_for_another_one_is_alive_but_not_ready() -> None:
-    """Supervisors restart by the first answer and send requests by the others."""
+    """Supervisors restart by liveness, and send requests by the other answers."""
     server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0), ["waits"])
     address = f"127.0.0.1:{await server.start()}"
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

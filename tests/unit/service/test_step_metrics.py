@@ -1,4 +1,4 @@
-"""Counters and histograms of steps say what those of prometheus_client would say."""
+"""Counters and histograms of steps give the same scrapes as those of prometheus_client."""
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -27,7 +27,7 @@ def test_a_scrape_is_that_of_the_usual_histogram(labelled: bool) -> None:
     assert Scrape.of(ours).text == Scrape.of(theirs).text
 
 
-def test_a_value_counts_as_often_as_it_is_said() -> None:
+def test_a_value_may_count_several_times() -> None:
     registry = CollectorRegistry()
     histogram = StepHistogram("specinfer_x", "What.", BOUNDS, registry)
     histogram.observe(0.75, times=3)
@@ -36,7 +36,7 @@ def test_a_value_counts_as_often_as_it_is_said() -> None:
     assert (metrics.value("x_bucket", le="0.5"), metrics.value("x_bucket", le="1.0")) == (0, 3)
 
 
-def test_a_label_that_was_not_announced_comes_when_observed() -> None:
+def test_an_undeclared_label_appears_when_observed() -> None:
     registry = CollectorRegistry()
     histogram = StepHistogram("specinfer_x", "What.", BOUNDS, registry, "who")
     assert Scrape.of(registry).value("x_count", who="a") is None

@@ -1,11 +1,11 @@
-"""Ids of different clients never meet."""
+"""Request ids of different clients are distinct."""
 
 from itertools import product
 
 from speculator_svc.clients import own_id, request_id_of
 
 
-def test_names_are_unambiguous_and_come_back() -> None:
+def test_ids_are_unambiguous_and_can_be_decoded() -> None:
     words = ["", "a", "1", ":", "1:a", "1:a:", "a:b", "0::", "\0"]
     pairs = list(product(words, words))
     assert len({own_id(client, name) for client, name in pairs}) == len(pairs)

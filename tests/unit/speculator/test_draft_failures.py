@@ -1,4 +1,4 @@
-"""A drafter that fails leaves lines in its own service's log, few of many, and nothing of the requests."""
+"""Log lines of a speculator service whose drafter fails: few lines, without content of requests."""
 
 import logging
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _scripted(job: DraftJob) -> TokenTree:
         (lambda: ScriptedDrafter(_scripted), "the drafter failed: KeyError at"),
     ],
 )
-async def test_a_service_whose_drafter_raises_says_so(
+async def test_a_service_logs_that_its_drafter_raises(
     make: Callable[[], CustomDrafter], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "speculator_svc"):

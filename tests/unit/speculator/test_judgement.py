@@ -1,4 +1,4 @@
-"""Offered weights draft only if they are better for all callers together and worse for none of them."""
+"""New draft weights are used only if they are better for all callers together and worse for none."""
 
 import random
 
@@ -12,7 +12,7 @@ from speculator_svc.learning.trials import matched
 
 
 def trials(caller: int, served: int, offered: int, texts: int = 20) -> list[Trial]:
-    """Texts of 60 tokens that take so many steps, a little more or less."""
+    """Return trials on texts of 60 tokens, with step counts near `served` and `offered`."""
     draw = random.Random(caller)
     noise = [draw.randint(-2, 2) for _ in range(texts)]
     return [
@@ -20,7 +20,7 @@ def trials(caller: int, served: int, offered: int, texts: int = 20) -> list[Tria
     ]
 
 
-def test_better_weights_are_taken() -> None:
+def test_better_weights_are_accepted() -> None:
     verdict = judge(trials(1, 30, 25))
     assert verdict.better
     assert verdict.offered > verdict.served == pytest.approx(2.0, rel=0.05)
@@ -31,7 +31,7 @@ def test_weights_that_are_no_better_are_refused(served: int, offered: int) -> No
     assert not judge(trials(1, served, offered)).better
 
 
-def test_few_texts_judge_nothing() -> None:
+def test_too_few_texts_accept_no_weights() -> None:
     assert "16 are needed" in judge(trials(1, 30, 20, MIN_TEXTS - 1)).why_not
     assert judge(trials(1, 30, 20, MIN_TEXTS)).better
 
@@ -51,7 +51,7 @@ def test_callers_with_few_texts_are_protected_together() -> None:
 
 
 def test_small_losses_do_not_add_up() -> None:
-    """Each offer costs one caller less than it may lose, and the third is more than that against the start."""
+    """Each offer loses less than the limit for one caller, but the third one exceeds it compared with the start."""
     gains = [trial._replace(caller=1) for trial in trials(1, 40, 30)]
     poor = [Trial(2, 600, 250, steps, steps + 4) for steps in (250, 254, 258)]
     verdicts = [judge([*gains, *[trial] * 8]).better for trial in poor]
@@ -59,8 +59,8 @@ def test_small_losses_do_not_add_up() -> None:
     assert judge([*gains, *[Trial(2, 600, 258, 258, 262)] * 8]).better
 
 
-def test_each_caller_has_one_voice() -> None:
-    """One with nine tenths of the texts gains a little, nine others lose as much each: no gain."""
+def test_each_caller_has_the_same_weight() -> None:
+    """A caller with nine tenths of the texts gains a little, and nine others lose as much each: no gain in total."""
     much = trials(1, 30, 29, 90)
     verdict = judge([*much, *(trial for caller in range(2, 11) for trial in trials(caller, 29, 30, 3))])
     assert verdict.offered < verdict.served
@@ -73,7 +73,7 @@ def test_no_weights_are_better_and_worse(rows: list[tuple[int, int, int, int]]) 
     assert not (judge(trials).better and loses(trials))
 
 
-def test_worse_weights_are_taken_back_and_noise_is_not() -> None:
+def test_worse_weights_are_reverted_and_noise_is_ignored() -> None:
     assert loses(trials(1, 25, 30))
     assert not loses(trials(1, 30, 30))
 

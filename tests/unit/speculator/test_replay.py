@@ -1,4 +1,4 @@
-"""The replay keeps what its callers allow, within its bounds, and never gives away what weights are judged by."""
+"""Stored texts for training: only with the callers' consent, bounded, and never those that judge weights."""
 
 import random
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from specinfer.v1 import speculator_pb2
 from speculator_svc.clients import own_id
 from speculator_svc.learning.replay import HELD_OUT, MAX_LENGTH, MIN_OUTPUT, Replay, record
 
-MOST, KEEP_S, ALL = 500, 100.0, 10**6
+MAX_TOKENS, KEEP_S, ALL = 500, 100.0, 10**6
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Clock:
 
 
 def in_turn() -> Callable[[], float]:
-    """Draw so that every fifth text is held out."""
+    """Return draws by which every fifth text is held out."""
     return cycle([0.5, 0.5, 0.5, 0.5, 0.1]).__next__
 
 
@@ -45,36 +45,36 @@ REQUESTS = st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 60), 
 
 
 @given(st.lists(REQUESTS, max_size=60))
-def test_bounds_hold_and_held_out_texts_are_never_given_away(
+def test_bounds_hold_and_held_out_texts_are_never_used_for_training(
     requests: list[tuple[int, int, int, float]],
 ) -> None:
     clock = Clock()
-    replay = Replay(MOST, KEEP_S, clock, draw=in_turn())
-    given_away: set[int] = set()
-    judged_by: set[int] = set()
+    replay = Replay(MAX_TOKENS, KEEP_S, clock, draw=in_turn())
+    trained: set[int] = set()
+    judges: set[int] = set()
     for number, (caller, prompt, output, pause) in enumerate(requests):
         request(replay, str(number), caller, prompt, output)
-        assert replay.tokens <= MOST
+        assert replay.tokens <= MAX_TOKENS
         training, held_out = replay.training(0), replay.held_out(0, ALL)
-        given_away |= {text.number for text in training}
-        judged_by |= {text.number for text in held_out}
+        trained |= {text.number for text in training}
+        judges |= {text.number for text in held_out}
         for text in (*training, *held_out):
             assert text.ended >= clock.now - KEEP_S
             assert len(text.tokens) - text.prompt_len >= MIN_OUTPUT
         assert [text.number for text in training] == sorted(text.number for text in training)
         clock.now += pause
-    assert not given_away & judged_by
+    assert not trained & judges
     kept = Counter(caller for caller, _, output, _ in requests if output >= MIN_OUTPUT)
-    assert len(given_away | judged_by) <= sum(kept.values())
+    assert len(trained | judges) <= sum(kept.values())
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(8, 40)), min_size=40, max_size=80))
-def test_who_sends_much_does_not_displace_the_others(requests: list[tuple[int, int]]) -> None:
-    """A caller that never had more than a quarter of the room keeps everything."""
-    replay, sent = Replay(MOST, KEEP_S, Clock()), defaultdict[int, int](int)
+def test_a_caller_with_many_texts_does_not_displace_others(requests: list[tuple[int, int]]) -> None:
+    """A caller that never used more than a quarter of the room loses nothing."""
+    replay, sent = Replay(MAX_TOKENS, KEEP_S, Clock()), defaultdict[int, int](int)
     quiet = 0
     for number, (caller, output) in enumerate(requests):
-        if caller == 0 and sent[0] + output + 1 > MOST // 4:
+        if caller == 0 and sent[0] + output + 1 > MAX_TOKENS // 4:
             caller = 1
         request(replay, str(number), caller, 1, output)
         sent[caller] += output + 1
@@ -84,7 +84,7 @@ def test_who_sends_much_does_not_displace_the_others(requests: list[tuple[int, i
 
 
 def test_a_fifth_of_the_texts_is_held_out_also_of_many_callers_with_one_each() -> None:
-    """By chance: three standard deviations; false alarms 0.3 %, with the seed none."""
+    """Within three standard deviations; 0.3 % false alarms with other seeds, none with this one."""
     draw = random.Random(1)
     replay = Replay(10**6, KEEP_S, Clock(), draw=draw.random)
     for caller in range(1000):
@@ -94,7 +94,7 @@ def test_a_fifth_of_the_texts_is_held_out_also_of_many_callers_with_one_each() -
     assert held_out + len(replay.training(0)) == 1000
 
 
-def test_judges_are_of_all_callers_however_much_one_sends() -> None:
+def test_held_out_texts_are_of_all_callers_even_if_one_sends_many() -> None:
     replay = Replay(10**6, KEEP_S, Clock(), draw=lambda: 0.0)
     for number in range(10):
         request(replay, f"quiet-{number}", 1, 4, 20)
@@ -107,8 +107,8 @@ def test_judges_are_of_all_callers_however_much_one_sends() -> None:
     assert len(replay.held_out(0, 96)) == 96
 
 
-def test_a_request_of_the_same_name_is_not_taken_for_the_one_before() -> None:
-    """Its release was lost, and its caller does not want it to be kept."""
+def test_a_second_request_with_the_same_id_does_not_count_as_the_first() -> None:
+    """The release of the first request was lost, and the second one must not be stored."""
     replay = Replay(10**6, KEEP_S, Clock())
     replay.begin("r", 1, 2, [1, 2, 3, 4, 5])
     entry = speculator_pb2.DraftEntry(request_id="r", delta_token_ids=[1, 2, 3, 4, 5])
@@ -121,7 +121,7 @@ def test_a_request_of_the_same_name_is_not_taken_for_the_one_before() -> None:
     assert replay.newest == 0
 
 
-def test_what_did_not_begin_here_or_has_a_gap_is_not_kept() -> None:
+def test_texts_without_a_start_or_with_a_gap_are_not_stored() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
     replay.continue_request("unknown", 5, list(range(20)))
     replay.begin("gap", 1, 2, [1, 2])
@@ -142,7 +142,7 @@ def test_a_request_that_starts_over_is_kept_once() -> None:
     assert text.prompt_len == 2
 
 
-def test_of_a_long_text_the_last_tokens_are_kept_with_the_place_of_its_answer() -> None:
+def test_the_last_tokens_of_a_long_text_are_stored_with_the_start_of_its_answer() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
     tokens = list(range(MAX_LENGTH + 300))
     replay.begin("long", 1, len(tokens) - 100, tokens)

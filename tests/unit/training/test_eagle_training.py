@@ -1,4 +1,4 @@
-"""`specinfer train eagle`: what it reads of the target, what it learns, and that the checkpoint drafts."""
+"""`specinfer train eagle`: states and labels of the target, training examples, and a checkpoint that drafts."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ LAYERS = (1, 3)
 
 
 def corpus_of(count: int) -> list[Continuation]:
-    """Prompts and outputs of different lengths."""
+    """Return continuations with prompts and outputs of different lengths."""
     rng = np.random.default_rng(0)
     sizes = [(3 + i % 4, 3 + i % 5) for i in range(count)]
     return [
@@ -37,10 +37,10 @@ def corpus_of(count: int) -> list[Continuation]:
     ]
 
 
-def test_states_are_the_targets_and_are_computed_once(
+def test_states_and_labels_are_the_targets_and_are_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thinking, "_TOKENS_PER_PASS", 20)  # several continuations in a pass, several passes
+    monkeypatch.setattr(thinking, "_TOKENS_PER_PASS", 20)  # several passes, each of several continuations
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
     outputs = compute_states(runner, corpus, LAYERS, tmp_path, lambda *_: None)
     for item, actual in zip(corpus, outputs, strict=True):
@@ -57,10 +57,10 @@ def test_states_are_the_targets_and_are_computed_once(
 
 
 @pytest.mark.native
-def test_states_stored_by_generation_are_not_computed(
+def test_states_that_generation_stored_are_not_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same states and labels, also behind a beginning that two prompts share; what was not kept is computed."""
+    """Stored states and labels equal computed ones, even after a shared prefix; only the deleted one is computed."""
     runner = runner_of(tiny_transformers("llama", head_dim=16), executor="native")
     begin = tuple(range(3, 40))
     jobs = [ContinuationJob(f"j{i}", (*begin, 50 + i), 0.9, i) for i in range(5)]
@@ -87,14 +87,16 @@ def test_states_stored_by_generation_are_not_computed(
     assert not [*(tmp_path / "kept").glob("states-*")], "they are in the files of chunks"
 
 
-def test_states_of_more_layers_serve_readers_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_states_of_more_layers_are_used_for_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
     wide = compute_states(runner, corpus, (0, 1, 3), tmp_path, lambda *_: None)
     monkeypatch.setattr(runner, "forward_with_features", None)
     for layers, places in (((3,), [2]), ((0, 1), [0, 1]), ((0, 3), [0, 2])):
         some = compute_states(runner, corpus, layers, tmp_path, lambda *_: None)
         assert all(np.array_equal(a.states[:, places], b.states) for a, b in zip(wide, some, strict=True))
-    with pytest.raises(TypeError):  # nothing was kept of layer 2
+    with pytest.raises(TypeError):  # no states of layer 2 are stored
         compute_states(runner, corpus, (2, 3), tmp_path, lambda *_: None)
 
 
@@ -124,8 +126,8 @@ def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> 
     )
 
 
-def test_accepted_lengths_are_of_chains_whose_tokens_are_all_right() -> None:
-    """Compared with chains followed one by one through random hits; one prompt is a single token."""
+def test_accepted_lengths_count_right_tokens_up_to_the_first_wrong_one() -> None:
+    """Compared with chains that are followed one by one through random hits; one prompt has a single token."""
     rng, corpus, steps = np.random.default_rng(1), [Continuation((5,), (6, 7, 8, 9)), *corpus_of(6)], 3
     labels = [
         Labels(np.zeros((len(c.output), 1), np.int32), np.ones((len(c.output), 1), np.float16))
@@ -180,7 +182,7 @@ def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
         train()
 
 
-def test_wide_hidden_states_are_learned_from_in_small_steps() -> None:
+def test_wide_hidden_states_are_trained_with_small_steps() -> None:
     assert options_for(576, 5.0, None, 1) == DistilOptions(5.0, 1e-3, 1024, seed=1)
     wide = options_for(1536, 5.0, None, 1)
     assert (wide.learning_rate, wide.tokens_per_batch) == (pytest.approx(3.75e-4), 384)

@@ -1,4 +1,4 @@
-"""A trainer and the verdicts on its offers: it goes on at the weights that the service drafts with."""
+"""The trainer's weights after each verdict: it continues from the weights that the service drafts with."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def place(training: OnlineTraining) -> float:
     return float(training._student.tensors()["lm_head.weight"][0, 0])
 
 
-def test_training_goes_on_at_the_weights_before_those_that_were_taken_back(training: OnlineTraining) -> None:
+def test_after_a_revert_training_continues_at_the_previous_weights(training: OnlineTraining) -> None:
     for version in (1, 2):
         move(training, version)
         training.note(accepted=True, version=version)
@@ -43,7 +43,7 @@ def test_training_goes_on_at_the_weights_before_those_that_were_taken_back(train
     assert place(training) == 1
 
 
-def test_taken_back_to_the_start_it_goes_on_there(training: OnlineTraining) -> None:
+def test_after_a_revert_to_the_start_training_continues_there(training: OnlineTraining) -> None:
     start = place(training)
     move(training, 5)
     training.note(accepted=True, version=1)
@@ -51,7 +51,7 @@ def test_taken_back_to_the_start_it_goes_on_there(training: OnlineTraining) -> N
     assert place(training) == start
 
 
-def test_refused_again_and_again_it_begins_anew_at_what_was_taken(training: OnlineTraining) -> None:
+def test_after_several_refusals_training_restarts_at_the_accepted_weights(training: OnlineTraining) -> None:
     move(training, 1)
     training.note(accepted=True, version=4)
     for refusal in range(1, 2 * REFUSALS + 1):
@@ -60,7 +60,7 @@ def test_refused_again_and_again_it_begins_anew_at_what_was_taken(training: Onli
         assert place(training) == (7 if refusal % REFUSALS else 1)
 
 
-def test_refused_without_anything_taken_it_trains_on(training: OnlineTraining) -> None:
+def test_refusals_before_any_acceptance_do_not_change_the_weights(training: OnlineTraining) -> None:
     for _ in range(2 * REFUSALS):
         move(training, 7)
         training.note(accepted=False, version=0)

@@ -1,4 +1,4 @@
-"""Continuations by a tiny target: each as if it were alone, and a run that goes on where it stopped."""
+"""Continuations by a tiny target: independent of the batch, and an interrupted run continues."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def test_greedy_continuations_are_those_of_transformers() -> None:
 
 
 def test_sampled_tokens_follow_the_tempered_distribution() -> None:
-    """400 first tokens: chi-square over the likely ones, which fails a right sampler with p = 1e-4."""
+    """Chi-square test of 400 first tokens over the likely ones; probability of a false alarm 1e-4."""
     many = [ContinuationJob(str(seed), (17, 3, 88), 0.9, seed) for seed in range(400)]
     firsts = [item.output[0] for _, item in continue_prompts(runner_of(MODEL), many, 50, 1, [STOP])]
     p = (reference_logits(MODEL, [17, 3, 88])[-1] / 0.9).softmax(-1).double()
@@ -71,13 +71,13 @@ def test_sampled_tokens_follow_the_tempered_distribution() -> None:
     assert len(set(firsts)) > 3
 
 
-def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_with_the_missing_jobs(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     assert finished_jobs(path) == {}
     rows = [("a", Continuation((1, 2), (3,))), ("b", Continuation((4,), (5, 6)))]
     assert write_continuations(path, rows) == 2
     with path.open("a") as file:
-        file.write('{"id": "c", "p": [1')  # died here
+        file.write('{"id": "c", "p": [1')  # interrupted here
     assert list(finished_jobs(path)) == ["a", "b"]
     write_continuations(path, [("c", Continuation((7,), (8,)))])
     done = finished_jobs(path)
@@ -85,7 +85,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None
     assert done["b"].output == (5, 6)
 
 
-def test_labels_are_what_the_target_thought_most_probable_before_and_after_a_file(tmp_path: Path) -> None:
+def test_labels_are_the_targets_most_probable_tokens_also_after_a_file(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     made = continue_prompts(runner_of(MODEL), jobs(), 3, 9, [STOP], label_width=6)
     assert write_continuations(path, ((job.job_id, item) for job, item in made)) == len(jobs())
@@ -108,7 +108,7 @@ def test_damaged_labels_are_refused_by_line(tmp_path: Path) -> None:
 
 
 class _Chat(Tokenizer):
-    """Spells a chat out in characters."""
+    """Returns a conversation as characters."""
 
     has_chat_template = True
 
@@ -132,6 +132,6 @@ def test_an_open_user_turn_ends_where_the_users_text_begins() -> None:
 def test_a_base_model_gets_plain_text_and_invents_beginnings_of_documents() -> None:
     tokenizer = Tokenizer(ascii_tokenizer()._fast, None, {})
     assert whole_prompt(tokenizer, "hi") == tuple(tokenizer.encode("hi"))
-    assert open_prompt(tokenizer, [STOP]) == (STOP,), "what lies between documents"
+    assert open_prompt(tokenizer, [STOP]) == (STOP,), "the token between documents"
     assert usable(tokenizer, [5, 6, 7, 8, 9], [STOP])
     assert not usable(tokenizer, [5, STOP], [STOP])

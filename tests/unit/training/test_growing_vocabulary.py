@@ -1,4 +1,4 @@
-"""The draft vocabulary grows by tokens that texts have often, within its bound, and keeps what was trained."""
+"""The draft vocabulary gains frequent tokens of texts, up to its limit, and keeps trained rows."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def draft(target: Path) -> DraftModel:
-    """An SSM that knows the even tokens up to 40, with a head of its own."""
+    """Return an SSM for the even tokens up to 40, with a head of its own."""
     config, token_ids = load_config(target), torch.arange(0, 41, 2)
     weights = open_weights(target, config)
     student = Student.from_target(config, weights, [0], token_ids)
@@ -47,15 +47,15 @@ def test_rows_of_known_tokens_stay_and_new_ones_are_the_targets(draft: DraftMode
 
 
 def test_it_never_grows_beyond_its_bound(draft: DraftModel, target: Path) -> None:
-    most = len(draft.token_ids) + 3
-    for first in (41, 51, 61):  # round after round, tokens that were not there before
+    max_tokens = len(draft.token_ids) + 3
+    for first in (41, 51, 61):  # new tokens in every round
         texts = [text(*[token] * MIN_OCCURRENCES) for token in range(first, first + 10)]
-        draft = with_frequent_tokens(draft, texts, target, most)
-        assert len(draft.token_ids) <= most
-    assert len(draft.token_ids) == most
+        draft = with_frequent_tokens(draft, texts, target, max_tokens)
+        assert len(draft.token_ids) <= max_tokens
+    assert len(draft.token_ids) == max_tokens
 
 
-def test_what_it_cannot_guess_teaches_nothing(draft: DraftModel) -> None:
+def test_tokens_outside_the_vocabulary_have_no_label(draft: DraftModel) -> None:
     examples = labelled([text(4, 9)], draft.token_ids.numpy())
     assert examples.labels[0].ids[0, 0] == 2
     assert examples.labels[0].probabilities[:, 0].tolist() == [1, 0]

@@ -1,4 +1,4 @@
-"""`specinfer train medusa|blockwise`: heads start as the target's own next guess, learn, and draft."""
+"""`specinfer train medusa|blockwise`: heads start with the target's next guess, learn, and draft."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from tests.unit.training.test_eagle_training import corpus_of
 KINDS = [MedusaSource, BlockwiseSource]
 COMMANDS = {"medusa": train_medusa, "blockwise": train_blockwise}
 LAST = 3
-"""Layers of the target."""
+"""Number of layers of the target."""
 
 
 def student_of(kind: type[HeadsSource], count: int, rank: int = 0) -> HeadsStudent:
@@ -44,16 +44,16 @@ def student_of(kind: type[HeadsSource], count: int, rank: int = 0) -> HeadsStude
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_heads_start_as_the_target_and_learn_to_say_what_comes_later(
+def test_heads_start_as_the_target_and_learn_to_predict_later_tokens(
     kind: type[HeadsSource], tmp_path: Path
 ) -> None:
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(8)
     states = compute_states(runner, corpus, [LAST], tmp_path, lambda *_: None)
     examples = UnrolledExamples(corpus, [t.states for t in states], [t.labels for t in states], 2)
     student, batch = student_of(kind, 2), examples.batch(range(len(corpus)))
-    # an untrained head says the target's guess of the next token, which is the label one place before its own
-    said = student(examples.batch([0]))[0].argmax(-1)
-    assert said[1:].tolist() == states[0].labels.ids[:-1, 0].tolist()
+    # an untrained head gives the target's guess of the next token, the label one position before its own
+    guesses = student(examples.batch([0]))[0].argmax(-1)
+    assert guesses[1:].tolist() == states[0].labels.ids[:-1, 0].tolist()
     optimizer = torch.optim.AdamW(student.parameters(), 0.01)
     for _ in range(60):
         loss = unrolled_loss(student, batch)
@@ -65,14 +65,14 @@ def test_heads_start_as_the_target_and_learn_to_say_what_comes_later(
         float((a == labels.label_ids[:, 0]).float().mean())
         for a, labels in zip(best, batch.steps, strict=True)
     ]
-    assert min(right) > 0.8, "each head what is that many tokens ahead"
+    assert min(right) > 0.8, "each head predicts the token at its distance"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_markov_head_starts_silent_and_is_taught_the_token_before(
+def test_a_markov_head_starts_without_effect_and_learns_from_the_previous_token(
     kind: type[HeadsSource], tmp_path: Path
 ) -> None:
-    """The token before is the one in front of the token that a row predicts, in the prompt or the output."""
+    """The previous token is the one before the token that a row predicts, in the prompt or the output."""
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(4)
     states = compute_states(runner, corpus, [LAST], tmp_path, lambda *_: None)
     examples = UnrolledExamples(corpus, [t.states for t in states], [t.labels for t in states], 3)
@@ -95,7 +95,7 @@ def test_a_markov_head_starts_silent_and_is_taught_the_token_before(
 
 
 @pytest.mark.parametrize("method", COMMANDS)
-def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
+def test_the_command_is_interrupted_continues_and_its_heads_draft(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, lines, work = tmp_path / "target", tmp_path / "corpus.jsonl", tmp_path / "work"
@@ -120,7 +120,7 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
     ):
         train(1.0)
     monkeypatch.setattr(distil, "train_step", step)
-    monkeypatch.setattr(ModelRunner, "forward_with_features", None)  # they are kept
+    monkeypatch.setattr(ModelRunner, "forward_with_features", None)  # states are stored
     with pytest.raises(SettingError, match=r"work = .*: is the state of a run with other options"):
         train(1.0, heads=3)
     train(0.01)

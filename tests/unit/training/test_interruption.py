@@ -1,4 +1,4 @@
-"""Training and corpus making that are interrupted, go on, and do not overwrite what is finished."""
+"""Interrupted training and corpus generation continue later, and never overwrite finished results."""
 
 import json
 import os
@@ -37,8 +37,8 @@ if {signal}:
 program.main()
 """
 STEP = "os.kill(os.getpid(), {signal}); return work(*arguments)"
-CONTINUE = """for number, found in enumerate(work(*arguments)):
-        yield found
+CONTINUE = """for number, item in enumerate(work(*arguments)):
+        yield item
         if number == 1: os.kill(os.getpid(), {signal})"""
 
 
@@ -53,7 +53,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     module: str, function: str, body: str, number: int, *arguments: object
 ) -> subprocess.CompletedProcess[str]:
-    """A command of `specinfer train` that gets a signal (unless 0) in the midst of `function`."""
+    """Run a command of `specinfer train` that gets a signal (unless 0) during `function`."""
     code = RUN.format(
         module=module, function=function, signal=int(number), body=body.format(signal=int(number))
     )
@@ -75,7 +75,7 @@ def examples() -> Examples:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_saves_the_last_step_and_ends(number: signal.Signals, target: Path, tmp_path: Path) -> None:
-    """Nothing is lost, though the next regular saving is minutes away."""
+    """The last step is saved at once, although the next regular saving is minutes away."""
     options, state = DistilOptions(minutes=0.4, tokens_per_batch=64), tmp_path / "state.pt"
 
     def interrupt_after(steps: int) -> list[int]:
@@ -99,10 +99,10 @@ def test_a_signal_saves_the_last_step_and_ends(number: signal.Signals, target: P
     assert second[0] - first[-1] == first[1] - first[0], "the next step"
 
 
-def test_training_ends_where_held_out_scores_get_no_better_with_the_best_student(
+def test_training_ends_without_better_scores_and_returns_the_best_student(
     target: Path, tmp_path: Path
 ) -> None:
-    """Through an interruption: the best student is among what is kept."""
+    """The best student is part of the saved state, so that an interruption does not lose it."""
     options, state = DistilOptions(minutes=1e9), tmp_path / "state.pt"  # an epoch is one batch
     scores, students = iter([3.0, 7.0, 5.0, 7.0, 6.0, 2.0, 1.0, 0.0]), list[dict[str, torch.Tensor]]()
 
@@ -123,14 +123,12 @@ def test_training_ends_where_held_out_scores_get_no_better_with_the_best_student
         with pytest.raises(InterruptionError):
             trained(stop_after=4)
         best_state = trained(stop_after=0).state_dict()
-    assert len(students) == 1 + 1 + distilling.PATIENCE + 1, (
-        "two that were better, five that were not, the last"
-    )
+    assert len(students) == 1 + 1 + distilling.PATIENCE + 1, "two better scores, five others, the last"
     assert all(torch.equal(best_state[name], tensor) for name, tensor in students[1].items())
     assert not all(torch.equal(best_state[name], tensor) for name, tensor in students[-1].items())
 
 
-def test_a_run_that_was_saved_at_its_end_needs_no_step_more(target: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_saved_at_its_end_needs_no_further_step(target: Path, tmp_path: Path) -> None:
     options, state = DistilOptions(minutes=0.005, tokens_per_batch=64), tmp_path / "state.pt"
     steps: list[float] = []
     first = distil(make_student(target, np.arange(40)), examples(), options, state, lambda *_: None)
@@ -141,7 +139,7 @@ def test_a_run_that_was_saved_at_its_end_needs_no_step_more(target: Path, tmp_pa
 
 
 def test_the_second_signal_acts_at_once() -> None:
-    handler = signal.default_int_handler  # as the training commands set it: a shell may have it ignored
+    handler = signal.default_int_handler  # as the training commands set it, because a shell may ignore it
     before = signal.signal(signal.SIGINT, handler)
     with deferred_signals() as signalled:
         os.kill(os.getpid(), signal.SIGINT)
@@ -152,7 +150,7 @@ def test_the_second_signal_acts_at_once() -> None:
     signal.signal(signal.SIGINT, before)
 
 
-def test_train_ssm_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
+def test_train_ssm_is_interrupted_continues_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
     lines, out, work = tmp_path / "corpus.jsonl", tmp_path / "ssm", tmp_path / "work"
     labels = Labels(np.tile(np.arange(3, 35, dtype=np.int32), (4, 1)), np.full((4, 32), 1 / 32, np.float16))
     rows = [(str(i), Continuation((5, i + 3), (i + 3, 4, 5, 6), labels)) for i in range(12)]
@@ -180,7 +178,7 @@ def test_train_ssm_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_
 
 
 @pytest.mark.thorough
-def test_train_corpus_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
+def test_train_corpus_is_interrupted_continues_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "corpus.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}"]}) + "\n" for i in range(6)))
     flags = ["corpus", "--prompts", prompts, "--out", out, "--model", target, "--batch", 2]
@@ -212,7 +210,7 @@ def test_train_corpus_is_interrupted_goes_on_and_is_not_repeated(target: Path, t
 
 
 def test_specinfer_train_passes_signals_on(tmp_path: Path, target: Path) -> None:
-    """It waits for prompts from a pipe; there is one process, which gets the signal."""
+    """The command waits for prompts from a pipe; one process runs, which gets the signal."""
     pipe = tmp_path / "prompts"
     os.mkfifo(pipe)
     command = [

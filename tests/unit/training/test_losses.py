@@ -1,4 +1,4 @@
-"""The loss of drafters, against plain numpy, and what its gradients ask for."""
+"""The loss of drafters, against plain numpy, and its gradients."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def labelled(ids: object, probabilities: object) -> UnrolledRows:
 
 
 def random_rows(seed: int, sharpness: float) -> tuple[torch.Tensor, UnrolledRows]:
-    """Return logits and labels of six rows, of which one has a label of probability 0 and one none at all."""
+    """Return logits and labels of six rows; one row has labels of probability 0, and one has no label."""
     rng = np.random.default_rng(seed)
     ids = np.array([rng.permutation(VOCABULARY)[:WIDTH] for _ in range(6)])
     p = rng.dirichlet(np.ones(WIDTH), 6)
@@ -31,7 +31,7 @@ def random_rows(seed: int, sharpness: float) -> tuple[torch.Tensor, UnrolledRows
 
 
 def plain(logits: NDArray[np.float64], ids: NDArray[np.int64], p: NDArray[np.float64]) -> float:
-    """Compute the loss row by row, in whole distributions."""
+    """Compute the loss row by row, over whole distributions."""
     losses = []
     for row, chosen, probabilities in zip(logits, ids, p, strict=True):
         q = np.exp(row - row.max())
@@ -47,14 +47,14 @@ def plain(logits: NDArray[np.float64], ids: NDArray[np.int64], p: NDArray[np.flo
 
 
 @given(st.integers(0, 10_000), st.floats(0.1, 6))
-def test_the_loss_is_what_plain_numpy_computes(seed: int, sharpness: float) -> None:
+def test_the_loss_equals_plain_numpy(seed: int, sharpness: float) -> None:
     logits, batch = random_rows(seed, sharpness)
     p = batch.label_probabilities.double().numpy()
     expected = plain(logits.double().numpy(), batch.label_ids.numpy(), p)
     assert distillation_loss(logits, batch).item() == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_nothing_is_learnt_where_the_drafter_knows_none_of_the_tokens() -> None:
+def test_rows_without_a_known_token_have_no_gradient() -> None:
     logits = torch.zeros(2, VOCABULARY, requires_grad=True)
     batch = labelled([[0, 1], [2, 3]], [[0.5, 0.5], [0, 0]])
     distillation_loss(logits, batch).backward()  # type: ignore[no-untyped-call]
@@ -63,8 +63,8 @@ def test_nothing_is_learnt_where_the_drafter_knows_none_of_the_tokens() -> None:
     assert not logits.grad[1].any()
 
 
-def test_a_draft_that_is_too_small_for_everything_prefers_what_is_accepted() -> None:
-    """Where P = (0.6, 0.3, 0.1), of two drafts that KL finds alike the one of which more is accepted is better."""
+def test_a_draft_with_more_accepted_tokens_has_the_lower_loss() -> None:
+    """P = (0.6, 0.3, 0.1): of two drafts with nearly equal KL, the one with more accepted tokens has the lower loss."""
     batch = labelled([[0, 1, 2]], [[0.6, 0.3, 0.1]])
     spreads, covers = torch.tensor([[0.4, 0.3, 0.3]]).log(), torch.tensor([[0.645, 0.33, 0.025]]).log()
     p = batch.label_probabilities

@@ -1,4 +1,4 @@
-"""Training on a tiny target: it learns, goes on after an interruption, and its checkpoint drafts."""
+"""Training of an SSM on a tiny target: it learns, continues after an interruption, and drafts."""
 
 import dataclasses
 import gzip
@@ -63,7 +63,7 @@ def runner(target: Path) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def corpus() -> list[Continuation]:
-    """Greedy continuations of random prompts by the tiny target."""
+    """Return greedy continuations of random prompts by the tiny target."""
     model = tiny_transformers("llama", initializer_range=0.4)
     rng = np.random.default_rng(0)
     items = []
@@ -113,7 +113,7 @@ def test_labels_are_not_computed_twice(
     assert [x.ids.tolist() for x in again] == [x.ids.tolist() for x in first]
 
 
-def test_labels_of_a_corpus_lose_what_the_drafter_does_not_know() -> None:
+def test_labels_of_a_corpus_lose_tokens_outside_the_draft_vocabulary() -> None:
     ids = np.array([[9, 4, 30], [7, 30, 8]], np.int32)
     labels = Labels(ids, np.array([[0.5, 0.25, 0.25], [0.5, 0.3, 0.2]], np.float16))
     vocabulary = np.array([3, 4, 9, 12])
@@ -129,11 +129,11 @@ def make_student(target: Path, vocabulary: object) -> Student:
 
 
 def first_guesses(student: Student, examples: Examples, vocabulary: torch.Tensor) -> float:
-    """The share of the target's own tokens that are the student's first guess."""
+    """Return the share of the target's tokens that are the student's first guess."""
     return float((np.concatenate(ranks(student, examples, vocabulary, 1)) < 1).mean())
 
 
-def test_the_student_learns_what_the_target_says(
+def test_the_student_learns_the_guesses_of_the_target(
     target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
 ) -> None:
     student = make_student(target, vocabulary)
@@ -146,7 +146,7 @@ def test_the_student_learns_what_the_target_says(
     assert after > before + 0.2
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(
+def test_an_interrupted_run_continues_at_its_last_step(
     target: Path,
     corpus: list[Continuation],
     labels: list[Labels],
@@ -225,7 +225,7 @@ def test_a_student_of_other_layers_is_refused(family: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in BEYOND_LLAMA])
 def test_a_student_is_of_its_targets_family(family: str, tmp_path: Path) -> None:
-    """With all layers and tokens it is the target; its checkpoint runs like it; every tensor learns."""
+    """With all layers and tokens the student equals the target; its checkpoint runs like it; every tensor learns."""
     model = tiny_transformers(family)
     model.save_pretrained(tmp_path / "target")
     config = load_config(tmp_path / "target")
@@ -237,7 +237,7 @@ def test_a_student_is_of_its_targets_family(family: str, tmp_path: Path) -> None
         torch.testing.assert_close(actual, reference_logits(model, row.tolist()), rtol=1e-3, atol=1e-3)
     logits.logsumexp(-1).sum().backward()
     learning = {name for name, tensor in student.named_parameters() if tensor.grad.abs().max() > 0}
-    # what is added to every key alike changes no attention
+    # a bias that all keys share does not change attention
     assert {name for name, _ in student.named_parameters() if "k_proj/bias" not in name} <= learning
 
     ssm, directory = tmp_path / "ssm", tmp_path / "target"
@@ -266,7 +266,7 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
 
     drafter = SsmDrafter.from_options(DrafterOptions(model=str(train()), dtype="float32", kv_tokens=512))
     labelled = [np.load(path)["lengths"] for path in (tmp_path / "work").glob("labels-*/*.npz")]
-    assert sum(map(len, labelled)) == 6, "the target is asked where the corpus has no labels"
+    assert sum(map(len, labelled)) == 6, "the target labels only rows without labels"
     prompt = list(items[0].prompt)
     (tree,) = drafter.draft([DraftJob("r", prompt, TreeLimits(4, 2), Sampling(temperature=0))])
     assert isinstance(tree, TokenTree)
@@ -318,7 +318,7 @@ def test_the_corpus_is_read_split_and_counted(tmp_path: Path) -> None:
     assert without_prompts_of([Continuation((1, 3), (9,))], corpus) == corpus
 
 
-def test_ranks_say_where_the_true_token_is(
+def test_ranks_are_those_of_the_true_token(
     target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object
 ) -> None:
     student, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
@@ -333,10 +333,10 @@ def test_ranks_say_where_the_true_token_is(
         assert np.mean(places == np.array(expected)) > 0.8
 
 
-def test_boosting_trains_on_what_the_pool_misses(
+def test_boosting_trains_on_tokens_that_the_pool_misses(
     target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
 ) -> None:
-    """The second SSM must cover more of the first one's misses than the first one's own second guess adds."""
+    """The second SSM must cover more misses of the first one than the first one's second guess does."""
     chosen = torch.from_numpy(vocabulary)
     examples = Examples(corpus, labels)
     first = make_student(target, vocabulary)
@@ -369,7 +369,7 @@ def test_a_trained_ssm_is_a_start_for_the_next(target: Path, vocabulary: object,
     torch.testing.assert_close(again(tokens, rows), student(tokens, rows), rtol=0.1, atol=0.1)
 
 
-def test_inserted_layers_begin_silent_and_learn(
+def test_inserted_layers_start_without_effect_and_learn(
     target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
 ) -> None:
     shallow, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
@@ -390,7 +390,7 @@ def test_inserted_layers_begin_silent_and_learn(
     assert load_ssm(tmp_path / "deep", target).config.layers == 3
 
 
-def test_a_suspended_run_is_not_charged_for_the_pause(
+def test_the_time_of_a_suspended_run_does_not_count(
     target: Path,
     corpus: list[Continuation],
     labels: list[Labels],
@@ -398,7 +398,7 @@ def test_a_suspended_run_is_not_charged_for_the_pause(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter(range(0, 10**6, 3600))  # an hour from one look to the next
+    clock = iter(range(0, 10**6, 3600))  # an hour between two readings
     monkeypatch.setattr(distilling.time, "monotonic", lambda: float(next(clock)))
     steps: list[float] = []
     options = DistilOptions(minutes=4.5 * distilling.LONGEST_STEP_S / 60, tokens_per_batch=256)

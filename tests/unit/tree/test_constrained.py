@@ -1,4 +1,4 @@
-"""A constraint takes nodes out of trees and adds forced ones."""
+"""Constraints remove forbidden nodes from trees and add forced ones."""
 
 import numpy as np
 import pytest
@@ -22,17 +22,18 @@ EVERYTHING = tuple(range(VOCABULARY))
 
 
 def after(table: dict[tuple[int, ...], tuple[int, ...]]) -> TableMatcher:
-    """Everything may follow paths that the table does not name; paths begin behind the root."""
+    """Return a matcher that allows these tokens after each path; paths start after the root, others allow every
+    token."""
     return TableMatcher(VOCABULARY, lambda path: table.get(path, EVERYTHING))
 
 
 def tokens_of(seed: int, path: tuple[int, ...]) -> list[int]:
-    """Some random tokens, the same for the same path."""
+    """Return random tokens that depend only on seed and path."""
     rng = np.random.default_rng([seed, *path])
     return np.flatnonzero(rng.random(VOCABULARY) < 0.7).tolist()
 
 
-def test_forbidden_nodes_go_with_what_is_below_them() -> None:
+def test_forbidden_nodes_are_removed_with_their_subtrees() -> None:
     kept = without_forbidden(example_tree(), after({(): (DOG,)}))
     assert paths(kept) == {(THE,), (THE, DOG)}
     kept = without_forbidden(example_tree(), after({(CAT,): (RAN,)}))
@@ -81,8 +82,8 @@ def test_candidates_stay_in_their_order(actual: list[TokenTree], seed: int) -> N
     assert listed(left) == [row for row in listed(merged) if row[1] in paths(left)]
 
 
-def test_what_is_forced_is_added_behind_the_likeliest_nodes_first() -> None:
-    """Behind "the dog": ran, sat; behind "the cat sat": ran."""
+def test_forced_tokens_are_added_after_the_most_probable_nodes_first() -> None:
+    """After "the dog": ran, sat. After "the cat sat": ran."""
     matcher = after({(DOG,): (RAN,), (DOG, RAN): (SAT,), (CAT, SAT): (RAN,)})
     whole = with_forced(example_tree(), matcher, max_nodes=8, depth=8)
     added = {(THE, DOG, RAN), (THE, DOG, RAN, SAT), (THE, CAT, SAT, RAN)}
@@ -95,7 +96,7 @@ def test_what_is_forced_is_added_behind_the_likeliest_nodes_first() -> None:
     assert (THE, DOG, RAN, SAT) not in paths(with_forced(example_tree(), matcher, max_nodes=8, depth=2))
 
 
-def test_what_is_forced_and_drafted_is_not_added() -> None:
+def test_forced_tokens_that_were_drafted_are_not_added() -> None:
     matcher = after({(): (CAT,), (CAT,): (SAT,)})
     left = without_forbidden(example_tree(), matcher)
     assert with_forced(left, matcher, max_nodes=8, depth=8) is left
@@ -113,18 +114,18 @@ def test_a_chain_stays_a_chain() -> None:
 
 
 @given(st.lists(trees(root=THE), min_size=1, max_size=3), st.integers(0, 1000), st.integers(0, 6))
-def test_forced_tokens_join_any_tree(actual: list[TokenTree], seed: int, most: int) -> None:
+def test_forced_tokens_join_any_tree(actual: list[TokenTree], seed: int, max_nodes: int) -> None:
     def one_or_all(path: tuple[int, ...]) -> list[int]:
         return tokens_of(seed, path)[: 1 + 20 * (len(path) % 2)]
 
     merged = merge_trees(list(enumerate(actual)))
     matcher = TableMatcher(VOCABULARY, one_or_all)
     left = without_forbidden(merged, matcher)
-    whole = with_forced(left, matcher, most, depth=6)
+    whole = with_forced(left, matcher, max_nodes, depth=6)
     check_tree(whole, VOCABULARY, max_nodes=200)
     assert matcher.path == ()
     assert paths(left) <= paths(whole)
-    assert len(whole) - len(left) == len(whole.forced) <= most
+    assert len(whole) - len(left) == len(whole.forced) <= max_nodes
     proposals = [p for p in whole.proposals if p.speculator != NOBODY]
     assert [(p.speculator, p.kind, p.q_token_ids.tolist()) for p in proposals] == [
         (p.speculator, p.kind, p.q_token_ids.tolist()) for p in left.proposals

@@ -18,13 +18,13 @@ def test_a_first_draw_is_judged_by_the_norm_of_q() -> None:
     assert Draws([0.25] * 4, WITHOUT).chance == pytest.approx(FIRST * 0.5)
 
 
-def test_later_draws_come_from_what_is_left_and_only_after_rejections() -> None:
+def test_later_draws_come_from_the_rest_and_only_after_rejections() -> None:
     draws = Draws([0.5, 0.25, 0.25], WITHOUT)
     first = draws.chance
-    draws.take(0.5)  # left: one half each
+    draws.take(0.5)  # remaining: one half each
     second = draws.chance
     assert second == pytest.approx((1 - first) * SECOND * 0.5**0.5)
-    draws.take(0.25)  # left: one token, surely
+    draws.take(0.25)  # remaining: one token with certainty
     assert draws.acceptance == pytest.approx(THIRD)
     draws.take(0.25)
     assert draws.chance == 0, "nothing is left to draw"
@@ -41,20 +41,20 @@ def test_with_replacement_q_stays() -> None:
 
 
 def test_beliefs_replace_expectations_of_single_draws() -> None:
-    asked: list[tuple[int, float]] = []
+    calls: list[tuple[int, float]] = []
 
     def belief(place: int, acceptance: float) -> float:
-        asked.append((place, acceptance))
+        calls.append((place, acceptance))
         return 0.5
 
     draws = Draws([0.5, 0.5], WITHOUT, belief)
     draws.take(0.5)
-    assert draws.chance == pytest.approx(0.25), "half of what the first leaves"
-    assert asked == [(0, pytest.approx(FIRST * 0.5**0.5)), (1, pytest.approx(SECOND))]
+    assert draws.chance == pytest.approx(0.25), "half of the rest after the first draw"
+    assert calls == [(0, pytest.approx(FIRST * 0.5**0.5)), (1, pytest.approx(SECOND))]
 
 
-def test_what_rounding_leaves_promises_nothing() -> None:
-    """After the peak of a q of single precision hardly anything is left, and that is not known exactly."""
+def test_the_rest_after_rounding_has_no_high_expectation() -> None:
+    """After the peak of a single-precision q the remaining probability is tiny and inexact."""
     peak, tail = 0.9999999403953552, 5.9604645e-08
     draws = Draws([peak, tail, 1e-30], WITHOUT)
     draws.take(peak)
@@ -77,7 +77,7 @@ def test_chances_fall_and_add_up_to_one_at_most(
     assert sum(chances) <= 1 + 1e-9
 
 
-def test_the_draws_of_a_proposal_know_nothing_of_the_token_to_come() -> None:
+def test_the_expectation_of_a_draw_does_not_depend_on_its_token() -> None:
     q = distribution([4, 5, 6], [0.5, 0.3, 0.2])
     seen = []
     for order in ([4, 5], [4, 6], [5, 4]):
@@ -85,6 +85,6 @@ def test_the_draws_of_a_proposal_know_nothing_of_the_token_to_come() -> None:
         builder.propose_samples(0, WITHOUT, order, q)
         tree = builder.build()
         seen.append([draws.chance for _, draws in draws_of(tree.proposals[0], tree.token_ids.tolist())])
-    assert seen[0] == seen[1], "the second token differs, and nothing is known of it"
+    assert seen[0] == seen[1], "the second token differs and has no effect"
     assert seen[0][0] == seen[2][0]
-    assert seen[0][1] != seen[2][1], "but what came first is known"
+    assert seen[0][1] != seen[2][1], "the first token has an effect"

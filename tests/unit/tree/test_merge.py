@@ -1,4 +1,4 @@
-"""Merging is the union of paths (Definition 3.2); cutting keeps sampled proposals honest."""
+"""Merged trees have the union of all paths (Definition 3.2); cutting must not bias sampled proposals."""
 
 import numpy as np
 import pytest
@@ -28,11 +28,11 @@ def _indexed(trees: list[TokenTree]) -> list[tuple[int, TokenTree]]:
 
 
 @given(ROOTED)
-def test_merge_holds_exactly_the_paths_of_its_parts(trees: list[TokenTree]) -> None:
+def test_a_merged_tree_has_exactly_the_paths_of_its_parts(trees: list[TokenTree]) -> None:
     merged = merge_trees(_indexed(trees))
     check_tree(merged, VOCABULARY, max_nodes=1000)
     assert paths(merged) == set().union(*(paths(tree) for tree in trees))
-    assert len(paths(merged)) == len(merged), "a path stands in the merge twice"
+    assert len(paths(merged)) == len(merged), "a path is in the merge twice"
 
 
 @given(ROOTED)
@@ -65,7 +65,9 @@ def test_merging_one_tree_changes_nothing(tree: TokenTree) -> None:
         merged = merge_trees([(index, tree)])
         assert merged.token_ids.tolist() == tree.token_ids.tolist()
         assert merged.parents.tolist() == tree.parents.tolist()
-        assert [p.speculator for p in merged.proposals] == [index] * len(tree.proposals), "but whose it is"
+        assert [p.speculator for p in merged.proposals] == [index] * len(tree.proposals), (
+            "only the speculator changes"
+        )
         assert [p.children for p in merged.proposals] == [p.children for p in tree.proposals]
 
 
@@ -113,7 +115,7 @@ def test_cut_keeps_draws_in_order_from_the_first(tree: TokenTree, budget: int) -
 
 @pytest.mark.parametrize("kind", [WITH, WITHOUT])
 def test_whether_a_draw_is_kept_does_not_depend_on_its_token(kind: ProposalKind) -> None:
-    """With room for one node the first draw stays, however improbable, and the second goes."""
+    """With room for one node the first draw stays, even if it is improbable, and the second is dropped."""
     q = distribution([CAT, DOG, RAN], [0.98, 0.01, 0.01])
     for first, second in ((CAT, DOG), (DOG, CAT), (RAN, CAT)):
         builder = TreeBuilder(THE)
@@ -123,8 +125,9 @@ def test_whether_a_draw_is_kept_does_not_depend_on_its_token(kind: ProposalKind)
         assert len(cut.proposals[0].children) == 1
 
 
-def test_draws_of_a_surer_speculator_come_first() -> None:
-    """A draw is ranked by its q, not by its token: the sure one keeps its unlikely token."""
+def test_draws_of_a_more_peaked_distribution_come_first() -> None:
+    """A draw is ranked by its q, not by its token: the draw from the peaked q stays although its token is
+    improbable."""
     sure, unsure = TreeBuilder(THE), TreeBuilder(THE)
     sure.propose_samples(0, WITHOUT, [DOG], distribution([CAT, DOG], [0.95, 0.05]))
     unsure.propose_samples(0, WITHOUT, [RAN], distribution([CAT, RAN, SAT], [0.3, 0.4, 0.3]))
@@ -134,8 +137,8 @@ def test_draws_of_a_surer_speculator_come_first() -> None:
     assert paths(truncate(merged, 2, doubt)) == {(THE,), (THE, RAN)}
 
 
-def test_what_a_speculator_says_of_its_draws_is_not_believed() -> None:
-    """Scores may depend on the token drawn; a cut by them would not be lossless."""
+def test_scores_of_draws_are_ignored() -> None:
+    """Scores may depend on the drawn token; cutting by them would not be lossless."""
     q = distribution([CAT, DOG, SAT], [0.4, 0.3, 0.3])
     builder = TreeBuilder(THE)
     cat, dog = builder.add(0, CAT, score=0.01), builder.add(0, DOG, score=0.99)
@@ -144,7 +147,7 @@ def test_what_a_speculator_says_of_its_draws_is_not_believed() -> None:
 
 
 def test_a_repeated_draw_is_dropped_with_the_budget_even_though_it_needs_no_node() -> None:
-    """Keeping repeats and dropping new tokens once the budget is full would bias the draws."""
+    """Keeping repeated draws while dropping new tokens of a full budget would bias the draws."""
     q = distribution([CAT, DOG], [0.5, 0.5])
     builder = TreeBuilder(THE)
     builder.propose_samples(0, WITH, [CAT, CAT, DOG], q)
@@ -161,22 +164,22 @@ def test_scores_of_a_node_proposed_twice_take_the_higher() -> None:
 
 
 def test_a_batch_is_cut_by_one_ranking() -> None:
-    """Nodes go to the request whose drafts are likelier, up to what each may have."""
+    """Nodes go to the request with the more probable drafts, up to its own limit."""
     sure, unsure = TreeBuilder(THE), TreeBuilder(THE)
     node = 0
     for token in (CAT, SAT, RAN):
         (node,) = sure.propose_points(node, [token], [0.9])
     unsure.propose_points(0, [DOG, CAT], [0.75, 0.1])
     trees = [sure.build(), unsure.build()]
-    asked: list[tuple[int, float]] = []
+    calls: list[tuple[int, float]] = []
 
     def pays(kept: int, chance: float) -> bool:
-        asked.append((kept, round(chance, 3)))
+        calls.append((kept, round(chance, 3)))
         return chance > 0.5
 
     first, second = cut_trees(trees, [9, 9], keeps=pays)
     assert (len(first), len(second)) == (4, 2)
-    assert asked == [(0, 0.9), (1, 0.81), (2, 0.75), (3, 0.729), (4, 0.1)]
+    assert calls == [(0, 0.9), (1, 0.81), (2, 0.75), (3, 0.729), (4, 0.1)]
     first, second = cut_trees(trees, [2, 9])
     assert (len(first), len(second)) == (2, 3)
 
@@ -191,7 +194,7 @@ def test_a_batch_cut_keeps_its_budget_and_valid_trees(actual: list[TokenTree], b
 
 
 def test_speculators_that_draw_are_interleaved_but_keep_their_order() -> None:
-    """However sure a second draw is, its speculator's first comes before it."""
+    """The first draw of a speculator precedes its second one, even if the second is more probable."""
     sure, unsure = TreeBuilder(THE), TreeBuilder(THE)
     sure.propose_samples(0, WITHOUT, [DOG, CAT], distribution([CAT, DOG, SAT], [0.9, 0.05, 0.05]))
     unsure.propose_samples(0, WITHOUT, [RAN], distribution([CAT, RAN, SAT], [0.3, 0.4, 0.3]))

@@ -10,7 +10,7 @@ from tests.support.trees import CAT, DOG, SAT, THE, example_tree, trees
 
 
 def expected(tree: TokenTree, node: int) -> float:
-    """Expected accepted tokens of the path to a node: the sum of the products along it."""
+    """Return the expected accepted tokens of the path to a node: the sum of the products of its scores."""
     scores: list[float] = []
     while node:
         scores.insert(0, float(tree.scores[node]))
@@ -23,15 +23,15 @@ def expected(tree: TokenTree, node: int) -> float:
 
 
 @given(trees(), st.integers(0, 5))
-def test_no_path_has_more_expected_tokens(tree: TokenTree, most: int) -> None:
-    path = best_path(tree, most)
+def test_no_path_has_more_expected_tokens(tree: TokenTree, max_tokens: int) -> None:
+    path = best_path(tree, max_tokens)
     by_tokens = {tree.sequence_of(node)[1:]: node for node in range(len(tree))}
-    worth = {tokens: expected(tree, node) for tokens, node in by_tokens.items() if len(tokens) <= most}
+    worth = {tokens: expected(tree, node) for tokens, node in by_tokens.items() if len(tokens) <= max_tokens}
     assert abs(worth[tuple(path)] - max(worth.values())) < 1e-5
 
 
-def test_what_follows_decides_too() -> None:
-    """0.6 and nothing behind it, against 0.5 with a sure continuation: 0.6 < 0.5 + 0.5 * 0.9."""
+def test_continuations_count_too() -> None:
+    """0.6 without a continuation is worse than 0.5 with a probable one: 0.6 < 0.5 + 0.5 * 0.9."""
     builder = TreeBuilder(THE)
     _, cat = builder.propose_points(0, [DOG, CAT], [0.6, 0.5])
     builder.propose_points(cat, [SAT], [0.9])

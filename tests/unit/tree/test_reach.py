@@ -1,4 +1,4 @@
-"""Whoever plans trees and whoever checks them agree how deep they may reach, however wide they are."""
+"""Planner and verifier agree on the maximum depth of trees of any width."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ VOCABULARY = 97
 
 
 def comb(root: int, depth: int, width: int) -> TokenTree:
-    """A chain of this depth whose every node has so many siblings."""
+    """Return a chain of this depth whose every node has `width` siblings."""
     builder, node = TreeBuilder(root), 0
     for level in range(depth):
         tokens = [(level + i) % VOCABULARY for i in range(width + 1)]
@@ -40,7 +40,7 @@ def test_a_tree_may_reach_the_last_position(base: int, delta: int, limit: int, d
     depth=st.integers(1, 13),
     width=st.integers(0, 6),
 )
-def test_the_verifier_takes_a_tree_if_its_deepest_node_has_a_position(
+def test_the_verifier_accepts_a_tree_if_its_deepest_node_has_a_position(
     base: int, delta: int, left: int, depth: int, width: int
 ) -> None:
     limits = EngineLimits(max_context_len=base + delta + left)
@@ -61,7 +61,7 @@ def test_the_verifier_takes_a_tree_if_its_deepest_node_has_a_position(
     speculation=st.sampled_from(Speculation),
     constrained=st.booleans(),
 )
-def test_the_verifier_takes_whatever_is_planned(
+def test_the_verifier_accepts_all_planned_trees(
     prompt: int,
     new: int,
     spare: int,
@@ -70,7 +70,7 @@ def test_the_verifier_takes_whatever_is_planned(
     speculation: Speculation,
     constrained: bool,
 ) -> None:
-    """Depths of drafts and of what a constraint forces; also where a request is longer than the context."""
+    """Depths of drafts and of forced tokens are tested, also for requests longer than the context."""
     generated = min(generated, new - 1)
     request = GenerationRequest(
         "r",
@@ -90,10 +90,10 @@ def test_the_verifier_takes_whatever_is_planned(
         tree = comb(entry.delta[-1], depth, 3)
         job = VerifyJob("r", entry.base_len, entry.delta, tree, GREEDY)
         check_job(job, 2048, VOCABULARY, EngineLimits(max_context_len=context))
-        assert depth < state.remaining, "the bonus token must be wanted, too"
+        assert depth < state.remaining, "one remaining token is for the bonus"
 
 
 def reaches(entry: StepEntry) -> list[int]:
-    """The depth of drafts and that of forced tokens, if there may be any."""
+    """Return the depth of drafts and that of forced tokens, if the entry allows them."""
     drafted = [] if entry.limits.empty else [entry.limits.depth]
     return drafted + ([entry.reach] if entry.forced else [])

@@ -1,4 +1,4 @@
-"""Expansion vectors."""
+"""Expansion vectors and limits of trees."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_counts_nodes_of_the_papers_vector() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1,,2", "0", "a", "1,-1", "1.5"])
-def test_refuses_what_is_no_vector(text: str) -> None:
+def test_bad_vectors_are_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="expansion"):
         ExpansionVector.parse(text)
 

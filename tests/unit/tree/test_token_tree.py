@@ -1,4 +1,4 @@
-"""TokenTree: the example of the docs, and what `validate` refuses."""
+"""TokenTree: the example of the docs, and malformed trees that `validate` refuses."""
 
 from dataclasses import replace
 
@@ -133,7 +133,7 @@ def test_more_nodes_than_allowed() -> None:
 
 
 def test_draws_are_tried_in_the_order_of_the_tree_across_proposals() -> None:
-    """A draw of A, two of B, another of A; points are not tried."""
+    """The order is: a draw of A, two of B, another of A; points are not tried."""
     cat_dog, sat_ran = Proposal(0, 0, WITHOUT, (1, 2), *Q), Proposal(0, 1, WITHOUT, (3, 4), *Q2)
     tokens, parents = _ints(THE, CAT, DOG, SAT, RAN), _ints(-1, 0, 0, 0, 0)
     proposals = (cat_dog, sat_ran, Proposal(0, 2, POINT, (1,)))

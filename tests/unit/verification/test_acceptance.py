@@ -24,7 +24,7 @@ WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 
 
 class TableTarget:
-    """A target whose prediction after each node is written down."""
+    """A target with given probabilities after each node."""
 
     def __init__(self, rows: dict[int, dict[int, float]]) -> None:
         self._rows = rows
@@ -43,7 +43,7 @@ class TableTarget:
 
 
 class Uniforms(np.random.Generator):
-    """A generator that returns the numbers it is given."""
+    """A generator that returns the given numbers."""
 
     def __init__(self, *values: float) -> None:
         super().__init__(np.random.PCG64(0))
@@ -54,13 +54,13 @@ class Uniforms(np.random.Generator):
 
 
 def certain(*tokens: int) -> TableTarget:
-    """Nodes 0, 1, 2, ... are followed by these tokens with certainty."""
+    """Return a target in which nodes 0, 1, 2, ... are followed by these tokens with certainty."""
     return TableTarget({node: {token: 1.0} for node, token in enumerate(tokens)})
 
 
 @dataclass(frozen=True)
 class _Inversion(Noise):
-    """Chooses with a generator's numbers."""
+    """Chooses by inversion with a generator's numbers."""
 
     rng: np.random.Generator
 
@@ -69,7 +69,7 @@ class _Inversion(Noise):
 
 
 class Chance:
-    """Tries draws with a generator for every depth and chooses by inversion with the same."""
+    """Tries draws and chooses tokens with one generator per depth."""
 
     def __init__(self, at: Callable[[int], np.random.Generator]) -> None:
         self._at, self._streams = at, {}  # type: ignore[var-annotated]
@@ -155,10 +155,10 @@ def test_without_replacement_renormalises_q_after_a_rejection() -> None:
 
 
 CASES = [(0.19, 0.5), (0.21, 0.63, 0.5), (0.21, 0.62, 0.5)]
-"""Tried, chosen (sat has .5 of .8 and comes first), and the bonus token."""
+"""Random numbers of the trial, the choice (sat has .5 of .8 and comes first), and the bonus token."""
 
 
-def test_points_beside_draws_are_accepted_if_they_are_what_is_left() -> None:
+def test_points_are_accepted_if_they_are_chosen_after_rejected_draws() -> None:
     """P = (.2 cat, .5 sat, .3 dog); cat is drawn with q = 1 and rejected; of the rest only dog is a child."""
     points, draws = TreeBuilder(THE), TreeBuilder(THE)
     points.propose_points(0, [DOG], [0.9])
@@ -172,7 +172,7 @@ def test_points_beside_draws_are_accepted_if_they_are_what_is_left() -> None:
 
 
 def test_each_candidate_of_a_merged_tree_is_tried_with_its_own_q() -> None:
-    """A proposes cat with q = 1 (accepted for r <= .3), B proposes it with q = .1 on what A left."""
+    """A draws cat with q = 1 (accepted for r <= .3), B draws dog with q = .5 from the residual of A."""
     a, b = TreeBuilder(THE), TreeBuilder(THE)
     a.propose_samples(0, WITH, [CAT], distribution([CAT], [1.0]))
     b.propose_samples(0, WITH, [DOG], distribution([DOG, SAT], [0.5, 0.5]))
@@ -204,7 +204,7 @@ def test_a_verdict_is_a_path_and_a_possible_token(verify: AcceptanceRule, tree: 
     assert rows[verdict.accepted[-1] if verdict.accepted else 0][verdict.bonus] > 0
 
 
-def test_without_a_tree_stochastic_rules_draw_what_plain_decoding_draws() -> None:
+def test_without_a_tree_stochastic_rules_draw_the_token_of_plain_decoding() -> None:
     target = TableTarget({0: {CAT: 0.2, DOG: 0.5, SAT: 0.3}})
     for u in np.linspace(0, 0.999, 20):
         verdicts = {

@@ -1,4 +1,4 @@
-"""Biases and penalties on hand-computed cases, and what of a request's tokens they read."""
+"""Biases and penalties on hand-computed cases, and the tokens that they count."""
 
 from collections import Counter
 
@@ -53,8 +53,8 @@ def test_the_repetition_penalty_reads_prompt_answer_and_path() -> None:
 
 
 @pytest.mark.parametrize("chunks", [[7], [2, 5], [1, 1, 3, 2], [3, 4]])
-def test_only_what_lies_behind_the_prompt_is_counted_however_it_is_read(chunks: list[int]) -> None:
-    """After a RESYNC prompt and generated tokens come together, in chunks that know no border."""
+def test_only_tokens_after_the_prompt_are_counted_for_any_chunks(chunks: list[int]) -> None:
+    """After a RESYNC, prompt and generated tokens are read together, in chunks that may span both."""
     tokens, change, at = [5, 5, 5, 5, 1, 5, 1], adjustment(4, frequency_penalty=1.0), 0
     for size in chunks:
         change.read(at, tokens[at : at + size])
@@ -84,7 +84,7 @@ def test_a_committed_token_and_one_of_a_path_change_a_logit_by_the_same_bits() -
         assert a.tobytes() == b.tobytes()
 
 
-def test_requests_that_ask_for_nothing_have_no_adjustment() -> None:
+def test_requests_without_penalties_have_no_adjustment() -> None:
     job = VerifyJob("r", 0, [1], TokenTree.root_only(1), Sampling(), prompt_len=1)
     assert adjustment_of(job, V) is None
 

@@ -1,5 +1,6 @@
-"""Losslessness under a constraint by enumeration: forbidden drafts dropped, forced tokens added, cut,
-verified against the masked target. The output is distributed as plain decoding's from the masked target.
+"""Losslessness under a constraint by enumeration: outputs follow the masked target exactly.
+
+Forbidden drafts are dropped and forced tokens added, then trees are cut and verified against the masked target.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +17,12 @@ from tests.support.exactness.pools import DRAWING, Pool, draws, merged, options,
 
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 ROUNDED = 1e-6
-"""Largest error: what is left of q is normalised in float32, as it is sent."""
+"""Maximum error: the renormalised q is in float32, as it is sent."""
 Prune = Callable[[TokenTree, TableMatcher], TokenTree]
 
 
 def random_constraint(rng: np.random.Generator, tables: Tables) -> tuple[TableMatcher, Tables]:
-    """A matcher that allows at least one possible token behind every path, and the tables masked by it."""
+    """Return a matcher that allows at least one possible token after every path, and the masked tables."""
     masks = [rng.random(table.shape) < 0.6 for table in tables]
     for mask, table in zip(masks, tables, strict=True):
         np.put_along_axis(mask, table.argmax(-1, keepdims=True), True, -1)
@@ -37,7 +38,7 @@ def random_constraint(rng: np.random.Generator, tables: Tables) -> tuple[TableMa
 def step(
     pool: Pool, matcher: TableMatcher, prune: Prune, **cut: object
 ) -> Callable[[Branches], Sequence[TokenTree]]:
-    """Return a program that makes trees of a pool's drafts as the gateway does."""
+    """Return a program that makes trees from a pool's drafts like the gateway."""
 
     def program(branches: Branches) -> Sequence[TokenTree]:
         tree = prune(merged(pool.drafts, branches), matcher)
@@ -65,7 +66,7 @@ def test_any_pool_follows_the_masked_target(
 @pytest.mark.parametrize("rule", DRAWING)
 @pytest.mark.parametrize("kind", [WITH, WITHOUT])
 def test_negative_control_forbidden_draws_dropped_while_q_stays(rule: str, kind: ProposalKind) -> None:
-    """A draw that is dropped and not counted against q shows."""
+    """A draw that is dropped without renormalising q causes a bias."""
 
     def careless(tree: TokenTree, matcher: TableMatcher) -> TokenTree:
         pruned = without_forbidden(tree, matcher)
@@ -92,7 +93,7 @@ def test_negative_control_forbidden_draws_dropped_while_q_stays(rule: str, kind:
 def test_late_masks_do_not_favour_drafts(
     rule: str, data: st.DataObject, seed: int, size: int, length: int
 ) -> None:
-    """Any masks are late: for good, or only when the rule first asks for them."""
+    """Any masks may be late: always, or only when the rule first asks for them."""
     rng = np.random.default_rng(seed)
     matcher, target = random_constraint(rng, random_tables(rng, size, 4))
     lateness: dict[tuple[int, ...], int] = {}

@@ -1,5 +1,4 @@
-"""The verifier engine with a real (tiny) model: the invariant, limits, isolation, and losslessness
-end to end with a real SSM drafter."""
+"""The verifier engine with a tiny model: contexts, limits, isolation, and losslessness with a real SSM drafter."""
 
 from collections import Counter
 from dataclasses import replace
@@ -41,7 +40,7 @@ def only(outcomes: list[VerifyOutcome]) -> VerifyOutcome:
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_a_tree_is_accepted_as_far_as_the_target_agrees(settled: bool) -> None:
+def test_a_tree_is_accepted_up_to_the_first_wrong_node(settled: bool) -> None:
     engine, expected = make(), greedy(PROMPT, 6)
     tree = chain(PROMPT[-1], [*expected[:2], (expected[2] + 1) % 97])
     outcome = only(engine.verify([job("r", 0, PROMPT, tree)]))
@@ -57,7 +56,7 @@ def test_a_tree_is_accepted_as_far_as_the_target_agrees(settled: bool) -> None:
     assert after.verdict.bonus == expected[3]
 
 
-def test_a_request_may_go_before_its_step_is_settled() -> None:
+def test_a_request_may_be_released_before_its_step_is_settled() -> None:
     engine = make()
     engine.verify([job("a", 0, PROMPT, chain(PROMPT[-1], greedy(PROMPT, 2))), job("b", 0, [1])])
     assert engine.release(["a", "b"]) == 2
@@ -67,7 +66,7 @@ def test_a_request_may_go_before_its_step_is_settled() -> None:
 
 
 def test_one_branch_and_a_wider_tree_around_it_agree_bit_for_bit_with_the_chain() -> None:
-    """Trap 6, in float32: the logits of a path do not depend on what else is in the tree."""
+    """Trap 6, in float32: the logits of a path do not depend on other nodes of the tree."""
     engine, expected = make(), greedy(PROMPT, 3)
     as_chain = only(engine.verify([job("chain", 0, PROMPT, chain(PROMPT[-1], expected))]))
     merged = merge_trees([(0, chain(PROMPT[-1], expected)), (1, chain(PROMPT[-1], [1, 2, 3]))])
@@ -142,7 +141,7 @@ def test_limits_are_enforced_per_entry() -> None:
     assert "tree.token_ids[0]: must repeat the last delta token" in outcomes[2].message
 
 
-def test_a_step_over_its_token_limit_serves_what_fits() -> None:
+def test_a_step_over_its_token_limit_serves_entries_that_fit() -> None:
     engine = make(EngineLimits(max_step_tokens=6))
     a, b = engine.verify([job("a", 0, [1, 2, 3, 4]), job("b", 0, [1, 2, 3, 4])])
     assert (a.status, b.status) == (EntryStatus.OK, EntryStatus.ERROR)
@@ -198,7 +197,7 @@ def test_top_k_ids_of_every_node_on_request() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(0.8, seed=3), Sampling(1.2, 0, 0.9, seed=4)])
 def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(sampling: Sampling) -> None:
-    """Both look at the same noise for the same positions, step after step."""
+    """Drafter and target use the same noise at the same positions, in every step."""
     engine = make()
     drafter = SsmDrafter(
         runner_of(tiny_transformers("llama")), DrafterDescription(vocab_size=97), GrowthShape()
@@ -224,10 +223,9 @@ def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(samplin
     ],
 )
 def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
-    """Two real SSM drafters merged, a real target, 3 tokens of a vocabulary of 4, 600 requests.
+    """Two real SSM drafters, a real target, 3 tokens of a vocabulary of 4, 600 requests.
 
-    Chi-square against the exact distribution by `transformers`; fixed seeds; a right system would fail
-    with probability 1e-4.
+    Chi-square test against the exact distribution by `transformers` with fixed seeds; false alarms 1e-4.
     """
     shape = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
     target = tiny_transformers("llama", seed=1, **shape)
@@ -252,7 +250,7 @@ def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
 
 
 def _pvalue(counts: dict[tuple[int, ...], int], exact: dict[tuple[int, ...], float]) -> float:
-    """Compare counts with probabilities; what is expected less than five times counts as one."""
+    """Return the p-value of counts against probabilities; outcomes expected less than five times are merged."""
     total = sum(counts.values())
     common = [k for k in exact if exact[k] * total >= 5]
     rare = [k for k in exact if k not in common]
@@ -267,7 +265,7 @@ def _pvalue(counts: dict[tuple[int, ...], int], exact: dict[tuple[int, ...], flo
 def test_sampling_follows_the_target_while_a_draft_vocabulary_changes(
     kind: ProposalKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One drafter with two of four tokens, which it exchanges at every token that it lacks."""
+    """The drafter has two of four tokens, and replaces one whenever it lacks a token."""
     monkeypatch.setattr(ssm, "_SWAPPED_AT_ONCE", 1)
     shape = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
     target = tiny_transformers("llama", seed=1, **shape)
@@ -297,7 +295,7 @@ def test_sampling_follows_the_target_while_a_draft_vocabulary_changes(
 def _sample(
     engine: VerifierEngine, drafters: list[SsmDrafter], start: list[int], seeds: range
 ) -> list[tuple[int, ...]]:
-    """Three sampled tokens per seed, all requests in one batch."""
+    """Return three sampled tokens per seed, with all requests in one batch."""
 
     contexts = {seed: list(start) for seed in seeds}
     cached_lens = dict.fromkeys(seeds, 0)
@@ -340,7 +338,7 @@ def test_a_context_beyond_the_models_positions_is_refused() -> None:
 
 @given(st.integers(2, 90), st.integers(0, 90), st.integers(1, 70))
 @settings(max_examples=15)
-def test_a_limited_prompt_is_taken_as_far_as_it_is_cached_and_then_to_the_limit(
+def test_a_limited_prompt_uses_cached_tokens_and_then_computes_up_to_the_limit(
     length: int, cached: int, limit: int
 ) -> None:
     engine, prompt = make(), [(7 * i) % 90 + 3 for i in range(length)]
@@ -360,7 +358,7 @@ def test_a_limited_prompt_is_taken_as_far_as_it_is_cached_and_then_to_the_limit(
     assert [after.verdict.bonus] == greedy(prompt, 1)
 
 
-def test_a_limit_of_reading_is_refused_beside_a_tree() -> None:
+def test_a_limit_of_reading_is_refused_with_a_tree() -> None:
     outcome = only(make().verify([replace(job("r", 0, PROMPT), read_limit=2)]))
     assert outcome.status is EntryStatus.ERROR
     assert "read_limit" in outcome.message

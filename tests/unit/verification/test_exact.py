@@ -4,6 +4,7 @@ The real merge, cut and multi-step rule run over every outcome of the drafts and
 (`tests.support.exactness.enumeration`): no samples, so no bias is too small to be seen. Pools of one to three
 speculators of every kind, drafts of the real growth of SSMs, batches of one and two requests, any beliefs and
 any `keeps`.
+
 The negative controls are in `test_exact_controls.py`.
 """
 
@@ -70,7 +71,7 @@ def test_any_two_requests_of_a_batch_follow_their_targets_independently(
 @pytest.mark.parametrize("rule", ["multi_step", "naive", "traversal"])
 @pytest.mark.parametrize("kinds", [(WITH,), (WITHOUT,), (WITH, WITHOUT), (WITHOUT, WITHOUT)])
 def test_whole_trees_follow_the_target(rule: str, kinds: tuple[ProposalKind, ...]) -> None:
-    """Uncut, for both rules; points beside them."""
+    """Trees are not cut; they also contain points."""
     for seed in range(3 if len(kinds) > 1 else 20):
         rng = np.random.default_rng(seed)
         targets = [random_tables(rng, 3, 4)]
@@ -84,7 +85,7 @@ def test_whole_trees_follow_the_target(rule: str, kinds: tuple[ProposalKind, ...
 @pytest.mark.parametrize("kind", [WITH, WITHOUT])
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_grown_trees_follow_the_target(rule: str, kind: ProposalKind, nodes: int) -> None:
-    """Drafts that drop draws by themselves, cut again by somebody who believes most in their last draws."""
+    """The drafts drop draws themselves, and are cut again with beliefs that prefer their last draws."""
     for seed in range(effort(2, 5)):
         rng = np.random.default_rng(seed)
         targets = [random_tables(rng, 3, 4)]
@@ -95,7 +96,7 @@ def test_grown_trees_follow_the_target(rule: str, kind: ProposalKind, nodes: int
 
 
 def test_multi_step_accepts_more_than_naive() -> None:
-    """Theorem 4.3 on the same drafts, exactly: more tokens committed per step."""
+    """Theorem 4.3 by enumeration on the same drafts: more tokens committed per step."""
     rng = np.random.default_rng(3)
     tables = random_tables(rng, 4, 3)
     similar = [0.5 * t + 0.5 * u for t, u in zip(tables, random_tables(rng, 4, 3), strict=True)]

@@ -1,4 +1,4 @@
-"""Negative controls of the proofs by enumeration: each known mistake shows as a bias in the same comparison."""
+"""Negative controls of the enumeration: each known mistake causes a measurable bias in the same comparison."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,9 +40,8 @@ B3 = table([0.5, 0.5, 0.0], [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [1 / 3, 1 / 3, 1 
 
 
 @pytest.mark.parametrize("rule", DRAWING)
-def test_trials_in_keep_order(rule: str) -> None:
-    """B's draw is kept first, and through its subtree decides whether A's still fits: so it is tried
-    first."""
+def test_draws_are_tried_in_the_order_in_which_they_are_kept(rule: str) -> None:
+    """B's draw is kept first, and its subtree decides whether A's draw still fits, so B's must be tried first."""
     program = step([[draws(A3, WITHOUT, (1,)), draws(B3, WITHOUT, (1, 1))]], to(2))
     first = {tree.proposals[tree.order[0]].speculator for (tree,), _ in outcomes(program)}
     assert first == {1}
@@ -61,18 +60,18 @@ def test_negative_control_trials_in_pool_order(rule: str) -> None:
 P2, Q2 = table([0.8, 0.2]), table([0.9, 0.1])
 
 
-def beside_the_noise(rule: str, lead: float, seen: bool) -> np.ndarray:  # type: ignore[type-arg]
-    """[V] the next token where a point of the noise's favourite and one draw compete for one node.
+def next_token_distribution(rule: str, lead: float, seen: bool) -> np.ndarray:  # type: ignore[type-arg]
+    """Return the distribution [V] of the next token if a point and a draw compete for one node.
 
     Args:
-        lead: noise of token 0 over that of token 1.
-        seen: whether the target chooses by the noise that the point knows.
+        lead: noise of token 0 over that of token 1; the point is the token that the noise favours.
+        seen: whether the target chooses by the same noise.
     """
     favourite = int(lead < 0)
 
     def point(branches: Branches) -> TokenTree:
         builder = TreeBuilder(ROOT)
-        builder.propose_points(0, [favourite], [1 / (1 + np.exp(-abs(lead)))])  # two rivals' softmax
+        builder.propose_points(0, [favourite], [1 / (1 + np.exp(-abs(lead)))])  # softmax of two tokens
         return builder.build()
 
     def noise(p: "np.ndarray") -> int:  # type: ignore[type-arg]
@@ -88,22 +87,21 @@ def beside_the_noise(rule: str, lead: float, seen: bool) -> np.ndarray:  # type:
 
 @pytest.mark.parametrize("rule", DRAWING)
 @pytest.mark.parametrize("seen", [True, False])
-def test_negative_control_points_that_look_at_the_noise_beside_draws(rule: str, seen: bool) -> None:
-    """The noise that decides if a draw is kept also chooses where it fails.
+def test_negative_control_points_that_use_the_noise_together_with_draws(rule: str, seen: bool) -> None:
+    """The noise that decides whether a draw is kept also chooses the token after a rejection.
 
-    Of two tokens only the difference of their Gumbel noise counts, a logistic number: integrated over its
-    quantiles. The cure is that nobody sees the noise of requests for which anybody draws: then the same pool
-    is exact.
+    Of two tokens only the difference of their Gumbel noise matters, a logistic number, whose quantiles are
+    integrated. Hiding the noise from all drafters of requests with draws makes the same pool exact.
     """
     quantiles = (np.arange(1000) + 0.5) / 1000
     share = np.mean(
-        [beside_the_noise(rule, lead, seen) for lead in np.log(quantiles / (1 - quantiles))], axis=0
+        [next_token_distribution(rule, lead, seen) for lead in np.log(quantiles / (1 - quantiles))], axis=0
     )
     assert np.abs(share - P2[0]).max() > 0.03 if seen else np.abs(share - P2[0]).max() < EXACT
 
 
 def one_stream(branches: Branches) -> list[TokenTree]:
-    """Two requests draw one token each by the same random number; the second has a subtree below token 0."""
+    """Draw one token each for two requests by one random number; the second has a subtree below token 0."""
     same = branches.choose([0.5, 0.5])
     trees = []
     for subtree in (False, True):
@@ -120,7 +118,7 @@ HALVES = np.array([0.5, 0.5], np.float32)
 
 @pytest.mark.parametrize("rule", DRAWING)
 def test_negative_control_two_requests_that_share_a_draw_stream(rule: str) -> None:
-    """One request's subtree removes the other's draw just if that has the same token."""
+    """One request's subtree displaces the other's draw exactly if that has the same token."""
     cut = to(2, 2, beliefs={0: lambda place, chance: chance}, keeps=lambda kept, _: kept < 2)
 
     def program(branches: Branches) -> list[TokenTree]:
@@ -133,7 +131,7 @@ def test_negative_control_two_requests_that_share_a_draw_stream(rule: str) -> No
 
 @pytest.mark.parametrize("rule", DRAWING)
 def test_negative_control_top_k_children_against_softmax(rule: str) -> None:
-    """Trap 1: deterministic children verified as if they were drawn."""
+    """Trap 1: deterministic children are verified as if they were drawn."""
 
     def draft(branches: Branches) -> TokenTree:
         builder = TreeBuilder(ROOT)
@@ -152,7 +150,7 @@ def test_negative_control_cutting_by_the_token_drawn(rule: str) -> None:
 
 
 def grows_by_its_draws(branches: Branches) -> TokenTree:
-    """Below its first draw another one; where that is token 0 a third below it, else at the root."""
+    """Draw below the first draw; if that is token 0, draw again below it, otherwise at the root."""
     builder = TreeBuilder(ROOT)
     (first,) = drawn(branches, builder, 0, WITH, Q2[0], 1)
     (second,) = drawn(branches, builder, first, WITH, Q2[0], 1)
@@ -168,8 +166,10 @@ def grows_by_its_draws(branches: Branches) -> TokenTree:
 def test_a_speculator_is_cut_in_the_order_of_its_list(
     rule: str, listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last draw exists where it does because of the second, so it may not be kept before it, whatever is
-    believed of them. The negative control ranks them freely."""
+    """The second draw decides the last one's parent: the cut must not keep the last draw without the second.
+
+    The negative control ranks draws only by their believed values.
+    """
     believed = {0: lambda place, chance: 0.5}
     if not listed:
         monkeypatch.setattr(specinfer.tree.cut, "drawing_speculators", lambda tree: set())
@@ -179,7 +179,7 @@ def test_a_speculator_is_cut_in_the_order_of_its_list(
 
 
 def shares_a_node(first: bool) -> Draft:
-    """A point whose token the draw behind it may repeat, or a point that follows from what was drawn."""
+    """Return a point whose token a later draw may repeat, or a point that depends on a draw."""
 
     def draft(branches: Branches) -> TokenTree:
         builder = TreeBuilder(ROOT)
@@ -197,11 +197,10 @@ def shares_a_node(first: bool) -> Draft:
 @pytest.mark.parametrize("budget", [1, 2])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("swapped", [True, False])
-def test_the_score_of_a_point_does_not_hang_on_a_draw(
+def test_the_score_of_a_point_does_not_depend_on_a_draw(
     rule: str, budget: int, first: bool, swapped: bool
 ) -> None:
-    """Neither on a later draw of the same token, nor on a point of another speculator that follows from its
-    draw."""
+    """The score must not depend on a later draw of the same token, nor on another speculator's point after its draw."""
 
     def blind(branches: Branches) -> TokenTree:
         builder = TreeBuilder(ROOT)

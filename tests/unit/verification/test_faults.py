@@ -1,4 +1,4 @@
-"""A fault of ours ends the entry that meets it; what the others of its batch get is not touched by it."""
+"""An exception in the verifier's code ends only the entry that causes it, and does not affect its batch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +23,11 @@ from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPTS = [[5, 17, 3, 88], [41, 9], [60, 2, 71, 33, 34], [23] * 20]
 POISON = 96
-"""The token by which a fault knows the request that it hits."""
+"""The token that marks the request for which a part raises."""
 
 
 class Requests:
-    """Some requests that are decoded step by step beside each other, with small trees."""
+    """Requests that are decoded step by step in one batch, with small trees."""
 
     def __init__(self, engine: VerifierEngine, poisoned: int | None) -> None:
         self._engine = engine
@@ -35,23 +35,23 @@ class Requests:
         if poisoned is not None:
             self.tokens[poisoned][0] = POISON
         self._prompts = [len(tokens) for tokens in self.tokens]
-        self.held = [0] * len(PROMPTS)
+        self.cached_lens = [0] * len(PROMPTS)
         self.ended: dict[int, str] = {}
 
     def step(self) -> list[EntryStatus]:
-        """One step of all that go on."""
-        going = [i for i in range(len(PROMPTS)) if i not in self.ended]
-        outcomes = self._engine.verify([self._job(i) for i in going])
-        for index, outcome in zip(going, outcomes, strict=True):
+        """Run a step of all unfinished requests; return their statuses."""
+        running = [i for i in range(len(PROMPTS)) if i not in self.ended]
+        outcomes = self._engine.verify([self._job(i) for i in running])
+        for index, outcome in zip(running, outcomes, strict=True):
             self._take(index, outcome)
         return [outcome.status for outcome in outcomes]
 
     def _job(self, index: int) -> VerifyJob:
-        tokens, cached_len = self.tokens[index], self.held[index]
+        tokens, cached_len = self.tokens[index], self.cached_lens[index]
         builder = TreeBuilder(tokens[-1])
         children = builder.propose_points(0, [(tokens[-1] + i) % 90 for i in range(3)], [0.3] * 3)
         builder.propose_points(children[1], [7], [0.5])
-        # every second one samples, and all have an adjustment, which counts what was generated
+        # every second request samples; all have penalties, which count generated tokens
         temperature, bias = float(index % 2), {(5 + index): 2.0}
         sampling = Sampling(
             temperature=temperature, seed=index, frequency_penalty=0.5, logit_bias=tuple(bias.items())
@@ -73,10 +73,10 @@ class Requests:
             tree: TokenTree | None = self._job(index).tree
             assert tree is not None
             self.tokens[index] += [int(tree.token_ids[node]) for node in outcome.verdict.accepted]
-            self.held[index] = len(self.tokens[index])
+            self.cached_lens[index] = len(self.tokens[index])
             self.tokens[index].append(outcome.verdict.bonus)
         elif outcome.status is EntryStatus.RESYNC:
-            self.held[index] = 0
+            self.cached_lens[index] = 0
         elif outcome.status is EntryStatus.ERROR:
             self.ended[index] = outcome.message
 
@@ -97,7 +97,7 @@ def hits(original: Callable[..., Any], is_poison: Callable[..., bool]) -> Callab
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, poisoned: int) -> None:
-    """From now on one part of the verifier cannot bear the poisoned request."""
+    """Make one part of the verifier raise for the poisoned request."""
     name = f"r{poisoned}"
 
     def its_sequence(sequence: Any) -> bool:
@@ -143,32 +143,34 @@ PLACES = ["check", "acceptance", "logprobs", "features", "reading", "changing", 
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("poisoned", range(len(PROMPTS)))
-def test_a_fault_ends_the_entry_that_meets_it_and_no_other(
+def test_an_exception_ends_only_the_entry_that_causes_it(
     monkeypatch: pytest.MonkeyPatch, where: str, poisoned: int
 ) -> None:
-    calm, engine = Requests(make(), poisoned), make()
+    undisturbed, engine = Requests(make(), poisoned), make()
     hit = Requests(engine, poisoned)
     for _ in range(2):
-        assert hit.step() == calm.step()
+        assert hit.step() == undisturbed.step()
     inject(monkeypatch, engine, where, poisoned)
     statuses = hit.step()
     assert statuses.count(EntryStatus.OK) == len(PROMPTS) - 1
     assert statuses[poisoned] is EntryStatus.ERROR
     assert "IndexError" in hit.ended[poisoned]
-    calm.step()
+    undisturbed.step()
     for _ in range(4):
-        assert set(hit.step()) == {EntryStatus.OK}, "it is not met again, and nobody resynchronises"
-        calm.step()
+        assert set(hit.step()) == {EntryStatus.OK}, "no further error, and no resynchronisation"
+        undisturbed.step()
     others = [i for i in range(len(PROMPTS)) if i != poisoned]
-    assert [hit.tokens[i] for i in others] == [calm.tokens[i] for i in others]
+    assert [hit.tokens[i] for i in others] == [undisturbed.tokens[i] for i in others]
     engine.settle()
     engine.runner.cache.check()
     assert engine.cached_requests == len(others)
     assert engine.faults
 
 
-def test_a_fault_in_choosing_for_all_ends_the_entry_that_meets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device chooses for all entries at once; the culprit is found one by one."""
+def test_an_exception_in_choosing_for_all_ends_only_the_entry_that_causes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device chooses tokens for all entries at once; after an error they are chosen one by one."""
     engine = make()
     requests = Requests(engine, 2)
     requests.step()
@@ -180,32 +182,32 @@ def test_a_fault_in_choosing_for_all_ends_the_entry_that_meets_it(monkeypatch: p
     assert requests.step() == [ok] * 3
 
 
-def test_a_fault_in_keeping_what_was_accepted_costs_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm, engine = Requests(make(), None), make()
+def test_an_exception_in_a_commit_loses_one_cached_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed, engine = Requests(make(), None), make()
     hit = Requests(engine, None)
     hit.step()
-    calm.step()
+    undisturbed.step()
     broken = engine._cached["r1"].sequence
     commit = hits(engine.runner.cache.commit, lambda sequence, _: sequence is broken)
     monkeypatch.setattr(engine.runner.cache, "commit", commit)
     assert [status.name for status in hit.step()] == ["OK", "RESYNC", "OK", "OK"]
     for _ in range(4):
         hit.step()
-        calm.step()
-    assert [tokens[: len(calm.tokens[i])] for i, tokens in enumerate(hit.tokens) if i != 1] == [
-        tokens for i, tokens in enumerate(calm.tokens) if i != 1
+        undisturbed.step()
+    assert [tokens[: len(undisturbed.tokens[i])] for i, tokens in enumerate(hit.tokens) if i != 1] == [
+        tokens for i, tokens in enumerate(undisturbed.tokens) if i != 1
     ]
-    calm.step()
-    assert hit.tokens[1] == calm.tokens[1][: len(hit.tokens[1])]
+    undisturbed.step()
+    assert hit.tokens[1] == undisturbed.tokens[1][: len(hit.tokens[1])]
     engine.settle()
     engine.runner.cache.check()
 
 
-def test_a_fault_in_keeping_hidden_states_leaves_no_sequence_half_grown(
+def test_an_exception_in_storing_hidden_states_leaves_all_sequences_consistent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = make()
-    calm, hit = Requests(make(), None), Requests(engine, None)
+    undisturbed, hit = Requests(make(), None), Requests(engine, None)
     write, faults = FeatureStore.write, [IndexError("a fault of ours")]
 
     def raises_once(*arguments: Any) -> None:
@@ -215,21 +217,21 @@ def test_a_fault_in_keeping_hidden_states_leaves_no_sequence_half_grown(
 
     monkeypatch.setattr(FeatureStore, "write", raises_once)
     assert set(hit.step()) == {EntryStatus.OK}, "in passes of their own"
-    calm.step()
-    assert hit.tokens == calm.tokens
+    undisturbed.step()
+    assert hit.tokens == undisturbed.tokens
 
 
 @pytest.mark.parametrize("failures", [1, 2, 9])
 def test_a_layer_that_cannot_be_read_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failures: int
 ) -> None:
-    """Also by the next step, if it takes so long."""
+    """If retries fail, the next step tries again."""
     monkeypatch.setattr(stream, "RETRIES_S", (0.0, 0.0))
-    calm = Requests(make(), None)
+    undisturbed = Requests(make(), None)
     engine = make(offload="disk", offload_directory=str(tmp_path))
     hit = Requests(engine, None)
     hit.step()
-    calm.step()
+    undisturbed.step()
     fetch, left = DiskStore.fetch, [failures]
 
     def fails(*arguments: Any) -> Any:
@@ -244,10 +246,10 @@ def test_a_layer_that_cannot_be_read_is_tried_again(
         statuses.update(hit.step())
         assert not hit.ended
     for _ in range(12):
-        calm.step()
+        undisturbed.step()
     assert left == [0]
     assert (EntryStatus.EXHAUSTED in statuses) == (failures == 9)
-    for got, expected in zip(hit.tokens, calm.tokens, strict=True):
+    for got, expected in zip(hit.tokens, undisturbed.tokens, strict=True):
         assert got == expected[: len(got)]
         assert len(got) > 8
     engine.settle()

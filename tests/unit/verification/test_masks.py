@@ -1,6 +1,6 @@
-"""Masks of constraints beside the steps: who waits for them, who does not, and the text, which is the same.
+"""Masks of constraints are computed in threads: only requests without a mask wait, and texts do not change.
 
-Fakes hold masks back until a test lets them through, so what waits is counted, not timed.
+Fake compilers block masks until a test opens a gate, so that waiting is counted, not timed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,21 +28,21 @@ DRAWN = Sampling(temperature=1.2, seed=7)
 
 
 class Requests:
-    """Requests of an engine, with the text that each has so far."""
+    """Requests of an engine, with the text of each so far."""
 
     def __init__(self, engine: VerifierEngine, constraints: Mapping[str, Constraint | None]) -> None:
         self.engine, self.constraints = engine, constraints
         self.tokens: dict[str, list[int]] = {name: [] for name in constraints}
-        self.held = dict.fromkeys(constraints, 0)
+        self.cached_lens = dict.fromkeys(constraints, 0)
         self.finished: set[str] = set()
 
     def step(
         self, trees: Mapping[str, Sequence[int]] | None = None, sampling: Sampling = GREEDY
     ) -> dict[str, VerifyOutcome]:
-        """Verify a tree of one branch, or only the root, for each; return the outcomes."""
+        """Verify a chain, or only the root, for each request; return the outcomes."""
         jobs = []
         for name in [name for name in self.tokens if name not in self.finished]:
-            context, cached_len = [*PROMPT, *self.tokens[name]], self.held[name]
+            context, cached_len = [*PROMPT, *self.tokens[name]], self.cached_lens[name]
             tree = chain(context[-1], (trees or {}).get(name, ()))
             constraint, length = (None, 0) if cached_len else (self.constraints[name], len(PROMPT))
             jobs.append(
@@ -62,7 +62,7 @@ class Requests:
         return outcomes
 
     def _take(self, job: VerifyJob, outcome: VerifyOutcome) -> None:
-        self.held[job.request_id] = outcome.cached_len
+        self.cached_lens[job.request_id] = outcome.cached_len
         if outcome.verdict is not None:
             assert job.tree is not None
             accepted = job.tree.token_ids[list(outcome.verdict.accepted)].tolist()
@@ -77,7 +77,7 @@ def engine_of(compiler: GatedCompiler | None = None, masks: MaskThreads | None =
 
 
 def plain_text(constraint: Constraint, sampling: Sampling = GREEDY) -> list[int]:
-    """The text of a constraint, alone, without drafts and gates."""
+    """Return the text of a constraint decoded alone, without drafts and gates."""
     compiler = GatedCompiler(SLOW)
     compiler.gates.open()
     requests = Requests(engine_of(compiler), {"r": constraint})
@@ -89,7 +89,7 @@ def plain_text(constraint: Constraint, sampling: Sampling = GREEDY) -> list[int]
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
 @pytest.mark.parametrize("drafts", [False, True])
 def test_a_request_whose_masks_take_long_waits_alone(drafts: bool, sampling: Sampling) -> None:
-    """The others decode, constrained or not, with the text that they have without it; then it gets its own."""
+    """Other requests decode the same text as without it; the slow one gets its own text later."""
     compiler = GatedCompiler(SLOW)
     requests = Requests(engine_of(compiler), {"slow": SLOW, "quick": QUICK, "free": None})
     texts = {"slow": plain_text(SLOW, sampling), "quick": plain_text(QUICK, sampling)}
@@ -120,12 +120,12 @@ def test_a_request_whose_masks_take_long_waits_alone(drafts: bool, sampling: Sam
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
 def test_a_verdict_ends_before_a_node_whose_mask_is_late(sampling: Sampling) -> None:
-    """Its token comes as the bonus token, and the text goes on behind it as without a tree."""
+    """Its token becomes the bonus token, and the text continues as without a tree."""
     compiler, text = GatedCompiler(SLOW), plain_text(SLOW, sampling)
     requests = Requests(engine_of(compiler), {"slow": SLOW, "free": None})
     while "slow" not in requests.finished:
         known = len(requests.tokens["slow"])
-        compiler.gates.open(known + 1)  # of the root and its child
+        compiler.gates.open(known + 1)  # masks of the root and its child
         outcome = requests.step({"slow": text[known:][:3]}, sampling)["slow"]
         assert outcome.status in (EntryStatus.OK, EntryStatus.EXHAUSTED), outcome.message
         if outcome.verdict is not None and known + 2 < len(text):
@@ -135,8 +135,8 @@ def test_a_verdict_ends_before_a_node_whose_mask_is_late(sampling: Sampling) -> 
     assert requests.engine.masks.cut >= 5
 
 
-def test_a_mask_made_ahead_fails_its_node_alone() -> None:
-    """A draft that is forbidden costs nothing but itself, though its mask is asked for."""
+def test_a_mask_computed_ahead_fails_only_its_node() -> None:
+    """A forbidden draft has no effect on other nodes, although its mask is requested."""
     text = plain_text(QUICK)
     requests = Requests(engine_of(), {"quick": QUICK})
     forbidden = [text[0], 3, 3]
@@ -147,8 +147,8 @@ def test_a_mask_made_ahead_fails_its_node_alone() -> None:
     assert requests.tokens["quick"] == text
 
 
-def test_dear_masks_take_turns_beside_the_others() -> None:
-    """Without any budget all constrained requests are dear: a step takes one of them, and all end."""
+def test_requests_with_expensive_masks_take_turns() -> None:
+    """Without a budget all masks are expensive: a step serves one constrained request, and all finish."""
     texts = {name: plain_text(QUICK) for name in ("a", "b", "c")}
     requests = Requests(
         engine_of(masks=MaskThreads(budget_s=0.0)), {**dict.fromkeys(texts, QUICK), "free": None}
@@ -161,27 +161,27 @@ def test_dear_masks_take_turns_beside_the_others() -> None:
         assert len(taken) <= 1
         order += taken
     assert {name: requests.tokens[name] for name in texts} == texts
-    assert max(order[:9].count(name) for name in texts) < 9, "nobody keeps the turn"
+    assert max(order[:9].count(name) for name in texts) < 9, "no request has all turns"
 
 
-class HeldBack(MaskThreads):
-    """Threads that make the first masks only; the others wait for a thread without end."""
+class LimitedMaskThreads(MaskThreads):
+    """Threads that compute only the first `made` masks; others wait forever."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, made: int) -> None:
         super().__init__()
         self.masks: list[Future[MaskState | None]] = []
-        self._most = most
+        self._made = made
 
     def submit(self, expensive: bool, work: Callable[[], MaskState | None]) -> "Future[MaskState | None]":
-        made = len(self.masks) < self._most
-        self.masks.append(super().submit(expensive, work) if made else Future())
+        works = len(self.masks) < self._made
+        self.masks.append(super().submit(expensive, work) if works else Future())
         return self.masks[-1]
 
 
 @pytest.mark.parametrize("made", [0, 1])
-def test_masks_of_a_request_that_leaves_are_not_made(made: int) -> None:
-    """Neither that of its root, before a step has taken it, nor that behind its first verdict."""
-    masks = HeldBack(made)
+def test_masks_of_a_released_request_are_cancelled(made: int) -> None:
+    """Neither the mask of its root before a step has used it, nor the one after its first verdict."""
+    masks = LimitedMaskThreads(made)
     requests = Requests(engine_of(masks=masks), {"quick": QUICK})
     while requests.step()["quick"].status is EntryStatus.EXHAUSTED and made:
         pass
@@ -190,8 +190,8 @@ def test_masks_of_a_request_that_leaves_are_not_made(made: int) -> None:
     assert masks.masks[-1].cancelled()
 
 
-def test_masks_that_are_over_dear_for_long_end_their_request() -> None:
-    """With an error that names the constraint and the budget; the others go on."""
+def test_masks_that_exceed_the_budget_for_long_end_their_request() -> None:
+    """The error names the constraint and the budget; the other request continues."""
     masks = MaskThreads(budget_s=0.0, max_over_s=0.0)
     requests = Requests(engine_of(masks=masks), {"quick": QUICK, "free": None})
     statuses = []
@@ -207,8 +207,8 @@ def test_masks_that_are_over_dear_for_long_end_their_request() -> None:
 
 
 @pytest.mark.parametrize("drafter", [{}, {"always": ScriptedDrafter(always)}])
-def test_in_one_process_others_do_not_wait_either(drafter: Mapping[str, ScriptedDrafter]) -> None:
-    """`LLM` steps the same engine: a free request ends while a constrained one waits for its masks."""
+def test_in_one_process_other_requests_do_not_wait_either(drafter: Mapping[str, ScriptedDrafter]) -> None:
+    """`LLM` uses the same engine: an unconstrained request finishes while a constrained one waits for masks."""
     engine, compiler = tiny_engine(drafter), GatedCompiler(SLOW)
     engine.host.verifier = VerifierEngine(
         engine.verifier.runner, limits=engine.verifier.limits, compiler=compiler

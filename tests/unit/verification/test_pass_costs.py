@@ -1,4 +1,4 @@
-"""The verifier measures its passes before serving."""
+"""The verifier measures the duration of its passes before serving."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ MODEL = tiny_transformers("llama")
 
 
 def quick() -> Callable[[], float]:
-    """A clock by which every pass takes a millisecond, whatever else the machine does."""
+    """Return a clock by which every pass takes a millisecond."""
     return itertools.count(0, 0.001).__next__
 
 
@@ -57,31 +57,31 @@ def test_a_model_of_few_positions_limits_them_too() -> None:
     runner.cache.check()
 
 
-def test_when_the_time_is_up_one_round_has_to_do() -> None:
-    looks = 0
+def test_after_the_time_limit_one_round_is_enough() -> None:
+    readings = 0
 
     def clock() -> float:
-        nonlocal looks
-        looks += 1
-        return looks / 8
+        nonlocal readings
+        readings += 1
+        return readings / 8
 
     actual = measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=1.2, clock=clock)
     assert {seconds for _, seconds in actual} == {0.125}
     first, once, doubled = 2 * 2, 1 + 2 * 6 + 1, 2 * 2
-    assert looks == first + 2 * once + doubled, (
-        "of heavy passes few sizes; twice one round and a look at the time"
+    assert readings == first + 2 * once + doubled, (
+        "few sizes of slow passes; twice one round and a reading of the time"
     )
-    looks = 0
+    readings = 0
     measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=1e9, clock=clock)
     once = 1 + 2 * (8 * 5 + 2) + 7
-    assert looks == first + 2 * once + doubled, "eight rounds at most, two of large passes"
+    assert readings == first + 2 * once + doubled, "eight rounds at most, two of large passes"
 
 
 TRUE = {1: 2.3, 4: 2.4, 8: 3.6, 16: 6.1, 32: 11.0}
 
 
 def measured(*runs: dict[int, float]) -> tuple[dict[int, float], int]:
-    """Return the result of measurements that find this, the last one for ever, and how many there were."""
+    """Return the result of `undisturbed` for these measurements, the last one repeated, and their number."""
     count = 0
 
     def measure() -> dict[int, float]:
@@ -101,24 +101,24 @@ def test_a_quiet_start_is_measured_twice() -> None:
 
 
 @pytest.mark.parametrize("sizes", [tuple(TRUE), (1,), (32,)])
-def test_what_moves_between_repeats_is_measured_until_it_stands(sizes: tuple[int, ...]) -> None:
+def test_unstable_times_are_measured_until_they_repeat(sizes: tuple[int, ...]) -> None:
     assert measured(slowed(20.0, *sizes), TRUE) == (TRUE, 3)
     assert measured(TRUE, slowed(20.0, *sizes), TRUE) == (TRUE, 4)
 
 
-def test_what_falls_with_more_tokens_is_measured_again() -> None:
-    """The measured start of the issue: 1 to 16 tokens took longer than 32."""
+def test_times_that_fall_with_more_tokens_are_measured_again() -> None:
+    """In a reported case, passes of 1 to 16 tokens took longer than passes of 32 at the start."""
     fallen = slowed(20.0, 1, 4, 8, 16)
     assert measured(fallen, fallen, TRUE) == (TRUE, 4)
 
 
-def test_a_machine_that_stays_disturbed_does_not_keep_the_verifier_from_serving() -> None:
+def test_a_machine_that_stays_disturbed_does_not_prevent_serving() -> None:
     fallen = slowed(20.0, 1)
     assert measured(fallen) == (fallen, 4)
 
 
-def test_where_large_passes_are_cheap_they_are_measured_up_to_what_a_step_may_hold() -> None:
-    """By this clock every pass takes as long, as on a GPU."""
+def test_cheap_large_passes_are_measured_up_to_the_size_of_a_step() -> None:
+    """By this clock every pass takes the same time, as on a GPU."""
     ticks = iter(range(10**6))
     runner = runner_of(MODEL, kv_tokens=2048)
     flat = measure_passes(runner, budget_s=0, clock=lambda: next(ticks) / 8, max_tokens=200)
@@ -127,22 +127,22 @@ def test_where_large_passes_are_cheap_they_are_measured_up_to_what_a_step_may_ho
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
 
 
-def test_where_a_pass_takes_a_second_few_are_run() -> None:
-    """As with weights that are read from a disk in every pass: all sizes would take minutes."""
-    looks = 0
+def test_few_passes_of_a_second_are_run() -> None:
+    """With offloaded weights, measuring all sizes would take minutes."""
+    readings = 0
 
     def clock() -> float:
-        nonlocal looks
-        looks += 1
-        return float(looks)
+        nonlocal readings
+        readings += 1
+        return float(readings)
 
     seconds = measure_passes(runner_of(MODEL, kv_tokens=2048), clock=clock, max_tokens=300)
     assert seconds == [(1, 1.0), (16, 1.0), (64, 1.0), (128, 1.0), (256, 1.0)]
-    assert looks == 2 * 2 + 2 * 5, "every pass once"
+    assert readings == 2 * 2 + 2 * 5, "every pass once"
 
 
-def test_a_pass_ends_when_its_logits_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device returns before it has computed them."""
+def test_a_pass_ends_when_its_logits_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device returns before it has computed the logits."""
     runner, fetched, cpu = runner_of(MODEL, kv_tokens=64), 0, torch.Tensor.cpu
 
     def late(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -151,12 +151,12 @@ def test_a_pass_ends_when_its_logits_have_come(monkeypatch: pytest.MonkeyPatch) 
         return cpu(tensor, *arguments, **options)
 
     monkeypatch.setattr(torch.Tensor, "cpu", late)
-    found = measure_passes(runner, budget_s=0, clock=lambda: float(fetched))
-    assert {seconds for _, seconds in found} == {1e6}
+    costs = measure_passes(runner, budget_s=0, clock=lambda: float(fetched))
+    assert {seconds for _, seconds in costs} == {1e6}
 
 
 def measured_context(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, per_token_s: float) -> float:
-    """Measure with a clock by which rows and their context alone take time."""
+    """Measure with a clock that counts only rows and their context."""
     forward, now = runner.forward, [0.0]
 
     def slow(segments: Sequence[Segment]) -> list[torch.Tensor]:

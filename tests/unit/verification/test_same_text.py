@@ -1,7 +1,7 @@
-"""Where nothing is drawn, a seed gives the text of plain decoding, token for token, whatever is proposed.
+"""Without draws, a seed gives the text of plain decoding, token for token, for any proposals.
 
-Real noise, real growth, real merge, cut and rule. That the noise chooses by the target's distribution is
-tested in tests/unit/model/test_gumbel.py; that draws do, in test_exact.py.
+Noise, growth, merge, cut and rule are the real ones. test_gumbel.py tests that the noise follows the target's
+distribution, and test_exact.py the same for draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ V, LENGTH = 6, 12
 SEEDS = effort(60, 300)
 Context = tuple[int, ...]
 Draft = Callable[[Context, int], TokenTree]
-"""Makes the tree of a context, for a request with this seed."""
+"""Returns the tree of a context for a request with this seed."""
 
 
 def table(seed: int) -> Float64:
-    """[V, V]: distributions of the next token by the last."""
+    """Return distributions [V, V] of the next token by the last one."""
     return np.random.default_rng(seed).dirichlet(np.full(V, 0.6), size=V)
 
 
@@ -36,7 +36,7 @@ TARGET = table(1)
 
 
 class TableTarget:
-    """P after each node of a tree."""
+    """A target whose P after a node depends only on the node's token."""
 
     def __init__(self, tree: TokenTree) -> None:
         self._tree = tree
@@ -52,7 +52,7 @@ class TableTarget:
 
 
 class TableModel:
-    """A draft whose logits are those of a table."""
+    """A draft whose logits depend only on the last token."""
 
     def __init__(self, table: Float64) -> None:
         self._logits = torch.from_numpy(np.log(table))
@@ -65,7 +65,7 @@ class TableModel:
 
 
 def grown(draft_table: Float64, kind: ProposalKind, blind: bool = False) -> Draft:
-    """The growth of SSM drafters."""
+    """Return the growth of SSM drafters with this table."""
     growth = ReferenceGrowth(TableModel(draft_table).forward, GrowthShape(beam=2, kind=kind), torch.arange(V))
 
     def draft(context: Context, seed: int) -> TokenTree:
@@ -77,7 +77,7 @@ def grown(draft_table: Float64, kind: ProposalKind, blind: bool = False) -> Draf
 
 
 def decode(rule: str, drafts: Sequence[Draft], seed: int) -> tuple[list[int], int]:
-    """Tokens and steps."""
+    """Return tokens and number of steps."""
     context, steps = [0], 0
     while len(context) <= LENGTH:
         trees = [(i, draft(tuple(context), seed)) for i, draft in enumerate(drafts)]
@@ -90,7 +90,7 @@ def decode(rule: str, drafts: Sequence[Draft], seed: int) -> tuple[list[int], in
 
 
 POOLS: dict[str, tuple[str, list[Draft]]] = {
-    "points that look at the noise": ("multi_step", [grown(table(2), ProposalKind.POINT)]),
+    "points that use the noise": ("multi_step", [grown(table(2), ProposalKind.POINT)]),
     "points that do not": ("multi_step", [grown(table(2), ProposalKind.POINT, blind=True)]),
     "both": (
         "multi_step",
@@ -109,15 +109,17 @@ def test_a_seed_gives_the_text_of_plain_decoding(name: str) -> None:
     rule, drafts = POOLS[name]
     saved = 0
     for seed in range(SEEDS):
-        plain, most = decode(rule, [], seed)
+        plain, plain_steps = decode(rule, [], seed)
         tokens, steps = decode(rule, drafts, seed)
         assert tokens == plain
-        saved += most - steps
+        saved += plain_steps - steps
     assert saved > SEEDS, "drafts are accepted"
 
 
-def test_points_that_look_at_the_noise_are_accepted_more_often() -> None:
-    """Looking at the noise pays: the same draft model without it takes more steps."""
-    looking, blind = (grown(TARGET, ProposalKind.POINT, blind=blind) for blind in (False, True))
-    taken = [sum(decode("multi_step", [draft], seed)[1] for seed in range(30)) for draft in (looking, blind)]
+def test_points_that_use_the_noise_are_accepted_more_often() -> None:
+    """The same draft model without the noise needs more steps."""
+    with_noise, blind = (grown(TARGET, ProposalKind.POINT, blind=blind) for blind in (False, True))
+    taken = [
+        sum(decode("multi_step", [draft], seed)[1] for seed in range(30)) for draft in (with_noise, blind)
+    ]
     assert taken[0] < 0.9 * taken[1]

@@ -1,6 +1,6 @@
-"""Traversal verification on hand-computed cases, what it accepts over multi-step sampling, and known mistakes.
+"""Traversal verification: hand-computed cases, its gain over multi-step sampling, and known mistakes.
 
-That it is lossless is enumerated in `test_exact.py`; each mistake here shows as a bias in the same comparison.
+`test_exact.py` enumerates that it is lossless; each mistake here causes a bias in the same comparison.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from tests.unit.verification.test_acceptance import Chance, TableTarget, Uniform
 
 
 def chain_of_two() -> TokenTree:
-    """cat, drawn with certainty, and behind it sat, with q = .25."""
+    """Return cat, drawn with q = 1, and below it sat, drawn with q = .25."""
     builder = TreeBuilder(THE)
     (cat,) = builder.propose_samples(0, WITH, [CAT], distribution([CAT], [1.0]))
     builder.propose_samples(cat, WITH, [SAT], distribution([SAT, RAN], [0.25, 0.75]))
@@ -31,18 +31,19 @@ TARGET = TableTarget({0: {CAT: 0.5, DOG: 0.5}, 1: {SAT: 1.0}, 2: {RAN: 1.0}})
 
 
 def verdict_with(*numbers: float, tree: TokenTree, target: TableTarget = TARGET) -> Verdict:
-    """The verdict where these numbers decide."""
+    """Return the verdict for these random numbers."""
     rng = Uniforms(*numbers)
     return verify_traversal(tree, target, Chance(lambda depth: rng))
 
 
-def test_a_token_that_alone_may_be_rejected_is_kept_for_what_was_drawn_below_it() -> None:
-    """cat would be accepted with .5. Behind it sat has min(1, .5 * 1 / .25) = 1: the path is always accepted."""
+def test_draws_below_a_token_raise_its_acceptance() -> None:
+    """cat alone would be accepted with .5. sat below it has min(1, .5 * 1 / .25) = 1, so the path is always
+    accepted."""
     assert verdict_with(0.5, tree=chain_of_two()) == Verdict((1, 2), RAN)
 
 
-def test_what_is_rejected_below_counts_against_the_node_above() -> None:
-    """Where ran was drawn instead: R = (.5 - .25 sat), s = .25, so cat is accepted with .25 / (.25 + .5) = 1/3."""
+def test_rejected_draws_below_a_token_lower_its_acceptance() -> None:
+    """With ran drawn instead, R = (.5 - .25 sat), s = .25, so cat is accepted with .25 / (.25 + .5) = 1/3."""
     builder = TreeBuilder(THE)
     (cat,) = builder.propose_samples(0, WITH, [CAT], distribution([CAT], [1.0]))
     builder.propose_samples(cat, WITH, [RAN], distribution([SAT, RAN], [0.25, 0.75]))
@@ -51,7 +52,7 @@ def test_what_is_rejected_below_counts_against_the_node_above() -> None:
     assert verdict_with(0.34, 0.5, tree=tree) == Verdict((), DOG)
 
 
-def test_a_point_is_accepted_if_it_is_chosen_below_a_draw_that_is() -> None:
+def test_a_point_is_accepted_if_it_is_chosen_below_an_accepted_draw() -> None:
     builder = TreeBuilder(THE)
     (cat,) = builder.propose_samples(0, WITH, [CAT], distribution([CAT], [1.0]))
     builder.propose_points(cat, [SAT], [0.9])
@@ -61,7 +62,7 @@ def test_a_point_is_accepted_if_it_is_chosen_below_a_draw_that_is() -> None:
 
 
 class LateTarget(TableTarget):
-    """The masks behind cat are late."""
+    """The mask after cat is late."""
 
     def probabilities(self, node: int) -> Float64:
         if node == 1:
@@ -75,15 +76,15 @@ class LateTarget(TableTarget):
 
 
 def test_a_node_whose_mask_is_late_is_accepted_no_more_often_than_alone() -> None:
-    """The verdict would end with cat, of which the target has .5 and the draft 1."""
+    """The verdict would end with cat, which has .5 by the target and 1 by the draft."""
     late = LateTarget({0: {CAT: 0.5, DOG: 0.5}})
     with pytest.raises(LateNodeError):
         verdict_with(0.49, tree=chain_of_two(), target=late)
     assert verdict_with(0.51, 0.5, tree=chain_of_two(), target=late) == Verdict((), DOG)
 
 
-def test_a_draw_that_the_target_excludes_is_not_looked_into() -> None:
-    """Its row may not be asked for: a constraint has none behind a token that it forbids."""
+def test_the_subtree_of_an_excluded_draw_is_not_examined() -> None:
+    """A constraint has no mask after a token that it forbids, so its row must not be requested."""
     target = TableTarget({0: {DOG: 1.0}})
     assert verdict_with(0.5, tree=chain_of_two(), target=target) == Verdict((), DOG)
 
@@ -98,7 +99,7 @@ def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
 
 
 def committed(rule: str, draft: Draft, tables: list[np.ndarray]) -> float:  # type: ignore[type-arg]
-    """Tokens that a step is expected to commit."""
+    """Return the expected number of tokens that a step commits."""
     outcomes_of_draft = outcomes(draft)
     return sum(
         w * p * len(t) for tree, w in outcomes_of_draft for t, p in verified(tree, tables, rule).items()
@@ -107,7 +108,7 @@ def committed(rule: str, draft: Draft, tables: list[np.ndarray]) -> float:  # ty
 
 @pytest.mark.parametrize(("kind", "widths"), [(WITH, (1, 1, 1)), (WITH, (2, 1)), (WITHOUT, (2, 1))])
 def test_it_accepts_more_than_multi_step(kind: ProposalKind, widths: tuple[int, ...]) -> None:
-    """Exactly, on the same drafts; on chains it must (block verification is optimal there)."""
+    """Computed exactly on the same drafts; on chains it is never worse (block verification is optimal there)."""
     gains = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -119,7 +120,7 @@ def test_it_accepts_more_than_multi_step(kind: ProposalKind, widths: tuple[int, 
 
 
 def error_of(drafts: list[Draft], seeds: range, nodes: int = 6) -> float:
-    """The largest error of the joint distribution of two tokens over some random targets."""
+    """Return the largest error of the joint distribution of two tokens over random targets."""
     errors = []
     for seed in seeds:
         tables = random_tables(np.random.default_rng(seed), 3, 4)
@@ -129,7 +130,7 @@ def error_of(drafts: list[Draft], seeds: range, nodes: int = 6) -> float:
 
 
 def own_tables(seed: int) -> list[np.ndarray]:  # type: ignore[type-arg]
-    """Tables that some speculator drafts by."""
+    """Return random tables for a speculator."""
     return random_tables(np.random.default_rng(100 + seed), 3, 3)
 
 
@@ -147,7 +148,7 @@ def test_the_pools_of_the_negative_controls_are_exact(name: str) -> None:
 
 
 class OneDistribution(traversal._Draws):
-    """Tries every draw below a node with the q of the first one, where that has its token."""
+    """Tries every draw below a node with the q of the first one, if that contains its token."""
 
     def __init__(self, tree: TokenTree) -> None:
         super().__init__(tree)
@@ -167,7 +168,7 @@ def test_negative_control_draws_that_share_one_q(monkeypatch: pytest.MonkeyPatch
     assert error_of(POOLS["two"], range(6)) > BIASED
 
 
-def test_negative_control_q_that_keeps_what_was_drawn_without_replacement(
+def test_negative_control_q_that_keeps_tokens_drawn_without_replacement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(traversal, "without", lambda q, ids, token: q)
@@ -175,10 +176,10 @@ def test_negative_control_q_that_keeps_what_was_drawn_without_replacement(
 
 
 @pytest.mark.parametrize("name", ["without", "two"])
-def test_negative_control_p_that_forgets_that_nothing_was_accepted(
+def test_negative_control_p_without_the_condition_of_rejected_draws(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """p := s, not s given that the draws so far were rejected."""
+    """p becomes s, without the condition that earlier draws were rejected."""
     reject = traversal._Visit.reject
 
     def forgetful(visit: traversal._Visit) -> bool:
@@ -193,7 +194,7 @@ def test_negative_control_p_that_forgets_that_nothing_was_accepted(
 
 
 def test_negative_control_points_that_are_tried_as_if_they_were_drawn() -> None:
-    """The first of a drafter's tokens, said to be drawn from its softmax."""
+    """The first token of a drafter is declared as drawn from its softmax."""
     q = table([0.6, 0.3, 0.1])
 
     def draft(branches: object) -> TokenTree:

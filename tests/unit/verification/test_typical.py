@@ -1,4 +1,4 @@
-"""Typical acceptance on hand-computed cases: thresholds, longest path, ties, and what it is not for."""
+"""Typical acceptance on hand-computed cases: thresholds, longest path, ties, and bad parameters."""
 
 import math
 
@@ -16,7 +16,7 @@ ANY = RequestRandomness(Sampling(), 1)
 
 
 def tree() -> TokenTree:
-    """the-+-cat-sat, the-dog-ran: nodes 1 cat, 2 sat, 3 dog, 4 ran."""
+    """Return the-+-cat-sat, the-dog-ran: nodes 1 cat, 2 sat, 3 dog, 4 ran."""
     builder = TreeBuilder(THE)
     (cat,) = builder.propose_points(0, [CAT], [0.5])
     builder.propose_points(cat, [SAT], [0.5])
@@ -27,7 +27,7 @@ def tree() -> TokenTree:
     return built
 
 
-def test_the_hard_threshold_decides_where_the_target_is_sure() -> None:
+def test_the_hard_threshold_decides_if_the_target_is_certain() -> None:
     """P = (0.9, 0.1) has entropy 0.325, so delta exp(-H) = 0.3 * 0.722 = 0.217 is above epsilon = 0.09."""
     target = TableTarget(
         {0: {CAT: 0.9, DOG: 0.1}, 1: {SAT: 0.05, RAN: 0.95}, 3: {RAN: 0.089, SAT: 0.911}, 4: {THE: 1.0}}
@@ -39,8 +39,8 @@ def test_the_hard_threshold_decides_where_the_target_is_sure() -> None:
     assert verdict.bonus == RAN
 
 
-def test_entropy_lowers_the_threshold_where_the_target_is_undecided() -> None:
-    """Over twelve tokens that are nearly equal exp(-H) is a little above 1/12: 0.3 of it is below 0.08."""
+def test_entropy_lowers_the_threshold_if_the_target_is_uncertain() -> None:
+    """For twelve nearly equal tokens exp(-H) is slightly above 1/12, and 0.3 of it is below 0.08."""
     even = dict.fromkeys(range(11), 0.08) | {11: 0.12}
     target = TableTarget({0: even, 1: {SAT: 1.0}, 2: {THE: 0.6, CAT: 0.4}, 3: {RAN: 0.02, SAT: 0.98}})
     rule = TypicalAcceptance(0.2, 0.3)

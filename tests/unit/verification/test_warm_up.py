@@ -11,15 +11,15 @@ from tests.support.tiny_models import runner_of, tiny_transformers
 MODEL = tiny_transformers("llama")
 
 
-class Watched(VerifierEngine):
-    """An engine that keeps what it was asked and answered."""
+class RecordingEngine(VerifierEngine):
+    """An engine that records its jobs and outcomes."""
 
-    asked: list[VerifyJob]
-    answered: list[VerifyOutcome]
+    jobs_seen: list[VerifyJob]
+    outcomes_seen: list[VerifyOutcome]
 
     def verify(self, jobs: "list[VerifyJob]") -> list[VerifyOutcome]:  # type: ignore[override]
         outcomes = super().verify(jobs)
-        self.asked, self.answered = [*self.asked, *jobs], [*self.answered, *outcomes]
+        self.jobs_seen, self.outcomes_seen = [*self.jobs_seen, *jobs], [*self.outcomes_seen, *outcomes]
         return outcomes
 
 
@@ -27,13 +27,13 @@ LIMITS = [EngineLimits(), EngineLimits(max_nodes=2), EngineLimits(max_context_le
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_trees_are_verified_ahead_and_nothing_of_them_stays(limits: EngineLimits) -> None:
-    engine = Watched(runner_of(MODEL), limits=limits)
-    engine.asked, engine.answered = [], []
+def test_trees_are_verified_ahead_and_not_cached(limits: EngineLimits) -> None:
+    engine = RecordingEngine(runner_of(MODEL), limits=limits)
+    engine.jobs_seen, engine.outcomes_seen = [], []
     warm_up(engine, clock=lambda: 0.0)
-    assert {outcome.status for outcome in engine.answered} == {EntryStatus.OK}
-    assert any(job.tree is not None and len(job.tree) > 1 for job in engine.asked)
-    assert {job.sampling.greedy for job in engine.asked} == {True, False}
+    assert {outcome.status for outcome in engine.outcomes_seen} == {EntryStatus.OK}
+    assert any(job.tree is not None and len(job.tree) > 1 for job in engine.jobs_seen)
+    assert {job.sampling.greedy for job in engine.jobs_seen} == {True, False}
     cache = engine.runner.cache
     cache.check()
     assert engine.cached_requests == 0
@@ -41,8 +41,8 @@ def test_trees_are_verified_ahead_and_nothing_of_them_stays(limits: EngineLimits
     assert cache.pool.shared_tokens == 0
 
 
-def test_where_a_step_takes_a_second_few_are_run() -> None:
-    engine, looks = Watched(runner_of(MODEL)), iter(range(100))
-    engine.asked, engine.answered = [], []
-    warm_up(engine, clock=lambda: float(next(looks)))
-    assert len(engine.asked) == 2
+def test_few_steps_of_a_second_are_run() -> None:
+    engine, readings = RecordingEngine(runner_of(MODEL)), iter(range(100))
+    engine.jobs_seen, engine.outcomes_seen = [], []
+    warm_up(engine, clock=lambda: float(next(readings)))
+    assert len(engine.jobs_seen) == 2

@@ -1,4 +1,4 @@
-"""The latest lease drives the verifier: lower numbers are refused, a higher one begins with nothing held."""
+"""Fences of leases: lower numbers are refused, and a higher one starts with an empty cache."""
 
 from specinfer.sampling import GREEDY
 from specinfer.statuses import EntryStatus
@@ -17,14 +17,14 @@ def test_the_highest_number_is_served() -> None:
     ]
 
 
-def test_no_lease_is_served_until_somebody_comes_with_one() -> None:
+def test_requests_without_a_lease_are_served_until_one_has_a_lease() -> None:
     fence = Fence()
     assert [fence.admit(0), fence.admit(0), fence.admit(1), fence.admit(0)] == [
         *(Standing.CURRENT, Standing.CURRENT, Standing.NEW, Standing.STALE)
     ]
 
 
-def test_what_a_later_lease_forgets_keeps_its_prefix_blocks() -> None:
+def test_requests_released_by_a_later_lease_keep_their_prefix_blocks() -> None:
     engine = VerifierEngine(runner_of(tiny_transformers("llama")))
     prompt = [(7 * i) % 97 for i in range(40)]
     job = VerifyJob("r", 0, prompt, TokenTree.root_only(prompt[-1]), GREEDY)

@@ -1,4 +1,4 @@
-"""A verifier's description of itself changes with everything that decides the text."""
+"""The fingerprints of a verifier change with everything that may change the text."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_processes_differ_and_their_model_does_not(directory: Path) -> None:
     assert one.model_fingerprint == two.model_fingerprint
 
 
-def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
+def test_settings_that_change_the_text_change_the_fingerprint(directory: Path) -> None:
     options = (
         {},
         {"dtype": "float32"},
@@ -52,7 +52,7 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
     assert {identity.tokenizer_fingerprint for identity in identities} == {ascii_tokenizer().fingerprint()}
 
 
-def test_describe_tells_it(directory: Path) -> None:
+def test_describe_returns_it(directory: Path) -> None:
     identity = of(directory)
     engine = VerifierEngine(runner_of(tiny_transformers("llama")))
     resident = speculator_pb2.DescribeSpeculatorReply()

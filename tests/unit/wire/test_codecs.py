@@ -1,4 +1,4 @@
-"""Domain objects survive the wire; enums share their numbers."""
+"""Encoding and decoding of messages: no field is lost, and enums have the same numbers."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_trees_survive_the_wire(tree: TokenTree) -> None:
         assert a.q_probabilities.tolist() == b.q_probabilities.tolist(), "q must arrive bit for bit"
 
 
-def test_the_reader_may_say_whose_a_tree_is() -> None:
+def test_the_reader_may_set_the_speculator_of_a_tree() -> None:
     tree = merge_trees([(2, example_tree())])
     message = encode_tree(tree)
     assert {p.speculator for p in decode_tree(message).proposals} == {2}
@@ -53,7 +53,7 @@ def test_an_unknown_kind_is_a_malformed_tree() -> None:
         decode_tree(message)
 
 
-def test_a_seed_that_may_not_be_known_is_not_sent() -> None:
+def test_a_hidden_seed_is_not_sent() -> None:
     message = encode_sampling(Sampling(0.5, seed=7), with_seed=False)
     assert not message.HasField("seed")
     assert decode_sampling(message).temperature == 0.5

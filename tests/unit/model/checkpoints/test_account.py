@@ -1,4 +1,4 @@
-"""A checkpoint that lacks something, has something more or has it in another shape is refused by name."""
+"""A checkpoint with a missing, additional or wrongly shaped tensor is refused by name."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def changed(source: Path, directory: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    """A copy of a checkpoint with other tensors."""
+    """Write a copy of a checkpoint with other tensors."""
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text((source / "config.json").read_text())
     save_file(
@@ -92,7 +92,7 @@ def test_a_tied_head_must_be_the_embedding(checkpoints: dict[str, Path], tmp_pat
         load_model(other, OPTIONS)
 
 
-def test_an_adapter_beside_the_weights_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_an_adapter_next_to_the_weights_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     directory = changed(checkpoints["llama"], tmp_path, load_file(checkpoints["llama"] / TENSORS))
     (directory / "adapter_config.json").write_text("{}")
     with pytest.raises(IncompatibleError, match=r"adapter_config\.json: adapters are not applied"):
@@ -100,8 +100,8 @@ def test_an_adapter_beside_the_weights_is_refused(checkpoints: dict[str, Path], 
 
 
 @pytest.mark.native
-def test_no_pointer_to_a_matrix_of_another_shape_leaves_python() -> None:
-    """Also where no file is accounted for: `ModelRunner.build`."""
+def test_a_matrix_of_another_shape_never_reaches_the_kernels() -> None:
+    """`ModelRunner.build` checks the shapes of weights that do not come from files, too."""
     model = tiny_transformers("llama-untied", head_dim=16, hidden_size=64)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for name in (
@@ -125,7 +125,7 @@ def indexed(directory: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[
     return {name: file for file, tensors in files.items() for name in tensors}
 
 
-def test_an_index_is_that_of_the_files(tmp_path: Path) -> None:
+def test_the_index_must_match_the_files(tmp_path: Path) -> None:
     one, two = {"a": torch.ones(2)}, {"b": torch.ones(3)}
     listed = indexed(tmp_path, {"model-1.safetensors": one, "model-2.safetensors": two})
 

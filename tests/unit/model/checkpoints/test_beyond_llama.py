@@ -1,4 +1,4 @@
-"""Parts that know layers like Llama's only refuse the others by name."""
+"""Options that support only layers like Llama's are refused for other families by name."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_recurrent_layers_are_refused_by_every_other_part(entry: str) -> None:
 
 
 @pytest.mark.parametrize("family", LIKE_LLAMA)
-def test_others_are_like_llama_up_to_their_windows(family: str) -> None:
+def test_the_other_families_are_like_llama_up_to_their_windows(family: str) -> None:
     config = from_transformers(tiny_transformers(family).config)
     actual = config.like_llama("x")
     assert (actual.windows, actual.max_positions) == ((), min([config.max_positions, *config.windows]))
@@ -85,7 +85,7 @@ def test_others_are_like_llama_up_to_their_windows(family: str) -> None:
 
 
 def test_a_window_of_the_cache_is_that_of_a_model_up_to_its_own() -> None:
-    """The layers see nothing that the cache drops."""
+    """The layers see no token that the cache drops, up to the model's own window."""
     model = tiny_transformers("mistral-windowed", sliding_window=64)
     weights = dict(model.state_dict())
     options = RunnerOptions("float32", executor="torch", kv_window=48)
@@ -105,7 +105,7 @@ def test_drafts_are_trained_and_read_for_targets_like_llama(tmp_path: Path) -> N
             refused()
 
 
-def test_layers_until_every_kind_has_come() -> None:
+def test_layers_are_counted_until_all_kinds_occur() -> None:
     config = from_transformers(tiny_transformers("smollm3").config)
     assert (config.varied_layers, config.first_layers(1).varied_layers) == (2, 1)
     assert config.first_layers(2).layer_rotary == config.layer_rotary[:2]

@@ -1,4 +1,4 @@
-"""Checkpoints of every kind are read by what they say they are."""
+"""The kind that a draft checkpoint declares decides how it is read."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.support.tiny_models import tiny_transformers
 
 @pytest.fixture(scope="module")
 def eagle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(checkpoint, target)"""
+    """Return (checkpoint, target)."""
     directory, model = tmp_path_factory.mktemp("eagle"), tiny_transformers("llama")
     model.save_pretrained(directory / "target")
     ids = torch.arange(40)
@@ -27,7 +27,7 @@ def eagle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return directory / "draft", target
 
 
-def test_a_checkpoint_is_read_as_what_it_says_it_is(eagle: tuple[Path, Path]) -> None:
+def test_a_checkpoint_is_read_as_its_declared_kind(eagle: tuple[Path, Path]) -> None:
     draft = load_draft(*eagle)
     assert isinstance(draft, EagleSource)
     assert draft.layers == (3,)
@@ -42,7 +42,7 @@ def test_an_unknown_kind_is_named(eagle: tuple[Path, Path]) -> None:
     config.write_text(before)
 
 
-def test_a_drafter_says_which_kind_it_reads(eagle: tuple[Path, Path]) -> None:
+def test_a_drafter_refuses_other_kinds(eagle: tuple[Path, Path]) -> None:
     options = DrafterOptions(model=str(eagle[0]))
     with pytest.raises(SettingError, match="has speculators_model_type = 'eagle3', this drafter needs 'ssm'"):
         make_drafter("ssm", options)

@@ -1,4 +1,4 @@
-"""Another model has another fingerprint; a copy has the same."""
+"""Fingerprints of models: equal for copies, different for different models."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Formats of weights: quantisers against the dequantisers of `gguf`, fallbacks, and what is really held."""
+"""Formats of weights: quantisers against the dequantisers of `gguf`, fallbacks, and counts of formats in use."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ GAUSSIAN = {
     "q3_k": 0.15,
     "q2_k": 0.285,
 }
-"""Bounds of the root mean square error, as a share of that of the numbers."""
+"""Maximum root mean square error of quantised Gaussian numbers, relative to their root mean square."""
 EACH = pytest.mark.parametrize("chosen", BLOCK_FORMATS, ids=lambda chosen: chosen.name)
 
 
@@ -53,14 +53,14 @@ def rows(seed: int, heavy: bool = False) -> np.ndarray:
 
 
 @EACH
-def test_errors_are_those_of_so_many_bits(chosen: BlockFormat) -> None:
+def test_errors_are_below_the_bounds_of_the_format(chosen: BlockFormat) -> None:
     assert error(chosen, rows(1)) < GAUSSIAN[chosen.name]
     assert error(chosen, rows(2, heavy=True)) < 1.4 * GAUSSIAN[chosen.name]
 
 
 @pytest.mark.parametrize("better", ["q4_k", "iq4_nl", "iq4_xs"])
 @pytest.mark.parametrize("heavy", [False, True])
-def test_searched_blocks_beat_simple_ones_in_as_many_bits(better: str, heavy: bool) -> None:
+def test_searched_blocks_are_better_than_simple_ones_of_equal_size(better: str, heavy: bool) -> None:
     one, other = FORMATS[better], FORMATS["q4_0"]
     assert isinstance(one, BlockFormat)
     assert isinstance(other, BlockFormat)
@@ -89,12 +89,12 @@ def test_rows_do_not_depend_on_each_other(chosen: BlockFormat, seed: int, expone
 
 @EACH
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0])
-def test_rows_of_one_value_are_exact_or_nearly(chosen: BlockFormat, value: float) -> None:
+def test_rows_of_one_value_have_small_errors(chosen: BlockFormat, value: float) -> None:
     values = chosen.dequantise(chosen.quantise(np.full((2, 512), value, np.float32)))
     np.testing.assert_allclose(values, value, rtol=0.02)
 
 
-def test_what_a_block_can_hold_comes_back() -> None:
+def test_values_that_a_block_can_represent_are_exact() -> None:
     """Every group has its lowest and its highest code, and every block its largest scale."""
     random = np.random.default_rng(5)
     for name, top, groups, scale_top in (("q4_k", 15, 8, 63), ("q5_k", 31, 8, 63), ("q2_k", 3, 16, 15)):
@@ -144,7 +144,7 @@ def test_rows_that_fill_no_blocks_fall_back(name: str, columns: int, expected: s
     assert (chosen_format.name if chosen_format else None) == expected
 
 
-def test_former_names_are_answered_with_those_of_today() -> None:
+def test_former_names_are_refused_with_the_new_ones() -> None:
     for former, name in (("converted", "bf16"), ("native", "auto"), ("int4", "q4_1"), ("w8a8", "q8_0")):
         with pytest.raises(SettingError, match=f"weights = '{former}': is called {name} now"):
             find_format(former)
@@ -152,7 +152,7 @@ def test_former_names_are_answered_with_those_of_today() -> None:
 
 
 class File(dict[str, torch.Tensor]):
-    """Weights of a file with blocks."""
+    """Weights of a file in which some tensors are stored in blocks."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]) -> None:
         super().__init__(tensors)
@@ -176,7 +176,7 @@ EMBEDDING, QUERY, DOWN, NORM = TENSORS
 
 
 def read(weights: WeightsInFormat) -> WeightFormats:
-    """Take all tensors as the compiled executor does, whose embedding is the head, too."""
+    """Read all tensors like the native executor, for which the embedding is also the head."""
     weights[EMBEDDING], weights[NORM]
     for name in (EMBEDDING, QUERY, DOWN):
         if weights.blocks(name) is None:
@@ -184,7 +184,7 @@ def read(weights: WeightsInFormat) -> WeightFormats:
     return weights.formats()
 
 
-def test_what_is_held_is_counted() -> None:
+def test_formats_in_use_are_counted() -> None:
     file = File(TENSORS, {EMBEDDING: "Q6_K", QUERY: "Q4_K"})
     bfloat16 = torch.bfloat16
     as_stored = read(WeightsInFormat(file, FORMATS["auto"], "native", bfloat16))
@@ -211,7 +211,7 @@ def test_what_is_held_is_counted() -> None:
         assert str(counts) == words
 
 
-def test_numbers_of_a_file_count_as_they_are_held() -> None:
+def test_unquantised_tensors_of_a_file_are_counted_by_their_type() -> None:
     stored = {DOWN: ("F16", TENSORS[DOWN].half().view(torch.uint8)), QUERY: ("F32", TENSORS[QUERY])}
     weights = WeightsInFormat(FormattedWeights(TENSORS, stored), FORMATS["auto"], "native", torch.bfloat16)
     counts = read(weights)
@@ -219,7 +219,7 @@ def test_numbers_of_a_file_count_as_they_are_held() -> None:
     assert counts.blocks == ("F16", "F32")
 
 
-def test_a_matrix_that_becomes_numbers_does_not_count_as_blocks() -> None:
+def test_a_dequantised_matrix_does_not_count_as_blocks() -> None:
     weights = WeightsInFormat(File(TENSORS, {QUERY: "Q4_K"}), FORMATS["auto"], "native", torch.bfloat16)
     assert weights.blocks(QUERY) is not None
     weights[QUERY]

@@ -1,4 +1,4 @@
-"""A GGUF file is read with all that its metadata says about arithmetic, or refused by name."""
+"""A GGUF file is read with all metadata that affects the results, or refused by name."""
 
 import re
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def random_llama(**changes: Any) -> Any:
 
 
 def factors_of(model: Any) -> np.ndarray:
-    """`rope_freqs.weight` as llama.cpp's converter computes it."""
+    """Return `rope_freqs.weight` as llama.cpp's converter computes it."""
     plain = 1 / 1e4 ** (np.arange(0, 16, 2) / 16)
     return (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
 
@@ -84,7 +84,7 @@ SCALINGS: dict[str, tuple[dict[str, Any], Callable[[Gguf, Any], None]]] = {
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_positions_are_scaled_as_the_file_says(scaling: str, tmp_path: Path) -> None:
+def test_positions_are_scaled_as_in_the_file(scaling: str, tmp_path: Path) -> None:
     rope, change = SCALINGS[scaling]
     model = random_llama(**({"rope_parameters": rope} if rope else {}))
     file = Gguf.of(model)
@@ -146,7 +146,7 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_not_understood_is_refused(change: str, tmp_path: Path) -> None:
+def test_unsupported_files_are_refused(change: str, tmp_path: Path) -> None:
     file = Gguf.of(random_llama())
     apply, reason = CHANGES[change]
     apply(file)
@@ -155,7 +155,7 @@ def test_what_is_not_understood_is_refused(change: str, tmp_path: Path) -> None:
 
 
 def test_every_key_about_arithmetic_is_read(tmp_path: Path) -> None:
-    """Each key that is dropped either has a default that is the file's value, or is missed by name."""
+    """A missing key has a default equal to the file's value, or is named in an error."""
     whole = GgufWeights(Gguf.of(random_llama()).write(tmp_path / "model.gguf")).config().to_dict()
     for key in Gguf.of(random_llama()).values:
         file = Gguf.of(random_llama())
@@ -180,7 +180,7 @@ def test_a_key_with_an_impossible_value_is_named(value: Any, tmp_path: Path) -> 
 def test_one_tensor_dropped_or_reshaped_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: Any
 ) -> None:
-    """By the conversion, or when what it wrote is loaded."""
+    """Either the conversion or the loading of its result refuses the file."""
     file, directory = Gguf.of(random_llama()), tmp_path_factory.mktemp("changed")
     name = data.draw(st.sampled_from(sorted(file.tensors.keys() - {"output.weight"})))
     match data.draw(st.sampled_from(["drop", "fewer rows", "fewer columns"])):
@@ -195,14 +195,14 @@ def test_one_tensor_dropped_or_reshaped_is_refused(
 
 
 def account(path: Path) -> None:
-    """Read all of a file, and compare its tensors with its configuration."""
+    """Read a whole file, and compare its tensors with its configuration."""
     weights = GgufWeights(path)
     hf = weights.config()
     check_tensors(hf, from_transformers(hf), {name: weights[name] for name in weights})
 
 
 def outcome(path: Path) -> dict[str, Any] | str:
-    """The configuration of a file, or why it is refused."""
+    """Return the configuration of a file, or the reason of its refusal."""
     try:
         return dict(GgufWeights(path).config().to_dict())
     except IncompatibleError as error:
@@ -237,7 +237,7 @@ def test_bytes_that_are_no_gguf_are_refused(tmp_path: Path) -> None:
 
 
 def with_vocabulary(path: Path) -> Path:
-    """A file whose lists of a vocabulary stand before, between and behind metadata that is read."""
+    """Write a file with a vocabulary before, between and after other metadata."""
     file = Gguf.of(random_llama())
     words = [f"word {n} of ÿ" * (n % 3) for n in range(5000)]
     file.others = {
@@ -259,9 +259,9 @@ def test_long_lists_are_read_only_on_request(tmp_path: Path) -> None:
     assert sum(len(field.data) == 5000 for field in ours.fields.values()) == 0
     for name, field in theirs.fields.items():
         assert ours.value(name) == field.contents()
-    for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
-        assert mine.name == other.name
-        assert np.array_equal(mine.data, other.data)
+    for our_tensor, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert our_tensor.name == other.name
+        assert np.array_equal(our_tensor.data, other.data)
 
 
 def test_a_file_that_ends_in_its_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_file_that_ends_in_its_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0"])
-def test_quantised_matrices_are_what_their_blocks_say(kind: str, tmp_path: Path) -> None:
+def test_quantised_matrices_are_dequantised(kind: str, tmp_path: Path) -> None:
     model = random_llama()
     weights = GgufWeights(Gguf.of(model, gguf.GGMLQuantizationType[kind]).write(tmp_path / "model.gguf"))
     exact = random_llama()
@@ -293,7 +293,7 @@ def test_quantised_matrices_are_what_their_blocks_say(kind: str, tmp_path: Path)
 
 
 def test_gemma3_is_read(tmp_path: Path) -> None:
-    """Norms are stored with one added; windows and two kinds of positions come from the metadata."""
+    """Norms are stored with one added; windows and both kinds of rotary positions come from the metadata."""
     torch.manual_seed(0)
     config = transformers.Gemma3TextConfig(
         **(
@@ -317,7 +317,7 @@ def test_gemma3_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(MATRICES))
 def test_blocks_are_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
-    """Every type is; rows of queries and keys in the order of `transformers`, parts as the whole has them."""
+    """Rows of queries and keys are in the order of `transformers`; parts equal those of the whole matrix."""
     model, of_kind = random_llama(hidden_size=256, intermediate_size=512), gguf.GGMLQuantizationType[kind]
     file = Gguf.of(model)
     path = file.write(tmp_path / "plain.gguf")
@@ -337,7 +337,7 @@ def test_blocks_are_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
 
 
 def with_random_blocks(path: Path, file: Gguf, kind: Any, to: Path) -> Path:
-    """The same file with matrices of random blocks: `gguf` cannot quantise to all types."""
+    """Write a copy of a file with random blocks, as `gguf` cannot quantise to all types."""
     rows = np.random.default_rng(0)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     writer = gguf.GGUFWriter(to, file.architecture)
@@ -357,8 +357,8 @@ def with_random_blocks(path: Path, file: Gguf, kind: Any, to: Path) -> Path:
     return to
 
 
-def test_a_question_for_a_name_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mapping's own answer would dequantise the tensor."""
+def test_a_membership_test_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default `in` of a mapping would dequantise the tensor."""
     weights = GgufWeights(Gguf.of(random_llama()).write(tmp_path / "model.gguf"))
     monkeypatch.setattr(gguf, "dequantize", lambda *_: pytest.fail("read"))
     assert "model.norm.weight" in weights

@@ -1,4 +1,4 @@
-"""GGUF files of every family compute what `transformers` computes, as numbers and as blocks."""
+"""GGUF files of every family give the logits of `transformers`, with and without quantisation."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ FILES: dict[str, dict[str, Any]] = {
     "granite": {},
     "olmo2": {},
     "olmo3": {},
-    "qwen2_moe": {  # all experts, so that rounding chooses no other ones
+    "qwen2_moe": {  # all experts, so that rounding does not change the choice
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 96,
         "num_experts_per_tok": 4,
@@ -66,10 +66,10 @@ FILES: dict[str, dict[str, Any]] = {
     "falcon_h1, normed": {"mamba_conv_bias": False},
     "mamba2": {"use_conv_bias": False},
 }
-"""Entries of the table of families, with what a file has no key for as readers take it."""
+"""Name in the table of families -> fields that GGUF has no key for, with the value that readers assume."""
 STATE_SPACES = (*("granitemoehybrid", "granitemoehybrid, dense", "falcon_h1", "falcon_h1, normed", "mamba2"),)
 RECURRENT = ("qwen3_5_text", "lfm2", "qwen3_5_moe_text", "qwen3_next", *STATE_SPACES)
-"""Entries that our decoder in torch does not run."""
+"""Entries that the torch executor does not support."""
 
 
 def file_of(name: str, **kind: Any) -> tuple[Any, Gguf]:
@@ -89,7 +89,7 @@ def test_every_layout_has_a_file() -> None:
     ("name", "executor"),
     [(name, executor) for name in FILES for executor in ("native", "torch")[: 1 + (name not in RECURRENT)]],
 )
-def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_path: Path) -> None:
+def test_a_file_gives_the_logits_of_transformers(name: str, executor: str, tmp_path: Path) -> None:
     model, file = file_of(name)
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     hf = weights.config()
@@ -137,7 +137,7 @@ def test_the_probe_compares_files_with_experts_and_states(name: str, tmp_path: P
         ("gpt_oss", "MXFP4"),
     ],
 )
-def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
+def test_blocks_of_a_file_are_multiplied_without_conversion(name: str, kind: str, tmp_path: Path) -> None:
     _, file = file_of(name, kind=gguf.GGMLQuantizationType[kind])
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     config = from_transformers(weights.config())
@@ -151,8 +151,8 @@ def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, kind: str, tmp_p
 
 
 @pytest.mark.parametrize("value_dim", [16, 32])
-def test_columns_of_value_heads_are_put_in_order_by_whole_blocks(value_dim: int, tmp_path: Path) -> None:
-    """Blocks of 32 cannot be cut: where a head has fewer numbers, the matrix is numbers."""
+def test_columns_of_value_heads_are_reordered_by_whole_blocks(value_dim: int, tmp_path: Path) -> None:
+    """A block of 32 numbers cannot be divided: if a head has fewer numbers, the matrix is dequantised."""
     model = random_model("qwen3_5_text", linear_value_head_dim=value_dim)
     file = Gguf.of(model, kind=gguf.GGMLQuantizationType.Q8_0)
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
@@ -178,7 +178,7 @@ def test_a_block_that_predicts_further_tokens_is_left_out(tmp_path: Path) -> Non
     check_tensors(hf, from_transformers(hf), in_llama_names(from_transformers(hf), weights))
 
 
-def test_float32_takes_numbers_in_place_of_blocks(tmp_path: Path) -> None:
+def test_in_float32_blocks_are_dequantised(tmp_path: Path) -> None:
     model, file = file_of("gemma3_text", kind=gguf.GGMLQuantizationType.Q8_0)
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     model.load_state_dict({name: weights[name] for name in weights}, strict=False)
@@ -255,7 +255,7 @@ def test_families_are_named_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.5, float("nan")])
-def test_a_decay_that_is_none_is_refused_by_name(wrong: float) -> None:
+def test_an_impossible_decay_is_refused_by_name(wrong: float) -> None:
     decays = torch.tensor([-0.5, -2.0])
     torch.testing.assert_close(decay_logarithms("ssm_a", decays), torch.tensor([0.5, 2.0]).log())
     with pytest.raises(IncompatibleError, match=r"layers\.3\.mamba\.A_log \(ssm_a\) has the decay"):

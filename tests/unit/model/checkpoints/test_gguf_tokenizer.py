@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file says what the file says: beginnings, blanks before texts, ends of answers."""
+"""The tokenizer of a GGUF file: first and last tokens, the space before texts, ends of answers."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ TURNS = ["<|im_end|>", "<|eot_id|>", "<mark>"]
 
 
 def pieces(**keys: Any) -> dict[str, Any]:
-    """Metadata of a vocabulary like Llama 2's, with names of turns at its end."""
+    """Return metadata of a vocabulary like Llama 2's, with names of turns at its end."""
     tokens = [*WORDS, *PIECES, *TURNS]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(PIECES) + len(TURNS))]
     ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
@@ -33,7 +33,7 @@ def pieces(**keys: Any) -> dict[str, Any]:
 
 
 def bytewise(**keys: Any) -> dict[str, Any]:
-    """Metadata of a vocabulary like GPT-2's."""
+    """Return metadata of a vocabulary like GPT-2's."""
     tokens = ["<s>", "</s>", *ALPHABET, "Th", "The", "he", *TURNS]
     types = [CONTROL, CONTROL, *[NORMAL] * (len(tokens) - 5), CONTROL, CONTROL, USER]
     ids = {"bos_token_id": 0, "eos_token_id": 1}
@@ -59,8 +59,10 @@ def converted(path: Path, metadata: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("bos", [None, True, False])
 @pytest.mark.parametrize("eos", [None, True, False])
 @pytest.mark.parametrize("make", [pieces, bytewise])
-def test_texts_begin_and_end_as_the_file_says(make: Any, bos: Any, eos: Any, tmp_path: Path) -> None:
-    """Without a key vocabularies like Llama's, 2 and 3, begin with BOS, and none ends with EOS."""
+def test_texts_begin_and_end_with_the_tokens_of_the_file(
+    make: Any, bos: Any, eos: Any, tmp_path: Path
+) -> None:
+    """Without these keys, texts start with BOS in vocabularies like Llama's, and never end with EOS."""
     metadata = make(add_bos_token=bos, add_eos_token=eos)
     tokenizer = Tokenizer.load(converted(tmp_path, metadata))
     first, last = (metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos"))
@@ -72,17 +74,17 @@ def test_texts_begin_and_end_as_the_file_says(make: Any, bos: Any, eos: Any, tmp
 @pytest.mark.parametrize(
     ("pre", "begins"), [("llama-bpe", True), ("tekken", True), ("qwen2", False), (None, False)]
 )
-def test_words_that_are_tokens_are_not_put_together_by_merges(
+def test_words_that_are_tokens_are_not_split_into_merges(
     pre: str | None, begins: bool, tmp_path: Path
 ) -> None:
-    """As the kind of split says: "h e" comes before "T h", so that merges alone never make "The"."""
+    """In these splits a word that is a token stays whole; merges alone would give "T", "he", as "h e" comes first."""
     tokenizer = Tokenizer.load(converted(tmp_path, bytewise(pre=pre)))
     names = [tokenizer.text_of_token(token) for token in tokenizer.encode("The")]
     assert names == (["<s>", "The"] if begins else ["T", "he"])
 
 
 @pytest.mark.parametrize("prefix", [None, True, False])
-def test_the_blank_before_a_text_is_as_the_file_says(prefix: bool | None, tmp_path: Path) -> None:
+def test_the_space_before_a_text_is_as_in_the_file(prefix: bool | None, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(converted(tmp_path, pieces(add_space_prefix=prefix, add_bos_token=False)))
     ids = tokenizer.encode("sky")
     assert (ids[0] == WORDS.__len__() + PIECES.index("▁")) == (prefix is not False)
@@ -119,9 +121,7 @@ def test_all_ends_of_an_answer_are_read(case: str, tmp_path: Path) -> None:
         (["</s>"], set()),
     ],
 )
-def test_ends_of_messages_and_marks_are_no_ends_of_turns(
-    tokens: list[str], ends: set[str], tmp_path: Path
-) -> None:
+def test_ends_of_messages_are_not_ends_of_turns(tokens: list[str], ends: set[str], tmp_path: Path) -> None:
     metadata = bytewise(eos_token_id=2)
     metadata["tokenizer.ggml.tokens"] += tokens if tokens != ["</s>"] else []
     metadata["tokenizer.ggml.token_type"] += [NORMAL] * len(tokens if tokens != ["</s>"] else [])
@@ -145,14 +145,14 @@ def test_ends_of_messages_and_marks_are_no_ends_of_turns(
         (pieces, {"eos_token_id": 4_000_000_000}, "cannot read .*model.gguf as a GGUF file: IndexError"),
     ],
 )
-def test_what_is_not_understood_is_refused(
+def test_unsupported_metadata_is_refused(
     make: Any, keys: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(IncompatibleError, match=reason):
         converted(tmp_path, make(**keys))
 
 
-def test_files_beside_the_file_say_nothing(tmp_path: Path) -> None:
+def test_tokenizer_files_next_to_the_gguf_file_are_ignored(tmp_path: Path) -> None:
     other = {"bos_token": "<|other|>", "chat_template": "{{ 'other' }}", "extra_special_tokens": ["sky"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(other))
     directory = converted(tmp_path, pieces())
@@ -172,8 +172,8 @@ def test_a_template_for_tools_is_kept(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode_chat(turns, [{"name": "sky"}])) == "sky"
 
 
-def test_a_conversation_has_one_beginning(tmp_path: Path) -> None:
-    """A template that writes BOS itself is not given another; one that does not gets none, as in `transformers`."""
+def test_a_conversation_has_at_most_one_bos(tmp_path: Path) -> None:
+    """A template that writes BOS gets no second one; a template without BOS gets none, as in `transformers`."""
     for number, (template, count) in enumerate(
         [("{{ bos_token }}{{ messages[0].content }}", 1), ("{{ messages[0].content }}", 0)]
     ):

@@ -1,4 +1,4 @@
-"""Fields of a configuration with recurrent layers are right, unread, or refused by name and value."""
+"""Each field of a configuration with recurrent layers is right, ignored, or refused with name and value."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.support.models.families import FAMILIES as ENTRIES
 from tests.support.models.families import HYBRIDS, SHAPE, WIDE
 
 OF_LIBRARY = {"model_type", "transformers_version", "id2label", "label2id", "dtype", "architectures"}
-"""Fields that `transformers` reads for itself."""
+"""Fields that only `transformers` uses."""
 WRONG: dict[str, Any] = {"text": "x", "list": [1, "x"], "object": {"a": 1}, "negative": -1, "zero": 0}
 
 
@@ -27,7 +27,7 @@ def fields_of(entry: str) -> dict[str, Any]:
 
 
 def read(fields: dict[str, Any], directory: Path) -> ModelConfig | str:
-    """Return the configuration, or the text of its refusal."""
+    """Return the configuration, or the text of the error."""
     (directory / "config.json").write_text(json.dumps(fields))
     try:
         return load_config(directory)
@@ -36,7 +36,7 @@ def read(fields: dict[str, Any], directory: Path) -> ModelConfig | str:
 
 
 def changed(fields: dict[str, Any], value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each field's name, and all fields with another value of it."""
+    """Yield each field's name, and all fields with `value` for it."""
     for name in fields.keys() - {"model_type"}:
         yield name, fields | {name: value}
     for name in fields.get("rope_parameters") or {}:
@@ -50,32 +50,32 @@ def test_there_are_hybrids() -> None:
 
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("entry", HYBRIDS)
-def test_a_field_of_a_wrong_type_or_size_is_unread_or_named(entry: str, kind: str, tmp_path: Path) -> None:
+def test_a_field_of_a_wrong_type_or_size_is_ignored_or_named(entry: str, kind: str, tmp_path: Path) -> None:
     fields = fields_of(entry)
     right = read(fields, tmp_path)
     assert isinstance(right, ModelConfig)
     for name, other in changed(fields, WRONG[kind]):
-        found = read(other, tmp_path)
-        if isinstance(found, str):
-            assert name in found
-            assert repr(WRONG[kind]) in found or "type" in found
+        outcome = read(other, tmp_path)
+        if isinstance(outcome, str):
+            assert name in outcome
+            assert repr(WRONG[kind]) in outcome or "type" in outcome
         elif kind in ("text", "list", "object"):
-            assert found == right, name
+            assert outcome == right, name
 
 
 @pytest.mark.parametrize("entry", HYBRIDS)
 def test_null_is_the_default_of_transformers_or_named(entry: str, tmp_path: Path) -> None:
     fields = fields_of(entry)
     for name, other in changed(fields, None):
-        found = read(other, tmp_path)
-        if isinstance(found, str):
-            assert name in found
-            assert "None" in found
+        outcome = read(other, tmp_path)
+        if isinstance(outcome, str):
+            assert name in outcome
+            assert "None" in outcome
 
 
 @pytest.mark.parametrize("entry", HYBRIDS)
 def test_a_missing_field_has_the_default_of_transformers(entry: str, tmp_path: Path) -> None:
-    """A default that does not go with the other fields is refused by `transformers`."""
+    """`transformers` refuses a default that does not fit the other fields."""
     fields = fields_of(entry)
     default = type(transformers.AutoConfig.for_model(fields["model_type"]))
     for name in fields.keys() - {"model_type"}:

@@ -1,4 +1,4 @@
-"""Quantised checkpoints are what their numbers say, or refused by name."""
+"""Quantised checkpoints (GPTQ, AWQ, FP8) give the logits of their dequantised weights, or are refused by name."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def nibbles_in_words(values: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """[A, 8 B] numbers of four bits -> [A, B] words, place k of a word holding number order[k]."""
+    """Pack numbers of four bits [A, 8 B] into words [A, B]; position k of a word has number order[k]."""
     groups = values.view(len(values), -1, 8)
     words = sum(groups[..., number].long() << (4 * place) for place, number in enumerate(order))
     assert isinstance(words, torch.Tensor)
@@ -32,7 +32,7 @@ def nibbles_in_words(values: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 
 def grouped(weight: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Numbers of four bits [in, out], zeros and scales [groups, out] of a matrix [out, in]."""
+    """Quantise a matrix [out, in] to numbers of four bits [in, out], with zeros and scales [groups, out]."""
     inputs, count = weight.T, int(groups.max()) + 1
     low = torch.stack([inputs[groups == g].amin(0) for g in range(count)])
     high = torch.stack([inputs[groups == g].amax(0) for g in range(count)])
@@ -42,7 +42,7 @@ def grouped(weight: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def as_gptq(name: str, weight: torch.Tensor, act_order: bool) -> tuple[Tensors, torch.Tensor]:
-    """GPTQ's tensors of a matrix, and what they mean."""
+    """Return GPTQ's tensors of a matrix, and the dequantised matrix."""
     base, groups = name.removesuffix("weight"), torch.arange(weight.shape[1]) // 32
     if act_order:
         groups = groups[torch.randperm(len(groups))]
@@ -88,7 +88,7 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
 def as_fp8_whole(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """One scale for a matrix."""
+    """Return FP8 tensors with one scale for the matrix, and the dequantised matrix."""
     scale = weight.abs().max().reshape(1) / 448
     stored = (weight / scale).to(torch.float8_e4m3fn)
     return {
@@ -112,7 +112,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def quantised(kind: str, directory: Path, **changes: Any) -> tuple[Any, Tensors]:
-    """Write a checkpoint of this kind; return the model that its numbers mean, and its tensors."""
+    """Write a checkpoint of this kind; return a model with the dequantised weights, and the tensors."""
     torch.manual_seed(0)
     model = tiny_transformers("llama-untied", **SHAPE)
     quantise, config = KINDS[kind]
@@ -134,7 +134,9 @@ def quantised(kind: str, directory: Path, **changes: Any) -> tuple[Any, Tensors]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantised_checkpoint_is_what_its_numbers_say(kind: str, tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_gives_the_logits_of_its_dequantised_weights(
+    kind: str, tmp_path: Path
+) -> None:
     model, _ = quantised(kind, tmp_path)
     runner = load_checked(tmp_path, OPTIONS)
     (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
@@ -175,7 +177,7 @@ def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_pat
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "format = 'pack-quantized'"),
     ],
 )
-def test_what_is_not_understood_is_refused(config: dict[str, Any], reason: str) -> None:
+def test_unsupported_schemes_are_refused(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(IncompatibleError, match=f"quantization_config: {reason}"):
         scheme_of(config)
 
@@ -188,7 +190,7 @@ def test_float8_without_scales_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_without_what_its_configuration_says_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_declared_quantisation_is_refused(kind: str, tmp_path: Path) -> None:
     plain = tiny_transformers("llama-untied", **SHAPE)
     quantised(kind, tmp_path)
     save_file(dict(plain.state_dict()), tmp_path / "model.safetensors")
@@ -196,7 +198,7 @@ def test_a_checkpoint_without_what_its_configuration_says_is_refused(kind: str, 
         load_model(tmp_path, OPTIONS)
 
 
-def test_an_order_of_activations_must_be_there(tmp_path: Path) -> None:
+def test_a_missing_order_of_activations_is_refused(tmp_path: Path) -> None:
     _, tensors = quantised("gptq, order of activations", tmp_path)
     rest = {name: tensor.contiguous() for name, tensor in tensors.items() if not name.endswith("g_idx")}
     save_file(rest, tmp_path / "model.safetensors")

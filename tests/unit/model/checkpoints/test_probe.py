@@ -1,4 +1,4 @@
-"""A checkpoint is served if it computes what `transformers` computes, in every way of serving; all else is refused."""
+"""A checkpoint is served if its logits equal those of `transformers` in every test of the probe."""
 
 import copy
 import json
@@ -36,8 +36,8 @@ RIGHT = (
     "qwen3_5_text",
     "falcon_mamba",
 )
-"""Some of each kind: soft caps, windows, sinks, chunks, latent attention, experts, odd rotation, positions learnt,
-recurrent layers, nothing else."""
+"""Families with soft caps, windows, sinks, chunks, latent attention, experts, odd rotary positions, learnt
+positions, recurrent layers, and only recurrent layers."""
 REFUSED = {
     "minimax": r"token by token .* 0 \(MiniMaxLightningAttention",
     "recurrent_gemma": "token by token",
@@ -59,8 +59,10 @@ def test_families_that_cannot_be_right_are_refused_at_load(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("lost", ["softcap", "s_aux", "scaling", "mask"])
-def test_an_attention_that_drops_an_argument_is_found(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe itself: each fault that this executor could have is one that it sees."""
+def test_an_attention_that_ignores_an_argument_is_detected(
+    lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe must detect each of these possible defects of the executor."""
     model = random_model(
         {"softcap": "gemma2", "s_aux": "gpt_oss", "scaling": "granite", "mask": "gemma3_text"}[lost]
     )
@@ -86,7 +88,7 @@ def test_an_argument_of_attention_that_is_not_known_is_refused() -> None:
         generic_attention._understood(module, {"is_causal": False})
 
 
-def test_what_was_found_right_is_not_examined_again(
+def test_a_right_model_is_not_probed_again(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_random("gemma", tmp_path / "model")
@@ -132,7 +134,7 @@ def test_few_layers_have_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_longrope_is_served_up_to_its_original_length(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beyond it `transformers` turns all keys otherwise, those before the end too."""
+    """Beyond the original length `transformers` rotates all keys differently, also the earlier ones."""
     save_random("phi3, longrope", tmp_path)
     assert load_checked(tmp_path, OPTIONS).config.max_positions == 64
     assert "'phi3': served up to 64 positions (rope_type = 'longrope')" in caplog.text
@@ -150,14 +152,14 @@ def test_the_table_has_more_than_forty_families() -> None:
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *REFUSED])
-def test_the_table_says_what_the_probe_finds(name: str, tmp_path: Path) -> None:
+def test_the_table_has_the_results_of_the_probe(name: str, tmp_path: Path) -> None:
     assert row(name, tmp_path) == stored_rows()[name]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_whole_table_says_what_greedy_decoding_finds(name: str, tmp_path: Path) -> None:
-    """Prompts of two lengths, longer than windows, read in chunks; then token by token, side by side."""
+def test_models_that_the_table_calls_right_decode_like_transformers(name: str, tmp_path: Path) -> None:
+    """Two prompts, longer and shorter than windows, are read in chunks, then decoded token by token in one batch."""
     assert row(name, tmp_path) == stored_rows()[name]
     if "| right |" not in stored_rows()[name]:
         return

@@ -1,4 +1,4 @@
-"""Sizes that no model has are refused by name before anything is made of them."""
+"""Impossible sizes in configurations are refused by name before anything is allocated."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def put(directory: Path, field: str, value: Any, *inside: str) -> None:
-    """Replace a field of a `config.json`."""
+    """Replace a field of a `config.json`, inside nested objects if given."""
     path = directory / "config.json"
     whole = json.loads(path.read_text())
     fields = whole
@@ -73,7 +73,7 @@ def test_a_model_of_absurd_size_is_refused(target: Path) -> None:
         (target / "config.json").write_text(usual)
 
 
-def test_sizes_within_other_objects_are_found_and_lists_are_left_to_their_reader() -> None:
+def test_nested_sizes_are_checked_and_lists_are_not() -> None:
     with pytest.raises(IncompatibleError, match=r"text_config.n_layer = 1e\+18"):
         check_sizes({"text_config": {"n_layer": 1e18}})
     check_sizes({"intermediate_size": [16384] * 35, "num_attention_heads": None, "head_dim": 0})

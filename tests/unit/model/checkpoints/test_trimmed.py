@@ -1,4 +1,4 @@
-"""Heads of some tokens: the logits of a trimmed model are those rows of the whole one's, bit for bit in the kernels."""
+"""Heads for a subset of the tokens: logits equal those rows of the whole model, in the kernels bit for bit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.support.models.gguf_files import Gguf
 from tests.support.tiny_models import replaceable_head, runner_of, tiny_transformers
 
 KEPT = (3, 96, 5, 40, 41, 0, 77, 12)
-HELD: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {"executor": "torch"},
     pytest.param({"executor": "native"}, marks=pytest.mark.native),
     pytest.param({"executor": "native", "dtype": "bfloat16"}, marks=pytest.mark.native),
@@ -31,7 +31,7 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
     return runner.forward([segment])[0]
 
 
-@pytest.mark.parametrize("options", HELD, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_its_logits_are_rows_of_the_whole_models(options: dict[str, Any], tied: bool) -> None:
     sizes = {"intermediate_size": 128, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -42,7 +42,7 @@ def test_its_logits_are_rows_of_the_whole_models(options: dict[str, Any], tied: 
     torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, list(KEPT)], rtol=exact, atol=exact)
 
 
-def test_of_a_renamed_family_too() -> None:
+def test_logits_of_a_renamed_family_are_rows_too() -> None:
     model = tiny_transformers("gpt_neox")
     whole, trimmed = runner_of(model), runner_of(model, token_ids=KEPT)
     torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, list(KEPT)], rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""GGUF and safetensors carry the same model."""
+"""Weights from GGUF and safetensors give the logits of the original model."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ PROMPT = [3, 14, 15, 92, 65]
 
 
 def _interleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's order of rotary pairs, as its converter writes it."""
+    """Reorder rows to llama.cpp's order of rotary pairs, like its converter."""
     size = tensor.shape[0] // heads
     return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
@@ -98,8 +98,8 @@ def test_gguf_equals_transformers(family: str, architecture: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_matrices_of_numbers_come_as_they_are_stored(kind: str, tmp_path: Path) -> None:
-    """Rows of queries in the model's order; a norm is no matrix."""
+def test_unquantised_matrices_are_returned_as_stored(kind: str, tmp_path: Path) -> None:
+    """Rows of queries are in the order of `transformers`; norms are not returned as blocks."""
     model = tiny_transformers("llama")
     dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
     write_gguf(model, tmp_path / "model.gguf", "llama", matrices=kind)
@@ -114,7 +114,8 @@ def test_matrices_of_numbers_come_as_they_are_stored(kind: str, tmp_path: Path) 
 
 
 def as_stored(weights: Any) -> dict[str, torch.Tensor]:
-    """Return weights as a bfloat16 model with blocks means them: matrices by the blocks, the rest in bfloat16."""
+    """Return the weights that a bfloat16 model with blocks computes with: matrices dequantised, the rest in
+    bfloat16."""
     exact = {}
     for name in weights:
         blocks = weights.blocks(name) if name != "model.embed_tokens.weight" else None
@@ -143,7 +144,7 @@ def block_model(attention: bool) -> Any:
 def block_logits(
     model: Any, source: Any, dtype: str = "bfloat16", executor: str = "native", weights: str = "auto"
 ) -> torch.Tensor:
-    """[4 + 20, V]: a prompt's last token, a tree, and more rows than kernels take at a time."""
+    """Return logits [4 + 20, V] of a tree of 3 nodes, and of more rows than kernels process at a time."""
     options = RunnerOptions(kv_tokens=512, executor=executor, dtype=dtype, weights=weights)
     runner = ModelRunner.build(from_transformers(model.config), source, options)
     segments = [
@@ -158,8 +159,8 @@ def distance(actual: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 @pytest.mark.native
-def test_activations_of_eight_bits_are_rounded_in_groups_and_nothing_else(tmp_path: Path) -> None:
-    """A model whose layers add nothing has one product of blocks, computed here."""
+def test_only_activations_are_rounded_and_in_groups(tmp_path: Path) -> None:
+    """All layers add zero, so the head is the only product of blocks."""
     model = block_model(attention=False)
     for name, tensor in model.named_parameters():
         if "o_proj" in name or "down_proj" in name:
@@ -176,7 +177,7 @@ def test_activations_of_eight_bits_are_rounded_in_groups_and_nothing_else(tmp_pa
 
 
 @pytest.mark.native
-def test_rows_in_eight_bits_do_not_depend_on_what_is_beside_them(tmp_path: Path) -> None:
+def test_rows_in_eight_bits_do_not_depend_on_other_rows(tmp_path: Path) -> None:
     model = block_model(attention=True)
     write_gguf(model, tmp_path / "model.gguf", "llama", quantised=True)
     weights = GgufWeights(tmp_path / "model.gguf")
@@ -210,9 +211,9 @@ def block_kind(weights: GgufWeights, name: str) -> str:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize(("name", "farthest"), [("q8_0", 0.1), ("q4_1", 0.6)])
-def test_quantising_while_loading_is_rounding_to_blocks(name: str, farthest: float) -> None:
-    """The model whose matrices were quantised and dequantised; and not far from the original."""
+@pytest.mark.parametrize(("name", "max_distance"), [("q8_0", 0.1), ("q4_1", 0.6)])
+def test_quantising_while_loading_equals_quantised_weights(name: str, max_distance: float) -> None:
+    """Logits equal those of quantised and dequantised matrices, and are near those of the original."""
     model = block_model(attention=False)
     weights = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     chosen = FORMATS[name]
@@ -221,10 +222,10 @@ def test_quantising_while_loading_is_rounding_to_blocks(name: str, farthest: flo
     original = block_logits(model, weights)
     logits = block_logits(model, weights, weights=name)
     assert distance(logits, exact) < 0.03, "activations in eight bits"
-    assert 0.01 < distance(logits, original) < farthest
+    assert 0.01 < distance(logits, original) < max_distance
 
 
-def test_formats_need_what_they_need(tmp_path: Path) -> None:
+def test_formats_that_an_executor_does_not_support_are_refused(tmp_path: Path) -> None:
     tiny_transformers("llama").save_pretrained(tmp_path)
     for weights, dtype, reason in (
         ("q4_k", "float32", "needs the native executor in bfloat16"),
@@ -290,7 +291,7 @@ def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
         ModelRunner.build(complete, state, RunnerOptions())
 
 
-def test_parts_that_know_no_windows_are_served_up_to_them() -> None:
+def test_parts_without_windows_are_limited_to_the_models_window() -> None:
     windowed = tiny_transformers("mistral").config
     windowed.sliding_window = 64
     config = from_transformers(windowed)
@@ -298,4 +299,4 @@ def test_parts_that_know_no_windows_are_served_up_to_them() -> None:
     shorter = config.like_llama("ranks")
     assert (shorter.windows, shorter.max_positions) == ((), 64)
     windowed.sliding_window = 512
-    assert from_transformers(windowed).windows == (), "no text is longer"
+    assert from_transformers(windowed).windows == (), "the window has all positions"

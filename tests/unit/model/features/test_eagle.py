@@ -1,4 +1,4 @@
-"""EAGLE at work gives the logits that its training module gives; its checkpoints are in the known layout."""
+"""EAGLE gives the logits of its training module, and its checkpoints have the published layout."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ TORCH = RunnerOptions(dtype="float32", executor="torch", kv_tokens=256)
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def eagle(request: pytest.FixtureRequest) -> tuple[ModelConfig, EagleWeights, torch.Tensor]:
-    """(target's config, random weights, draft vocabulary)"""
+    """Return (the target's configuration, random weights, draft vocabulary)."""
     model = tiny_transformers(request.param)
     config, weights = from_transformers(model.config), model.state_dict()
     token_ids = torch.arange(3, 3 + 2 * VOCABULARY, 2)
@@ -52,10 +52,10 @@ def unrolled(
     states: torch.Tensor,
     chain: list[int],
 ) -> list[torch.Tensor]:
-    """The training module's logits at the end of a context and along a chain behind it."""
+    """Return the training module's logits at the end of a context and along a chain after it."""
     config, weights, _ = eagle
     student = EagleStudent(config, weights.embedding, weights.tensors)
-    # of step k the last row's token is that k places later: the chain's
+    # in step k the token of the last row is the chain's token k
     padded = torch.cat([states, torch.zeros(len(chain), *states.shape[1:], dtype=states.dtype)])
     row = torch.tensor([len(states) - 1])
     empty = torch.zeros(0)
@@ -73,11 +73,13 @@ def grow(runner: EagleRunner, token_ids: torch.Tensor, tasks: list[EagleTask]) -
     return runner.grow(tasks, shape, token_ids)
 
 
-def test_a_drafted_chain_is_what_the_unrolled_module_predicts(
+def test_a_drafted_chain_equals_the_prediction_of_the_unrolled_module(
     eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
 ) -> None:
-    """Two requests of different lengths in one batch, and the first goes on after half of its chain was
-    accepted. Negative control: the token one ahead of the hidden state is one too early."""
+    """Two requests of different lengths share a batch; the first continues after half of its chain was accepted.
+
+    Negative control: the same hidden states with tokens one position too early.
+    """
     config, weights, token_ids = eagle
     runner = EagleRunner.build(weights, TORCH)
     contexts = [[5, 9, 11, 30, 4, 8], [7, 3, 60, 61]]
@@ -90,9 +92,9 @@ def test_a_drafted_chain_is_what_the_unrolled_module_predicts(
     trees = grow(runner, token_ids, tasks)
     for tree, context, true_states in zip(trees, contexts, states, strict=True):
         chain = tree.token_ids[1:].tolist()
-        said = [int(token_ids[row.argmax()]) for row in unrolled(eagle, context, true_states, chain[:-1])]
-        assert chain == said
-        assert len(set(chain)) > 1, "a model that says one thing only would prove nothing"
+        expected = [int(token_ids[row.argmax()]) for row in unrolled(eagle, context, true_states, chain[:-1])]
+        assert chain == expected
+        assert len(set(chain)) > 1, "a model with only one guess would prove nothing"
         early = [context[0], *context[:-1]]
         assert [int(token_ids[r.argmax()]) for r in unrolled(eagle, early, true_states, chain[:-1])] != chain
 
@@ -125,10 +127,10 @@ def test_scores_of_a_tree_are_the_modules_probabilities(
         assert tree.scores[node] == pytest.approx(float((row / 0.75).softmax(-1)[place]), abs=1e-5)
 
 
-def test_noise_goes_by_the_place_in_the_context(
+def test_noise_depends_on_the_position_in_the_context(
     eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
 ) -> None:
-    """A drafter whose hidden states begin late shows the same noise as one that has all of them."""
+    """A drafter that lacks the first hidden states sees the same noise as one that has all of them."""
     config, weights, token_ids = eagle
     sampling = Sampling(temperature=1.0, seed=5)
     tokens = []
@@ -172,8 +174,8 @@ def test_checkpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
-    """The layout of the `speculators` library: its own embeddings, no fingerprint, layers left to the usual
-    ones; the whole layer's weights under its names."""
+    """The layout of the `speculators` library: own embeddings, no fingerprint, default layers, original tensor
+    names."""
     model = tiny_transformers("llama", num_hidden_layers=8)
     target = target_directory(tmp_path, model)
     config = from_transformers(model.config)
@@ -200,7 +202,7 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
 
 
 def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Contents of a `config.json` as the `speculators` library writes it."""
+    """Return a `config.json` as the `speculators` library writes it."""
     return {
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
@@ -227,7 +229,7 @@ def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({}, {"num_hidden_layers": 2}, "num_hidden_layers = 2: must be 1"),
     ],
 )
-def test_what_a_published_layer_has_beyond_ours_is_refused_by_name(
+def test_unsupported_fields_of_a_published_layer_are_refused_by_name(
     tmp_path: Path, fields: dict[str, Any], layer: dict[str, Any], reason: str
 ) -> None:
     model = tiny_transformers("llama", num_hidden_layers=8)

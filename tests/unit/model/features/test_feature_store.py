@@ -1,4 +1,4 @@
-"""Hidden states stay with the entries of the cache: through compaction, sharing, windows and late wishes."""
+"""Stored hidden states of cache entries: through compaction, sharing, windows, and late requests for them."""
 
 import numpy as np
 import pytest
@@ -21,16 +21,20 @@ def runner(**options: object) -> ModelRunner:
 
 
 def expected(tokens: list[int], since: int = 0) -> torch.Tensor:
-    """[tokens - since, layers, hidden] of a fresh pass over all tokens."""
+    """Return hidden states [tokens - since, layers, hidden] of a fresh pass over all tokens."""
     fresh = runner()
     _, (states,) = fresh.forward_with_features([Segment(fresh.open(), tokens)], LAYERS)
     return states[since:]
 
 
 def read(
-    it: ModelRunner, sequence: KVSequence, accepted: tuple[int, ...] = (), since: int = 0, most: int = ALL
+    it: ModelRunner,
+    sequence: KVSequence,
+    accepted: tuple[int, ...] = (),
+    since: int = 0,
+    max_bytes: int = ALL,
 ) -> tuple[int, torch.Tensor]:
-    span = features_of(it.features, it.cache, sequence, accepted, since, most)
+    span = features_of(it.features, it.cache, sequence, accepted, since, max_bytes)
     states = np.frombuffer(span.data, np.int16).copy().reshape(-1, len(LAYERS), HIDDEN)
     return span.start, torch.from_numpy(states).view(torch.bfloat16)
 
@@ -40,13 +44,13 @@ def assert_same(actual: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=pytest.mark.native)])
-def test_accepted_nodes_bring_their_states_and_keep_them(executor: str) -> None:
+def test_accepted_nodes_keep_their_states(executor: str) -> None:
     model = tiny_transformers("llama", head_dim=16)
     it = runner_of(model, executor=executor)
     it.keep_features(LAYERS)
     sequence, prompt = it.open(), [5, 9, 11]
     it.forward([Segment(sequence, prompt, [7, 20, 8, 30], [-1, -1, 1, 2])])
-    accepted = (1, 2)  # 20 and 8, which do not lie behind the prompt
+    accepted = (1, 2)  # tokens 20 and 8, which do not directly follow the prompt
     fresh = runner_of(model, executor=executor)
     _, (wanted,) = fresh.forward_with_features([Segment(fresh.open(), [*prompt, 20, 8])], LAYERS)
     start, before = read(it, sequence, accepted)
@@ -59,7 +63,7 @@ def test_accepted_nodes_bring_their_states_and_keep_them(executor: str) -> None:
     assert torch.equal(last, after[4:])
 
 
-def test_a_shared_prompt_has_the_states_of_whoever_computed_it() -> None:
+def test_a_shared_prompt_has_the_states_of_the_first_request() -> None:
     it = runner()
     it.keep_features(LAYERS)
     prompt = list(range(3, 3 + 40))
@@ -73,7 +77,7 @@ def test_a_shared_prompt_has_the_states_of_whoever_computed_it() -> None:
     assert_same(states, expected(prompt))
 
 
-def test_what_was_computed_before_anybody_asked_has_none() -> None:
+def test_tokens_computed_before_states_were_requested_have_none() -> None:
     it = runner()
     sequence, prompt = it.open(), list(range(3, 12))
     it.forward([Segment(sequence, prompt)])
@@ -85,7 +89,7 @@ def test_what_was_computed_before_anybody_asked_has_none() -> None:
 
 
 def test_a_slot_that_is_written_without_states_has_none() -> None:
-    """Blocks are used again: what they held of another request must not be taken for this one's."""
+    """A block that is used again must not keep hidden states of another request."""
     it = runner(kv_tokens=32)
     it.keep_features(LAYERS)
     first = it.open()
@@ -99,7 +103,7 @@ def test_a_slot_that_is_written_without_states_has_none() -> None:
     assert (start, len(states)) == (20, 0)
 
 
-def test_other_layers_forget_what_was_kept() -> None:
+def test_a_change_of_layers_drops_stored_states() -> None:
     it = runner()
     it.keep_features((2, 3))
     sequence = it.open()
@@ -108,7 +112,7 @@ def test_other_layers_forget_what_was_kept() -> None:
     assert len(read(it, sequence)[1]) == 0
 
 
-def test_a_window_tells_only_what_it_holds_without_a_gap() -> None:
+def test_states_of_a_window_begin_after_its_gap() -> None:
     it = runner(kv_window=32)
     it.keep_features(LAYERS)
     sequence, tokens = it.open(), list(range(3, 3 + 80))
@@ -122,13 +126,13 @@ def test_a_window_tells_only_what_it_holds_without_a_gap() -> None:
     assert len(read(it, sequence, since=75)[1]) == 5
 
 
-def test_what_is_too_much_for_a_message_is_cut_behind() -> None:
+def test_states_beyond_the_size_of_a_message_are_left_out() -> None:
     it = runner()
     it.keep_features(LAYERS)
     sequence = it.open()
     it.forward([Segment(sequence, list(range(3, 23)))])
     _, whole = read(it, sequence)
-    start, part = read(it, sequence, since=4, most=3 * it.features.token_bytes + 1)
+    start, part = read(it, sequence, since=4, max_bytes=3 * it.features.token_bytes + 1)
     assert start == 4
     assert torch.equal(part, whole[4:7])
 

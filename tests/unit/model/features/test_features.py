@@ -1,4 +1,4 @@
-"""Hidden states that passes write down for speculators that read them."""
+"""Hidden states that passes return for speculators."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ EXECUTORS = ["torch", pytest.param("native", marks=pytest.mark.native)]
 
 
 def hidden_states(model: object, text: Sequence[int]) -> torch.Tensor:
-    """[tokens, len(LAYERS), hidden] as `transformers` tells them; its last one is normed, ours are not."""
+    """Return hidden states [tokens, len(LAYERS), hidden] of `transformers`, the last one without the final norm."""
     kept: list[torch.Tensor] = []
     hooks = [
         layer.register_forward_pre_hook(lambda _, args: kept.append(args[0][0]))
@@ -33,12 +33,12 @@ def hidden_states(model: object, text: Sequence[int]) -> torch.Tensor:
 
 
 def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Equal but for bfloat16, in which they are told."""
+    """Return True if states are equal within bfloat16, the type of ours."""
     return torch.allclose(ours.float(), theirs, rtol=2**-7, atol=1e-3)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_contexts_of_a_batch_tell_their_own_hidden_states(executor: str) -> None:
+def test_contexts_of_a_batch_return_their_own_hidden_states(executor: str) -> None:
     model = tiny_transformers("llama", head_dim=16)
     runner = runner_of(model, executor=executor)
     segments = [Segment(runner.open(), text, want_last=True) for text in TEXTS]
@@ -47,13 +47,13 @@ def test_contexts_of_a_batch_tell_their_own_hidden_states(executor: str) -> None
         assert state.dtype is torch.bfloat16
         assert near(state, hidden_states(model, text))
     again = [Segment(runner.open(), text, want_last=True) for text in TEXTS]
-    for mine, plain in zip(logits, runner.forward(again), strict=True):
-        assert torch.equal(mine, plain)
+    for actual, plain in zip(logits, runner.forward(again), strict=True):
+        assert torch.equal(actual, plain)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_node_tells_what_it_would_behind_its_path(executor: str) -> None:
-    """Chains x-y and x-z of a tree behind a context that was read before."""
+def test_a_node_has_the_hidden_state_of_its_path(executor: str) -> None:
+    """A context read before, and a tree with the paths x-y and x-z."""
     model = tiny_transformers("llama", head_dim=16)
     runner = runner_of(model, executor=executor)
     sequence, (context, *_) = runner.open(), TEXTS
@@ -66,13 +66,13 @@ def test_a_node_tells_what_it_would_behind_its_path(executor: str) -> None:
     assert near(states[[0, 1, 3]], hidden_states(model, [*context, 11, 13])[-3:])
 
 
-def test_what_nobody_can_tell_is_refused_by_name() -> None:
+def test_a_layer_that_does_not_exist_is_refused_by_name() -> None:
     runner = runner_of(tiny_transformers("llama"))
     with pytest.raises(SettingError, match=r"features.*\[4\]"):
         runner.forward_with_features([Segment(runner.open(), [1])], (4,))
 
 
-def test_the_generic_executor_says_that_it_tells_none() -> None:
+def test_the_generic_executor_refuses_hidden_states() -> None:
     model = tiny_transformers("llama")
     runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", executor="generic"))
     with pytest.raises(SettingError, match="generic"):

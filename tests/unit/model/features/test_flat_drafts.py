@@ -1,5 +1,4 @@
-"""DFlash and JetSpec checkpoints in `transformers`' layout: their guesses are those of a plain computation;
-what is not understood, or does not fit the target, is refused by name."""
+"""DFlash and JetSpec checkpoints in `transformers`' layout: equal to a plain computation, or refused by name."""
 
 import json
 from pathlib import Path
@@ -48,13 +47,13 @@ def drafter_of(directory: Path, target: Path) -> Drafter:
 
 
 def all_states() -> torch.Tensor:
-    """Embeddings and states after each of three layers, of all tokens but the root."""
+    """Return embeddings, and hidden states after each of three layers, of all tokens except the root."""
     shape, generator = (len(CONTEXT) - 1, 4, 32), torch.Generator().manual_seed(3)
     return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
 
 def tree_of(drafter: Drafter, limits: TreeLimits) -> TokenTree:
-    """The tree behind the context, whose states come in two parts."""
+    """Return the tree after the context, whose hidden states are sent in two parts."""
     engine = SpeculatorEngine([drafter])
     read = all_states()[:, list(drafter.description.feature_layers)]
     for start, stop in ((0, 6), (6, len(CONTEXT))):
@@ -85,7 +84,7 @@ def test_logits_are_those_of_a_plain_computation(draft: Path, target: Path) -> N
 
 
 def reserved(cache: PagedKVCache, sequence: KVSequence, rows: int) -> KVSequence:
-    """The sequence with room for more rows."""
+    """Return the sequence with room for more rows."""
     cache.reserve(sequence, rows)
     return sequence
 
@@ -170,7 +169,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "reason"), REFUSED)
-def test_what_is_not_understood_is_refused_by_name(
+def test_unsupported_fields_are_refused_by_name(
     fields: dict[str, Any], reason: str, target: Path, tmp_path: Path
 ) -> None:
     directory = save_flat(tmp_path / "draft", True, **fields)
@@ -197,7 +196,7 @@ def test_a_field_or_tensor_that_is_missing_is_named(target: Path, tmp_path: Path
 
 
 def test_any_other_value_is_read_or_refused(target: Path, tmp_path: Path) -> None:
-    """No value of another type is anything else than a mistake that is named."""
+    """A value of another type is refused with an error of ours, never another exception."""
     directory = save_flat(tmp_path / "draft", True)
     written = json.loads((directory / "config.json").read_text())
     places = [(name,) for name in written] + [("dflash_config", name) for name in written["dflash_config"]]

@@ -1,4 +1,4 @@
-"""Heads say what the published modules say; their trees are the most probable ones, or drawn fairly."""
+"""Heads give the logits of the published modules; their trees have the most probable paths, or exact draws."""
 
 import json
 from collections import Counter
@@ -47,7 +47,7 @@ DRAWN = [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT]
 
 
 class ResBlock(nn.Module):
-    """As the authors of Medusa publish it."""
+    """The block as the authors of Medusa publish it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,8 +82,8 @@ def runner_for(source: HeadsSource, model: Any) -> HeadsRunner:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_published_heads_load_and_say_what_their_modules_say(family: str, tmp_path: Path) -> None:
-    """The authors' own names, all of the vocabulary, no fingerprint; they read what the final norm gives."""
+def test_published_heads_load_and_give_the_logits_of_their_modules(family: str, tmp_path: Path) -> None:
+    """The authors' own tensor names, the whole vocabulary, no fingerprint; input is the output of the final norm."""
     model, heads = tiny_transformers(family), published()
     model.save_pretrained(tmp_path / "target")
     draft = tmp_path / "heads"
@@ -103,9 +103,11 @@ def test_published_heads_load_and_say_what_their_modules_say(family: str, tmp_pa
         torch.testing.assert_close(actual, head(final_norm(states)).detach(), atol=1e-4, rtol=1e-4)
 
 
-def test_blockwise_heads_that_add_nothing_say_what_the_target_says() -> None:
-    """So the feature is the one behind all layers, before the norm, and the head is the target's rows; a head
-    that adds something says something else."""
+def test_blockwise_heads_that_add_nothing_give_the_targets_logits() -> None:
+    """Their feature is the target's last hidden state before the norm, and their head the target's rows.
+
+    The second head adds a bias, so its logits differ.
+    """
     model, token_ids = tiny_transformers("llama-untied"), torch.arange(3, 90, 2)
     source = random_heads(BlockwiseSource, token_ids)
     silent = {n: t * 0 if n.startswith("out_proj") else t for n, t in source.tensors.items()}
@@ -151,7 +153,7 @@ def test_what_cannot_run_heads_is_refused() -> None:
 
 
 def levels_of(seed: int, vocabulary: int = 40, spread: float = 3.0) -> list[torch.Tensor]:
-    """Logits of three depths."""
+    """Return logits of three depths."""
     return list(torch.randn(K, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread)
 
 
@@ -208,7 +210,7 @@ def test_points_are_those_of_the_reference_with_a_beam_as_wide_as_the_budget(
     assert len(expected) > 3
 
 
-def test_no_tree_is_deeper_than_there_are_heads_and_none_is_grown_in_vain() -> None:
+def test_no_tree_is_deeper_than_there_are_heads() -> None:
     tree = grow_levels(task_of(TreeLimits(8, 8, width=1)), levels_of(1), GrowthShape(), torch.arange(40))
     assert len(tree) == 1 + K
     tree = grow_levels(task_of(TreeLimits(0, 8)), levels_of(1), GrowthShape(), torch.arange(40))
@@ -226,16 +228,16 @@ def drawn_tree(levels: list[torch.Tensor], kind: ProposalKind, seed: int) -> Tok
 
 
 def overstated(tree: TokenTree) -> TokenTree:
-    """Says that it drew from another distribution than it did."""
+    """Return a tree with false proposal distributions."""
     lies = [p._replace(q_probabilities=np.full_like(p.q_probabilities, 0.5)) for p in tree.proposals]
     return replace(tree, proposals=tuple(lies))
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_draws_leave_the_targets_distribution_exactly_as_it_is(
+def test_draws_do_not_change_the_targets_distribution(
     kind: ProposalKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over every outcome of the draws and of the verifier's chance. Negative control: a false q."""
+    """All outcomes of the draws and of the verifier are enumerated. Negative control: a false q."""
     levels, tables = levels_of(4, VOCABULARY, 1.0), random_tables(np.random.default_rng(1), VOCABULARY, 3)
 
     def draft(branches: Branches) -> list[TokenTree]:
@@ -251,8 +253,10 @@ def test_draws_leave_the_targets_distribution_exactly_as_it_is(
 @pytest.mark.statistical
 @pytest.mark.parametrize("kind", DRAWN)
 def test_draws_by_real_random_numbers_follow_the_target(kind: ProposalKind) -> None:
-    """Chi-square of the first two tokens over seeds. False alarms: 1e-4 for right drafts; with a false q, the
-    negative control, the same number of steps is enough to see it."""
+    """Chi-square test of the first two tokens over seeds; probability of a false alarm 1e-4.
+
+    Negative control: a false q is detected with the same number of steps.
+    """
     levels, tables = levels_of(4, VOCABULARY, 1.0), random_tables(np.random.default_rng(1), VOCABULARY, 3)
     wanted = exact([tables], 2).flatten()
 

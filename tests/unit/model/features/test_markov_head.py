@@ -1,4 +1,4 @@
-"""Heads with a Markov head: edge logits of every node, the tree of the likeliest paths, and draws that are exact."""
+"""Heads with a Markov head: edge logits of every node, trees of the most probable paths, and exact draws."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +40,7 @@ def with_markov(source: HeadsSource, rank: int = 4) -> HeadsSource:
 
 
 def reference_bias(source: HeadsSource, token: int) -> torch.Tensor:
-    """W2 W1 e / rms(e), in so many words."""
+    """Compute W2 W1 e / rms(e) directly."""
     e = tiny_transformers("llama").model.embed_tokens.weight[token].detach()
     narrow = source.tensors["markov.in.weight"].float() @ (e / (e.square().mean() + 1e-7).sqrt())
     return source.tensors["markov.out.weight"].float() @ narrow
@@ -100,7 +100,7 @@ def test_trees_have_the_likeliest_paths_by_edge_logits(kind: type[HeadsSource]) 
             assert score == pytest.approx(float(edges[len(path) - 1, before][path[-1] - 20]), rel=2e-3)
 
 
-def test_points_are_what_the_noise_chooses_from_edge_logits() -> None:
+def test_points_are_chosen_by_the_noise_from_edge_logits() -> None:
     source, state = with_markov(random_heads(MedusaSource, IDS)), torch.randn(1, HIDDEN)
     sampling = Sampling(1.0, seed=9)
     runner = runner_for(source, tiny_transformers("llama"))
@@ -120,7 +120,7 @@ SAMPLING = Sampling(temperature=1.0, seed=0)
 
 
 def tables_of_edges() -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Logits of two depths, and a bias row for each token before (the root is token 0)."""
+    """Return logits of two depths, and a row of biases for each previous token (the root is token 0)."""
     generator = torch.Generator().manual_seed(4)
     levels = [torch.randn(1, VOCABULARY, generator=generator) for _ in range(2)]
     return levels, 2 * torch.randn(VOCABULARY, VOCABULARY, generator=generator)
@@ -134,7 +134,7 @@ def drawn(kind: ProposalKind) -> TokenTree:
 
 
 def without_the_path(tree: TokenTree) -> TokenTree:
-    """Says that it drew from what the heads alone say."""
+    """Return a tree whose proposal distributions leave out the Markov head."""
     levels, _ = tables_of_edges()
     lies = []
     for proposal in tree.proposals:
@@ -145,10 +145,10 @@ def without_the_path(tree: TokenTree) -> TokenTree:
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_draws_leave_the_targets_distribution_exactly_as_it_is(
+def test_draws_do_not_change_the_targets_distribution(
     kind: ProposalKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over every outcome of the draws and of the verifier's chance. Negative control: q without the Markov head."""
+    """All outcomes of the draws and of the verifier are enumerated. Negative control: q without the Markov head."""
     tables = random_tables(np.random.default_rng(1), VOCABULARY, 3)
 
     def draft(branches: Branches) -> list[TokenTree]:

@@ -1,6 +1,6 @@
-"""Compiles every kernel for sm_80 and sm_90 and prints what each needs, as JSON lines; no GPU is needed.
+"""Compile every kernel for sm_80 and sm_90 without a GPU; print their resources as JSON lines.
 
-In a process of its own: where kernels are interpreted they cannot be compiled.
+Run in a process of its own: kernels cannot be compiled in a process that interprets them.
 """
 
 import json
@@ -33,7 +33,7 @@ _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdum
 
 
 class Case(NamedTuple):
-    """A kernel as it is launched. Arguments that are not named are int32 numbers."""
+    """A kernel and the arguments of its launch. Arguments without a type are int32 numbers."""
 
     name: str
     kernel: Any
@@ -41,7 +41,7 @@ class Case(NamedTuple):
     constants: Mapping[str, Any]
     options: Mapping[str, int]
     aligned: tuple[str, ...] = ()
-    """Numbers that are multiples of sixteen; pointers always are."""
+    """Arguments that are multiples of sixteen; pointers always are."""
 
 
 def attention_cases() -> Iterator[Case]:
@@ -118,7 +118,7 @@ def cases() -> Iterator[Case]:
 
 
 def compiled(case: Case, architecture: int) -> dict[str, Any]:
-    """Shared memory, and the registers and stack that cuobjdump tells; spilled registers lie on the stack."""
+    """Return shared memory, and the registers and stack that cuobjdump reports; spilled registers use the stack."""
     names = case.kernel.arg_names
     signature = {n: "constexpr" if n in case.constants else case.types.get(n, "i32") for n in names}
     hints = {

@@ -1,4 +1,4 @@
-"""Ragged random passes, and what attention over them must give."""
+"""Random ragged passes, and the exact result of attention over them."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ SLOTS = BLOCKS * BLOCK_TOKENS
 
 
 class NoStorage:
-    """For books without memory."""
+    """Storage of a cache that has block tables only."""
 
     def move(self, source: Slots, target: Slots) -> None: ...
 
@@ -30,7 +30,7 @@ def random_parents(rng: np.random.Generator, known: int, count: int) -> list[int
 
 
 def random_segment(rng: np.random.Generator, cache: PagedKVCache, sequence: KVSequence, kind: int) -> Segment:
-    """A delta and a tree, a delta alone, or a tree that goes on with nodes of an earlier pass."""
+    """Return a delta with a tree, a delta alone, or a tree below nodes of an earlier pass (kinds 0, 1, 2)."""
     known, delta = (int(rng.integers(1, 9)), 0) if kind == 2 else (0, int(rng.integers(1, 20)))
     cache.reserve(sequence, known)
     cache.add_nodes(sequence, [1] * known, random_parents(rng, 0, known))
@@ -41,7 +41,7 @@ def random_segment(rng: np.random.Generator, cache: PagedKVCache, sequence: KVSe
 
 
 def ragged_pass(seed: int, kinds: Sequence[int] = (0, 1, 2), longest: int = 150) -> Batch:
-    """A request of each kind behind a context of its own; blocks of different requests lie mixed up."""
+    """Return a pass with a request of each kind after a random context; blocks of requests alternate."""
     rng = np.random.default_rng(seed)
     cache = PagedKVCache(BLOCKS, NoStorage())
     sequences = [cache.open() for _ in kinds]
@@ -58,7 +58,7 @@ def ragged_pass(seed: int, kinds: Sequence[int] = (0, 1, 2), longest: int = 150)
 
 
 def planned(batch: Batch, bucket: Bucket, splits: int, query: torch.Tensor) -> AttentionPlan:
-    """The pass as the device gets it."""
+    """Return the description of the pass on the device."""
     numbers = torch.from_numpy(describe(batch, bucket)).to(DEVICE)
     return AttentionPlan.of(bucket, bucket.views(numbers), splits, *query.shape[1:])
 
@@ -68,7 +68,7 @@ def exact_attention(
     new: Sequence[torch.Tensor],
     cache: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """[T, H, D] in float64, row by row, position by position.
+    """Compute attention [T, H, D] in float64, row by row, position by position.
 
     Args:
         new: query [T, H, D], key and value [T, KV heads, D].

@@ -1,4 +1,4 @@
-"""Fused tree attention, interpreted where there is no GPU, against float64, position by position."""
+"""Fused tree attention, interpreted if there is no GPU, against float64, position by position."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3}
 def numbers(
     batch: Batch, heads: int, kv_heads: int, width: int, dtype: torch.dtype
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Query, key and value of a pass, side by side as projections leave them; keys and values of a cache."""
+    """Return random query, key and value of a pass in one buffer, like projections, and keys and values of a cache."""
     generator = torch.Generator().manual_seed(7)
     shape = (len(batch.token_ids), heads + 2 * kv_heads, width)
     projected = torch.randn(shape, generator=generator).to(DEVICE, dtype)
@@ -31,7 +31,7 @@ def attended(
     cache: list[torch.Tensor],
     splits: int = 1,
 ) -> torch.Tensor:
-    """By the kernel, into a poisoned buffer."""
+    """Run the kernel; elements of the result that it does not write are NaN."""
     out = torch.full((bucket.rows, *new[0].shape[1:]), torch.nan, dtype=new[0].dtype, device=DEVICE)
     return tree_attention(*new, (cache[0], cache[1]), planned(batch, bucket, splits, new[0]), out)
 
@@ -64,7 +64,7 @@ def test_ragged_random_trees_equal_float64(
 
 
 def test_a_larger_bucket_changes_nothing() -> None:
-    """Rows of a bucket beyond those of the pass do nothing: they stay poisoned, the cache as it is."""
+    """Rows of a bucket beyond those of the pass are neither read nor written."""
     batch = ragged_pass(5, longest=60)
     new, cache = numbers(batch, 2, 1, 16, torch.float32)
     expected = exact_attention(batch, new, cache)
@@ -76,7 +76,7 @@ def test_a_larger_bucket_changes_nothing() -> None:
     assert not any(memory.isnan().any() for memory in cache)
 
 
-def test_positions_are_split_as_far_as_it_fills_the_chip() -> None:
+def test_positions_are_split_to_fill_the_chip() -> None:
     one = Bucket(requests=1, rows=16, logits=16, words=8, tile=64, group=4)
     assert splits_for(one, kv_heads=8, positions=32768, processors=132) == 32
     assert splits_for(one, kv_heads=8, positions=4096, processors=132) == 16

@@ -1,4 +1,4 @@
-"""Choices made where the logits are, interpreted where there is no GPU, are those made from whole rows."""
+"""Tokens chosen on the device, interpreted if there is no GPU, equal those chosen from whole rows."""
 
 from collections.abc import Callable
 
@@ -31,10 +31,10 @@ CASES = [
 
 
 def rows(count: int, seed: int, size: int = V, scale: float = 3.0) -> torch.Tensor:
-    """[count, size] logits; some are -infinity, some equal, and one row is flat."""
+    """Return logits [count, size]; some are -infinity, some equal, and the last row is flat."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(count, size, generator=generator) * scale
-    logits = (logits * 4).round() / 4  # so that there are equals
+    logits = (logits * 4).round() / 4  # some logits become equal
     logits[0, ::3] = -torch.inf
     logits[-1] = 0.25
     return logits
@@ -45,13 +45,13 @@ def task(logits: torch.Tensor, sampling: Sampling, start: int = 40, **lists: obj
     return ChoiceTask(logits.to(DEVICE), sampling, positions, **lists)  # type: ignore[arg-type]
 
 
-def test_tokens_are_those_of_the_reference_for_requests_side_by_side() -> None:
+def test_tokens_of_a_batch_are_those_of_the_reference() -> None:
     logits = [rows(4, seed) for seed in range(len(CASES))]
     tasks = [task(x, sampling, 100 * i) for i, (x, sampling) in enumerate(zip(logits, CASES, strict=True))]
-    for token, asked, x in zip(choose(tasks), tasks, logits, strict=True):
-        target = LogitsTarget(x, asked.sampling)
-        noises = [Noise(asked.sampling.seed, position) for position in asked.positions.tolist()]
-        pick: Callable[[int], int] = target.best if asked.sampling.greedy else _by_noise(target, noises)
+    for token, choice_task, x in zip(choose(tasks), tasks, logits, strict=True):
+        target = LogitsTarget(x, choice_task.sampling)
+        noises = [Noise(choice_task.sampling.seed, position) for position in choice_task.positions.tolist()]
+        pick: Callable[[int], int] = target.best if choice_task.sampling.greedy else _by_noise(target, noises)
         assert token.tokens == [pick(row) for row in range(len(x))]
 
 
@@ -69,8 +69,8 @@ def test_long_rows_are_joined_from_blocks() -> None:
 
 
 @pytest.mark.parametrize("sampling", CASES[1:])
-def test_excerpts_hold_the_probabilities_of_the_reference(sampling: Sampling) -> None:
-    """Also the sum of all others, and which of them wins."""
+def test_excerpts_have_the_probabilities_of_the_reference(sampling: Sampling) -> None:
+    """The excerpt also has the sum of all other probabilities, and the token that wins among them."""
     logits = rows(4, 9)
     lists = {row: np.unique(np.random.default_rng(row).integers(0, V, 70)).astype(np.int32) for row in (0, 2)}
     (choice,) = choose([task(logits, sampling, excerpts=lists)])
@@ -105,7 +105,7 @@ def test_rows_that_are_not_finite_are_refused_and_no_others() -> None:
 
 
 def random_tree(rng: np.random.Generator, logits: torch.Tensor) -> TokenTree:
-    """Points and draws of every kind; of the tokens that the target likes."""
+    """Return a tree with points and draws of every kind, of probable tokens."""
     builder = TreeBuilder(int(rng.integers(V)))
     for node in range(len(logits)):
         if node >= len(builder):
@@ -130,16 +130,16 @@ def random_tree(rng: np.random.Generator, logits: torch.Tensor) -> TokenTree:
     [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("multi_step", "naive")), "traversal"],
 )
 def test_verdicts_on_trees_with_draws_are_those_from_whole_rows(rule: str) -> None:
-    """The same random streams. P differs in its last bits, which no verdict here hangs on."""
+    """The same random streams are used; P differs only in its last bits, which decide no verdict here."""
     rng, accepted, rejected = np.random.default_rng(3), 0, 0
     for number in range(effort(14, 28)):
         logits = rows(12, 50 + number, scale=1.5)
         sampling = CASES[1 + number % (len(CASES) - 1)]
         tree = random_tree(rng, logits)
         positions = 40 + depths(tree.parents)
-        asked = ChoiceTask(logits[: len(tree)].to(DEVICE), sampling, positions, drawable(tree))
+        choice_task = ChoiceTask(logits[: len(tree)].to(DEVICE), sampling, positions, drawable(tree))
         randomness = RequestRandomness(sampling, 40)
-        targets: list[Target] = [ChosenTarget(choose([asked])[0]), LogitsTarget(logits, sampling)]
+        targets: list[Target] = [ChosenTarget(choose([choice_task])[0]), LogitsTarget(logits, sampling)]
         actual, expected = (find_rule(rule)(tree, target, randomness) for target in targets)
         assert actual == expected
         accepted += len(actual.accepted)

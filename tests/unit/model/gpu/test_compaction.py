@@ -1,4 +1,4 @@
-"""Moving entries of the cache in one launch: all sources are read before any target is written."""
+"""Cache entries are moved in one launch: all sources are read before any target is written."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.unit.model.gpu.passes import DEVICE
     [
         ([3, 9, 4], [1, 2, 3]),  # slot 3 is read and written
         ([5, 6], [6, 5]),
-        (list(range(1, MAX_MOVED + 20)), list(range(MAX_MOVED + 19))),  # more than a program holds
+        (list(range(1, MAX_MOVED + 20)), list(range(MAX_MOVED + 19))),  # more than one program moves
     ],
 )
 def test_entries_move_as_if_at_once(source: list[int], target: list[int]) -> None:

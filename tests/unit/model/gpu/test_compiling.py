@@ -1,4 +1,4 @@
-"""Every kernel compiles to machine code for an A100 (sm_80) and an H100 (sm_90), whatever runs the tests."""
+"""Every kernel compiles to machine code for an A100 (sm_80) and an H100 (sm_90) on any machine."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import sys
 import pytest
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
-"""Most shared memory of a block, by architecture (CUDA C++ Programming Guide, compute capabilities)."""
+"""Maximum shared memory of a block in bytes, by architecture (CUDA C++ Programming Guide, compute capabilities)."""
 SPILLED_BYTES = {80: 240, 90: 192}
-"""Most bytes of a thread's registers on its stack. Large tiles spill, and are still the fastest on an H200."""
+"""Maximum bytes per thread of spilled registers. Large tiles spill, and are still the fastest on an H200."""
 
 
 @pytest.mark.thorough

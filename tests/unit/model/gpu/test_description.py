@@ -1,4 +1,4 @@
-"""Description of a pass for the device."""
+"""Description of a pass for the device: masks, positions, tiles and buckets."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from specinfer.model.gpu.graphs import MAX_ROWS, bucket_for, bucket_grid
 from tests.unit.model.gpu.passes import NoStorage, ragged_pass
 
 
-def test_the_example_tree_is_told_as_its_picture_shows() -> None:
+def test_the_example_tree_is_described() -> None:
     """the-(cat-(sat, ran), dog), with `the` as the delta."""
     cache = PagedKVCache(8, NoStorage())
     sequence = cache.open()
@@ -38,7 +38,7 @@ def test_masks_have_a_bit_for_each_of_hundreds_of_nodes() -> None:
     bits = np.unpackbits(words.view(np.uint8).reshape(301, -1), axis=1, bitorder="little")
     assert bits.sum(1).tolist() == [*range(301)]
     assert bucket.words == 16
-    assert bucket_for(batch, 1) is None, "wider than what is captured"
+    assert bucket_for(batch, 1) is None, "wider than all captured buckets"
 
 
 def test_every_row_is_in_one_tile_and_tiles_fit_their_bucket() -> None:

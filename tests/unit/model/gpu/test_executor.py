@@ -1,4 +1,4 @@
-"""The gpu executor, interpreted where there is no GPU, says what the torch executor says, in float32."""
+"""The gpu executor, interpreted if there is no GPU, gives the results of the torch executor in float32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def make(executor: str, family: str = "llama", **shape: int) -> ModelRunner:
 
 
 def segments(runner: ModelRunner, seed: int) -> list[Segment]:
-    """Contexts read before, then a delta and a tree each; one request is read in the same pass."""
+    """Read two contexts; return a delta and a tree for each, and a new request."""
     rng = np.random.default_rng(seed)
     sequences = [runner.open() for _ in PROMPTS]
     runner.forward([Segment(s, prompt) for s, prompt in zip(sequences, PROMPTS, strict=True)])
@@ -41,53 +41,55 @@ def segments(runner: ModelRunner, seed: int) -> list[Segment]:
     ["llama", "qwen3", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("opt", "gpt_neox"))],
 )
 def test_passes_over_trees_equal_the_torch_executor(family: str) -> None:
-    """Rotary positions of all, some and no dimensions; norms of heads; layer norms; a parallel MLP."""
+    """Rotary positions in all, some and no dimensions; norms of heads; layer norms; a parallel MLP."""
     actual, expected = ([*r.forward(segments(r, 1))] for r in (make("gpu", family), make("torch", family)))
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4)
 
 
 class Request:
-    """One request decoded greedily: its sequence, what it was told, and what is said next (if known)."""
+    """A request that is decoded greedily; `tokens` are those of the answer, `known` the expected ones."""
 
     def __init__(self, runner: ModelRunner, prompt: Sequence[int], known: Sequence[int] = ()) -> None:
         self._runner, self._known = runner, known
         self._sequence, self._delta = runner.open(), list(prompt)
-        self.told: list[int] = []
+        self.tokens: list[int] = []
 
     def segment(self, width: int) -> Segment:
-        """The delta and a tree that knows the next three tokens, each behind `width` - 1 wrong ones, so that
-        accepted nodes lie scattered and are moved. Width 0: no tree."""
+        """Return the delta and a tree with the next three known tokens, each after `width` - 1 wrong siblings.
+
+        So accepted nodes are scattered and must be moved. Width 0: no tree.
+        """
         nodes, parents, parent = list[int](), list[int](), -1
-        for token in self._known[len(self.told) : len(self.told) + 3] if width else ():
+        for token in self._known[len(self.tokens) : len(self.tokens) + 3] if width else ():
             nodes += [(token + wrong) % 97 for wrong in range(width)][::-1]
             parents += [parent] * width
             parent = len(nodes) - 1
         return Segment(self._sequence, self._delta, nodes, parents, want_last=True)
 
     def accept(self, segment: Segment, rows: torch.Tensor) -> None:
-        """VerifyGreedy: follows the target's own choices as far as the tree has them."""
-        said, path, node = rows.argmax(-1).tolist(), list[int](), -1
+        """Commit the target's greedy path through the tree, and append its tokens to the answer."""
+        best, path, node = rows.argmax(-1).tolist(), list[int](), -1
         edges = zip(segment.parents, segment.nodes, strict=True)
         children = {edge: child for child, edge in enumerate(edges)}
-        while (child := children.get((node, said[node + 1]))) is not None:
+        while (child := children.get((node, best[node + 1]))) is not None:
             path.append(child)
             node = child
         self._runner.cache.commit(self._sequence, path)
-        self._delta = [said[node + 1]]
-        self.told += [segment.nodes[child] for child in path] + self._delta
+        self._delta = [best[node + 1]]
+        self.tokens += [segment.nodes[child] for child in path] + self._delta
 
 
 def decode(runner: ModelRunner, count: int, width: int = 0, known: Sequence[Sequence[int]] = ((), ())) -> Any:
-    """The first greedy tokens behind each prompt, both in one batch, and the passes it took."""
+    """Return the first `count` greedy tokens after each prompt, decoded in one batch, and the number of passes."""
     requests = [Request(runner, prompt, tokens) for prompt, tokens in zip(PROMPTS, known, strict=True)]
     passes = 0
-    while min(len(request.told) for request in requests) < count:
+    while min(len(request.tokens) for request in requests) < count:
         segments = [request.segment(width) for request in requests]
         for request, segment, rows in zip(requests, segments, runner.forward(segments), strict=True):
             request.accept(segment, rows)
         passes += 1
-    return [request.told[:count] for request in requests], passes
+    return [request.tokens[:count] for request in requests], passes
 
 
 def test_greedy_tokens_are_the_torch_executors_plain_as_chains_and_as_trees() -> None:
@@ -108,7 +110,7 @@ def test_hidden_states_are_the_torch_executors() -> None:
 
 
 def test_a_windowed_cache_is_the_torch_executors() -> None:
-    """Dropping blocks turns the keys that stay."""
+    """Keys that stay are rotated when blocks are dropped."""
     rng = np.random.default_rng(5)
     texts, results = [rng.integers(0, 97, n).tolist() for n in (50, 30, 4)], []
     for name in ("gpu", "torch"):
@@ -128,7 +130,7 @@ def test_a_windowed_cache_is_the_torch_executors() -> None:
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
-def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_error_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "interpreted", lambda: False)
     with pytest.raises(SettingError, match=r"device = 'cpu': the gpu executor needs cuda"):
         launch.check_device("cpu")

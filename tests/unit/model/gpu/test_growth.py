@@ -1,4 +1,4 @@
-"""Trees grown in one sequence on the device, interpreted where there is no GPU, are the reference's."""
+"""Trees grown on the device, interpreted if there is no GPU, equal those of the reference growth."""
 
 import logging
 from typing import Any
@@ -19,7 +19,7 @@ from tests.unit.model.gpu.passes import DEVICE
 
 MODEL = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
 VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4)).to(torch.int32)
-"""Draft token -> target token, as a reduced head has it; a permutation, so that mixing them up shows."""
+"""Draft token -> target token, as in a reduced head; a permutation, so that confusing the two shows."""
 LIMITS = [TreeLimits(12, 4), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3)]
 NOISY = Sampling(temperature=0.8, seed=11)
 CUT = Sampling(temperature=1.3, top_k=20, top_p=0.8, seed=2**64 - 1)
@@ -38,7 +38,7 @@ def tasks_for(
     samplings: list[Sampling],
     blind: float | None = None,
 ) -> list[GrowthTask]:
-    """Return what is new in each request; the second round continues the first."""
+    """Return the tasks of a round: new tokens of each request; later rounds continue the contexts."""
     rng = np.random.default_rng(round_)
     return [
         GrowthTask(sequence, rng.integers(0, 97, n).tolist(), x, sampling, blind)
@@ -53,7 +53,7 @@ def grow_both(
     blind: float | None = None,
     rounds: int = 1,
 ) -> list[tuple[TokenTree, TokenTree]]:
-    """(device, reference) trees, on two caches of the same model."""
+    """Return (device, reference) trees, on two caches of the same model."""
     return grow_side_by_side(
         make("gpu"),
         make("torch"),
@@ -67,7 +67,7 @@ def grow_both(
 
 @pytest.fixture
 def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device cannot grow, the trees would be equal without proving anything. Narrow, for speed."""
+    """Fail if the device leaves trees to the reference growth. Blocks of logits are narrow, for speed."""
     monkeypatch.setattr(growth, "MIN_WIDTH", 8)
 
     def refuse(self: ModelRunner, *arguments: Any) -> bool:
@@ -80,7 +80,7 @@ def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_reference")
 @pytest.mark.parametrize("beam", [1, pytest.param(3, marks=pytest.mark.thorough)])
 def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
-    """Trees of different sizes grow side by side, one of them empty; the second round goes on with the cache."""
+    """Trees of different sizes grow in one batch, one of them empty; the second round uses the cache."""
     pairs = grow_both(GrowthShape(beam=beam), LIMITS, [GREEDY] * 4, rounds=1 if beam == 1 else 2)
     for actual, expected in pairs:
         assert_same(actual, expected)
@@ -90,7 +90,7 @@ def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
 
 @pytest.mark.usefixtures("_no_reference")
 def test_trees_of_sampled_requests_are_those_of_the_reference() -> None:
-    """Noise, top-k and top-p beside a greedy request; and without a look at the noise."""
+    """Requests with noise, top-k, top-p, and a greedy one share a batch; then requests whose noise is hidden."""
     limits = [TreeLimits(9, 3), TreeLimits(20, 3), TreeLimits(5, 5), TreeLimits(6, 2)]
     for actual, expected in grow_both(GrowthShape(beam=2), limits, [NOISY, CUT, NUCLEUS, GREEDY]):
         assert_same(actual, expected)
@@ -112,10 +112,12 @@ def test_trees_that_stop_at_improbable_paths_and_chains_are_those_of_the_referen
     for actual, expected in [*pairs, *chains]:
         assert_same(actual, expected)
     free = grow_both(GrowthShape(beam=2), [TreeLimits(12, 4)], [GREEDY])
-    assert free[0][0].parents.tolist() != pairs[0][0].parents.tolist(), "the least path says something"
+    assert free[0][0].parents.tolist() != pairs[0][0].parents.tolist(), (
+        "the limit of path probability has an effect"
+    )
 
 
-def test_draws_and_expansion_vectors_are_the_references_and_it_says_so(
+def test_draws_and_expansion_vectors_use_the_reference_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     drawn = GrowthShape(beam=2, kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=8)
@@ -128,7 +130,7 @@ def test_draws_and_expansion_vectors_are_the_references_and_it_says_so(
         assert wanted in caplog.text
 
 
-def test_what_does_not_fit_one_program_is_left_to_the_reference() -> None:
+def test_trees_too_large_for_one_program_use_the_reference() -> None:
     def fits(beam: int, nodes: int, depth: int) -> bool:
         task = GrowthTask(KVSequence(), [1], TreeLimits(nodes, depth), GREEDY)
         return growth.can_grow([task], GrowthShape(beam=beam))
@@ -136,4 +138,4 @@ def test_what_does_not_fit_one_program_is_left_to_the_reference() -> None:
     assert fits(4, 256, 8)
     assert fits(8, 64, 33)
     assert not fits(8, 64, 34), "more nodes than a mask has bits"
-    assert not fits(32, 256, 3), "more candidates than a program holds"
+    assert not fits(32, 256, 3), "more candidates than one program supports"

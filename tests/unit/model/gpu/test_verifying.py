@@ -1,4 +1,4 @@
-"""The verifier's engine on the gpu executor says what it says on the torch executor, and copies little."""
+"""The verifier's engine gives the same verdicts on the gpu and torch executors, and copies few numbers."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def engine(executor: str) -> VerifierEngine:
 
 
 def drawn_tree(root: int, tokens: list[int]) -> TokenTree:
-    """Draws of two speculators, then a point."""
+    """Return a tree with draws of two speculators, then a point."""
     builder = TreeBuilder(root)
     q = distribution([*tokens, 50], [0.5, 0.3, 0.2])
     builder.propose_samples(0, ProposalKind.WITH_REPLACEMENT, [tokens[0], tokens[0], tokens[1]], q)
@@ -36,7 +36,7 @@ def drawn_tree(root: int, tokens: list[int]) -> TokenTree:
 
 
 def jobs(best: list[list[int]], **wanted: Any) -> list[VerifyJob]:
-    """Greedy, noise and draws in one step; each tree has what the target says."""
+    """Return a greedy, a noise and a drawn job; each tree contains the tokens of plain decoding."""
     trees = []
     for prompt, tokens in zip(PROMPTS[:2], best, strict=False):
         builder = TreeBuilder(prompt[-1])
@@ -51,7 +51,7 @@ def jobs(best: list[list[int]], **wanted: Any) -> list[VerifyJob]:
 
 
 def plain_tokens(torch_engine: VerifierEngine) -> list[list[int]]:
-    """The first two tokens behind each prompt, decoded plainly with its sampling."""
+    """Return the first two tokens after each prompt, decoded plainly with its sampling."""
     verified = []
     for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True):
         tokens: list[int] = []
@@ -85,17 +85,17 @@ def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
     assert [outcome.status for outcome in actual] == [EntryStatus.OK] * 3
     for outcome in actual[:2]:
         assert outcome.verdict is not None
-        assert len(outcome.verdict.accepted) == 2, "what plain decoding says is accepted"
+        assert len(outcome.verdict.accepted) == 2, "tokens of plain decoding are accepted"
     rows = sum(len(job.tree) for job in jobs(best) if job.tree is not None)
     assert copied == [3 * rows + 3], "once per step: three numbers per node, one per token of q"
     assert on_device.passes[0][1] > 0
 
 
-def test_what_is_asked_for_besides_is_that_of_the_torch_executor() -> None:
+def test_logprobs_and_top_k_are_those_of_the_torch_executor() -> None:
     on_device, on_torch = engine("gpu"), engine("torch")
     best = plain_tokens(on_torch)
-    asked = jobs(best, logprobs=True, top_logprobs=3, top_k=4)
-    for actual, expected in zip(on_device.verify(asked), on_torch.verify(asked), strict=True):
+    requested = jobs(best, logprobs=True, top_logprobs=3, top_k=4)
+    for actual, expected in zip(on_device.verify(requested), on_torch.verify(requested), strict=True):
         assert (actual.verdict, actual.top_k) == (expected.verdict, expected.top_k)
         for row, other in zip(actual.logprobs, expected.logprobs, strict=True):
             assert row.chosen == pytest.approx(other.chosen, rel=1e-4)
@@ -103,7 +103,7 @@ def test_what_is_asked_for_besides_is_that_of_the_torch_executor() -> None:
             assert [value for _, value in row.top] == pytest.approx([p for _, p in other.top], rel=1e-4)
 
 
-def test_a_request_whose_choice_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_choosing_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     on_device, on_torch = engine("gpu"), engine("torch")
     best = plain_tokens(on_torch)
     executor: Any = on_device.runner.chooser

@@ -1,4 +1,4 @@
-"""Weights of the gpu executor."""
+"""Quantised weights and products of few rows on the gpu executor."""
 
 import sys
 from typing import Any
@@ -25,7 +25,7 @@ def logits(runner: ModelRunner) -> torch.Tensor:
 
 
 def dequantised(model: Any, runner: ModelRunner) -> Any:
-    """The same `transformers` model with the weights that the runner really multiplies with."""
+    """Return the `transformers` model with the dequantised weights of the runner."""
     executor: Any = runner._executor
     for ours, theirs in zip(executor._model.layers, model.model.layers, strict=True):
         q, k, v = ours._qkv.weight.dequantize().split([16, 8, 8])
@@ -41,7 +41,7 @@ def dequantised(model: Any, runner: ModelRunner) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)])
-def test_quantised_matrices_are_multiplied_as_what_they_stand_for(kind: str, dtype: torch.dtype) -> None:
+def test_products_equal_those_of_the_dequantised_matrices(kind: str, dtype: torch.dtype) -> None:
     pytest.importorskip("torchao")
     model = tiny_transformers("llama", **SHAPE)
     exact = logits(runner_of(model))
@@ -50,13 +50,13 @@ def test_quantised_matrices_are_multiplied_as_what_they_stand_for(kind: str, dty
     executor: Any = runner._executor
     assert executor._model.layers[1]._mlp.down.weight.qdata.dtype is dtype, "eight bits each"
     torch.testing.assert_close(actual, logits(runner_of(dequantised(model, runner))), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(actual, exact, atol=1e-3), "another model, as it must be"
+    assert not torch.allclose(actual, exact, atol=1e-3), "quantisation changes the logits"
     assert torch.nn.functional.cosine_similarity(actual, exact).min() > 0.9
 
 
 @pytest.mark.parametrize(("size", "columns", "biased"), [(48, 70, True), (128, 64, False), (576, 3, True)])
 def test_a_product_of_few_rows_is_that_of_float64(size: int, columns: int, biased: bool) -> None:
-    """Whatever the number of rows, each row's result has the same bits."""
+    """Each row of a result has the same bits for any number of rows."""
     numbers = torch.Generator().manual_seed(size)
     weight, every = (
         torch.randn(n, size, generator=numbers).half().to(DEVICE) for n in (columns, MAX_FEW_ROWS + 1)
@@ -64,16 +64,16 @@ def test_a_product_of_few_rows_is_that_of_float64(size: int, columns: int, biase
     bias = torch.randn(columns, generator=numbers).half().to(DEVICE) if biased else None
     linear = FewRowsLinear(weight, bias)
     exact = every.double() @ weight.double().T + (0 if bias is None else bias.double())
-    most = linear(every[:MAX_FEW_ROWS])
+    max_product = linear(every[:MAX_FEW_ROWS])
     for rows in (0, 1, 2, 17, MAX_FEW_ROWS, MAX_FEW_ROWS + 1):
         product = linear(every[:rows])
         torch.testing.assert_close(product.double(), exact[:rows], rtol=2e-3, atol=2e-2)
-        assert rows > MAX_FEW_ROWS or torch.equal(product, most[:rows])
+        assert rows > MAX_FEW_ROWS or torch.equal(product, max_product[:rows])
     apart = torch.cat([every, every], 1)[:5, size:]
-    assert torch.equal(linear(apart), most[:5]), "rows may lie apart"
+    assert torch.equal(linear(apart), max_product[:5]), "rows may have a stride"
 
 
-def test_only_large_matrices_in_sixteen_bits_get_it() -> None:
+def test_the_kernel_is_used_only_for_large_matrices_in_sixteen_bits() -> None:
     wide = torch.ones(8192, 32).to(DEVICE)
     assert isinstance(few_rows(DenseLinear(wide.half(), None)), FewRowsLinear)
     for weight in (wide, wide.half()[:, :24].contiguous(), wide.half()[:, :16], wide.half()[:16]):

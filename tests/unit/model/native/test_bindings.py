@@ -1,4 +1,4 @@
-"""Structures and numbers that C++ and Python share are compared when the library is loaded."""
+"""Structures and constants that C++ and Python share are compared when the library is loaded."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture
 def library() -> ctypes.CDLL:
-    """The library itself: `bind` declares the same again."""
+    """Return the loaded library; binding it again changes nothing."""
     return load_library()
 
 
@@ -22,7 +22,7 @@ AT = getattr(bindings.Shape, LAST).offset
 
 
 def swapped(structure: type[ctypes.Structure], first: str, second: str) -> list[tuple[str, type]]:
-    """Return the fields of a structure, two of which change places."""
+    """Return the fields of a structure with two names exchanged."""
     names = {first: second, second: first}
     return [(names.get(name, name), kind) for name, kind in structure._fields_]  # type: ignore[misc]
 
@@ -47,7 +47,7 @@ def test_both_sides_agree(library: ctypes.CDLL) -> None:
 def test_a_structure_that_differs_is_named(
     library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, changed: list[object], mention: str
 ) -> None:
-    """Fields of one type that changed places, one that is missing, one that is new."""
+    """Two exchanged fields of one type, a missing field, and a new field."""
     monkeypatch.setattr(bindings, name, type(name, (ctypes.Structure,), {"_fields_": changed}))
     with pytest.raises(AssertionError, match=mention):
         bind(library)

@@ -1,4 +1,4 @@
-"""Block floating point: how the kernels multiply bfloat16 where the processor does not; and GGUF's blocks."""
+"""Products in block floating point, which replace bfloat16 products on processors without them."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ TOKENS = list(range(3, 60))
 
 
 def products_only() -> Any:
-    """A model whose attention adds nothing."""
+    """Return a model whose attention adds nothing."""
     model = tiny_transformers("llama-untied", **SHAPE, num_key_value_heads=1).bfloat16().float()
     silence_attention(model)
     return model
 
 
 def logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-    """[T, V] of tokens that do not see each other."""
+    """Return logits [T, V] of tokens that do not attend to each other."""
     sequence = runner.open()
     runner.forward([Segment(sequence, [1])])
     (rows,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
@@ -35,7 +35,7 @@ def logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.skipif(rounds_activations(), reason="the processor rounds activations to bfloat16")
 def test_rounds_less_than_bfloat16_activations_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model = products_only()
-    model.model.embed_tokens.weight.data[:, 7] *= 30  # a channel far larger than others
+    model.model.embed_tokens.weight.data[:, 7] *= 30  # a channel much larger than the others
     exact = logits(runner_of(model, executor="torch", dtype="float32"), TOKENS)
     actual = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
 
@@ -48,7 +48,7 @@ def test_rounds_less_than_bfloat16_activations_do(monkeypatch: pytest.MonkeyPatc
     assert (actual - exact).std() < 0.5 * (rounded - exact).std()
 
 
-def test_the_largest_sums_that_there_can_be_do_not_overflow() -> None:
+def test_the_largest_possible_sums_do_not_overflow() -> None:
     model = products_only()
     model.model.embed_tokens.weight.data.fill_(1)
     for name, parameter in model.named_parameters():
@@ -63,7 +63,7 @@ def test_the_largest_sums_that_there_can_be_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4_1"])
-def test_what_is_not_a_number_stays_in_its_row(weights: str) -> None:
+def test_nan_and_infinity_affect_only_their_row(weights: str) -> None:
     model = products_only()
     clean = logits(runner_of(model, executor="native", dtype="bfloat16", weights=weights), TOKENS)
     model.model.embed_tokens.weight.data[TOKENS[4], 100] = torch.nan
@@ -75,7 +75,7 @@ def test_what_is_not_a_number_stays_in_its_row(weights: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_a_number_stays_in_its_column(bad: float) -> None:
+def test_nan_and_infinity_affect_only_their_column(bad: float) -> None:
     model = products_only()
     clean = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
     model.lm_head.weight.data[20, 100] = bad

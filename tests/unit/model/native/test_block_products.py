@@ -1,4 +1,4 @@
-"""The oracle of block products against the dequantisers of the `gguf` package."""
+"""The reference implementation of block products, compared with the dequantisers of `gguf`."""
 
 import gguf
 import numpy as np
@@ -16,7 +16,7 @@ from tests.support.models.block_products import (
 
 
 @pytest.mark.parametrize("name", sorted(BLOCK_BYTES))
-def test_integers_mean_the_weights_that_gguf_reads(name: str) -> None:
+def test_integer_blocks_equal_the_weights_that_gguf_reads(name: str) -> None:
     rows = random_rows(name, 5, 512)
     expected = gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
     np.testing.assert_allclose(integer_blocks(name, rows).values().reshape(5, 512), expected, 1e-5, 1e-6)

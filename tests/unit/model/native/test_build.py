@@ -1,5 +1,6 @@
-"""Libraries built ahead of time are found by what the processor runs; without them, compiler or processor the
-native executor says why, and `auto` goes on with torch.
+"""Prebuilt libraries are chosen by the processor's instructions.
+
+Without library, compiler or a suitable processor the native executor gives the reason, and `auto` uses torch.
 """
 
 import logging
@@ -52,7 +53,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         runner_of(MODEL, executor="native")
 
 
-def test_an_old_processor_is_named_and_auto_falls_back_aloud(
+def test_an_old_processor_is_named_and_auto_uses_torch_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build, "processor_flags", lambda: frozenset({"sse2"}))
@@ -86,7 +87,7 @@ def test_a_processor_runs_the_variants_whose_instructions_it_has(missing: set[st
 
 def test_the_best_library_of_these_sources_is_chosen(tmp_path: Path) -> None:
     assert choose_prebuilt(tmp_path, XEON_2023) is None
-    (tmp_path / "kernels-avx512bf16-0123456789abcdef.so").touch()  # another version's
+    (tmp_path / "kernels-avx512bf16-0123456789abcdef.so").touch()  # of another version
     assert choose_prebuilt(tmp_path, XEON_2023) is None
     for name in ("avx2", "avx512"):
         variant_path(tmp_path, BY_NAME[name]).touch()
@@ -109,7 +110,7 @@ def test_a_library_built_ahead_of_time_needs_no_compiler(
 
 
 @pytest.mark.native
-def test_a_directory_without_a_fitting_library_is_named_and_the_compiler_asked(
+def test_without_a_fitting_library_a_warning_is_logged_and_the_compiler_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "/no/such/compiler")
@@ -146,14 +147,14 @@ def test_variants_are_compiled_once_each_with_their_options(
 def test_other_machines_get_an_empty_directory_and_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So images can be built on them."""
+    """Images can be built on these machines, without kernels."""
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert build_variants(tmp_path / "kernels") == []
     assert list((tmp_path / "kernels").iterdir()) == []
     assert "native kernels need x86-64: none are compiled for aarch64" in caplog.text
 
 
-def test_the_command_says_in_one_line_what_went_wrong(tmp_path: Path) -> None:
+def test_the_command_prints_an_error_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "specinfer.model.native.build", "--all", str(tmp_path)],
         env=os.environ | {"CXX": "/no/such/compiler"},
@@ -167,7 +168,7 @@ def test_the_command_says_in_one_line_what_went_wrong(tmp_path: Path) -> None:
 
 
 def shipped(variant: Variant) -> Path:
-    """A directory with the library of this variant and no other, compiled once on a machine."""
+    """Return a directory with only the library of this variant, which is compiled once per machine."""
     directory = cache_directory() / "native" / "variants" / variant.name
     build_variants(directory, [variant])
     return directory
@@ -176,8 +177,8 @@ def shipped(variant: Variant) -> Path:
 @pytest.mark.thorough
 @pytest.mark.native
 @pytest.mark.parametrize("name", ["avx512vnni", "avx2"])
-def test_the_kernels_for_lesser_processors_pass_the_same_tests(name: str) -> None:
-    """The libraries that images hold, where they are not what the other tests have run."""
+def test_the_kernels_for_older_processors_pass_the_same_tests(name: str) -> None:
+    """Test libraries of images that the other tests have not run on this processor."""
     if BY_NAME[name] not in fitting(processor_flags())[1:]:
         pytest.skip("the kernels are those anyway, or this processor does not run them")
     names = ("native", "block_float", "native_growth", "distributions", "weights", "window")
@@ -193,7 +194,7 @@ def test_the_kernels_for_lesser_processors_pass_the_same_tests(name: str) -> Non
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_options_for_the_compiler_make_a_library_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_flags_change_the_name_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = build._library_path("c++")
     monkeypatch.setenv("CXXFLAGS", "-mno-avx512f")
     assert build._library_path("c++") != usual
@@ -207,8 +208,8 @@ def test_unsupported_models_are_named() -> None:
         check_supported(odd, torch.float32, "cpu")
 
 
-def test_a_process_that_runs_without_kernels_does_not_load_them_to_draw_a_token() -> None:
-    """Compiling takes seconds; a first request is not the place for it."""
+def test_drawing_a_token_does_not_load_the_kernels() -> None:
+    """Compiling takes seconds, which must not delay a first request."""
     assert build.loaded_library() is None
     probabilities(torch.zeros(5), Sampling(temperature=0.8))
     assert build.loaded_library() is None

@@ -1,4 +1,4 @@
-"""EAGLE's trees in one compiled call: those that the layer in torch operations grows, node for node."""
+"""EAGLE's trees grown in one compiled call equal those of the layer in torch, node for node."""
 
 import ctypes
 from collections.abc import Callable
@@ -32,18 +32,18 @@ pytestmark = pytest.mark.native
 LAYERS, HIDDEN = 3, 96
 TOKENS = 512
 VOCABULARY = torch.arange(5, 85)[torch.randperm(80, generator=torch.Generator().manual_seed(4))]
-"""Draft token -> target token; not ascending, so that mixing them up shows."""
+"""Draft token -> target token; not ascending, so that confusing the two shows."""
 LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]
 CHAINS = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
 SAMPLED = Sampling(temperature=0.8, seed=11)
 CUT = Sampling(temperature=1.3, top_k=20, top_p=0.8, seed=4)
 SUMS = 2e-3
-"""Apart may be what sums of float32 in another order make, level after level."""
+"""Tolerance of scores: sums of float32 in another order differ, and errors grow with each level."""
 POINT, WITHOUT = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
 
 
 def weights_of(family: str = "llama", residual_normed: bool = False) -> EagleWeights:
-    """Random ones, so that the token one ahead and all hidden states count."""
+    """Return random weights, so that the token one ahead and all hidden states matter."""
     model = tiny_transformers(family, head_dim=32, hidden_size=HIDDEN, intermediate_size=152)
     config, weights = from_transformers(model.config), model.state_dict()
     tensors = starting_tensors(config, weights, LAYERS, VOCABULARY)
@@ -54,8 +54,7 @@ def weights_of(family: str = "llama", residual_normed: bool = False) -> EagleWei
 
 
 class CompiledPasses:
-    """The compiled layer pass by pass, for the growth that is the reference: so its trees must agree in every
-    type of number."""
+    """Runs the compiled layer pass by pass for the reference growth, so that trees are equal in every type."""
 
     def __init__(self, layer: NativeEagle) -> None:
         self._layer, self._logits = layer, torch.empty(0)
@@ -112,7 +111,7 @@ def tasks_for(
     sampling: Sampling,
     blind: float | None,
 ) -> list[EagleTask]:
-    """Return what is new in each request, with hidden states of the target."""
+    """Return the tasks of a round, with hidden states of the target for the new tokens."""
     generator = torch.Generator().manual_seed(round_)
     tasks = []
     for sequence, delta, limit in zip(sequences, contexts(round_), limits, strict=True):
@@ -130,7 +129,7 @@ def grow_both(
     dtype: str = "float32",
     blind: float | None = None,
 ) -> list[tuple[TokenTree, TokenTree]]:
-    """(compiled, reference) trees of two rounds of drafting, on two caches."""
+    """Return (compiled, reference) trees of two rounds of drafting, on two caches."""
     runners = compiled(weights, dtype), reference(weights)
     sequences = [[runner.cache.open() for _ in limits] for runner in runners]
     pairs: list[tuple[TokenTree, TokenTree]] = []
@@ -185,8 +184,8 @@ def test_points_noise_and_draws_are_those_of_the_layer_in_torch(
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
 @pytest.mark.parametrize("kind", [POINT, WITHOUT])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sampling: Sampling) -> None:
-    """In few bits, where the layer in torch operations rounds elsewhere."""
+def test_a_whole_draft_equals_its_passes(dtype: str, kind: ProposalKind, sampling: Sampling) -> None:
+    """In these formats the layer in torch would round differently, so the reference uses compiled passes."""
     weights = weights_of()
 
     def reference(weights: EagleWeights) -> EagleRunner:
@@ -197,9 +196,9 @@ def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sa
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
-def test_few_bits_say_nearly_the_same(dtype: str) -> None:
-    """Little probability of first guesses lies elsewhere, on average."""
-    apart = []
+def test_guesses_in_few_bits_are_near_those_in_float32(dtype: str) -> None:
+    """The total variation distance of first guesses from float32 is small on average."""
+    distances = []
     for actual, expected in grow_both(
         weights_of(), GrowthShape(), [TreeLimits(40, 1)] * 5, GREEDY, dtype=dtype
     ):
@@ -207,8 +206,8 @@ def test_few_bits_say_nearly_the_same(dtype: str) -> None:
         theirs = dict(zip(expected.token_ids[1:].tolist(), expected.scores[1:], strict=True))
         common = ours.keys() & theirs.keys()
         assert len(common) > 35
-        apart.append(sum(abs(ours[token] - theirs[token]) for token in common) / 2)
-    assert sum(apart) / len(apart) < (0.02 if dtype == "bfloat16" else 0.1)
+        distances.append(sum(abs(ours[token] - theirs[token]) for token in common) / 2)
+    assert sum(distances) / len(distances) < (0.02 if dtype == "bfloat16" else 0.1)
 
 
 def test_a_batch_does_not_change_its_members() -> None:

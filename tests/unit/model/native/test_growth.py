@@ -1,4 +1,4 @@
-"""Drafts in one compiled call: the trees of the reference growth, node for node and draw for draw."""
+"""Trees grown in one compiled call equal those of the reference growth, node for node and draw for draw."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.native
 
 MODEL = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=152, num_attention_heads=6)
 VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4))
-"""Draft token -> target token, as a reduced head has it; a permutation, so that mixing them up shows."""
+"""Draft token -> target token, as in a reduced head; a permutation, so that confusing the two shows."""
 SAMPLED = Sampling(temperature=0.8, seed=11)
 
 
@@ -50,7 +50,7 @@ def grow_both(
     dtype: str = "float32",
     blind: float | None = None,
 ) -> list[tuple[TokenTree, TokenTree]]:
-    """(native, reference) trees of two rounds of drafting, on two caches of the same model."""
+    """Return (native, reference) trees of two rounds of drafting, on two caches of the same model."""
     return grow_side_by_side(
         make(dtype),
         make(dtype),
@@ -93,8 +93,8 @@ def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: f
         assert_same(actual, expected)
 
 
-def test_every_request_says_where_its_tree_may_stop() -> None:
-    """Side by side; what the speculator asks of all trees holds besides."""
+def test_every_request_has_its_own_limit_of_path_probability() -> None:
+    """Requests with different limits share a batch; the limit of the speculator also applies."""
     limits = [replace(limit, min_path_probability=p) for limit, p in zip(LIMITS, LEAST, strict=True)]
     for sampling, kind in ((GREEDY, POINT), (SAMPLED, POINT), (SAMPLED, DRAWS)):
         shape = GrowthShape(min_path_probability=0.02, kind=kind)
@@ -106,11 +106,11 @@ def test_every_request_says_where_its_tree_may_stop() -> None:
             a.parents.tolist() != b.parents.tolist() for (a, _), (b, _) in zip(pairs, unlimited, strict=True)
         ]
         assert any(changed)
-        assert not any(changed[:: len(LIMITS)]), "the first request asks for no more than all do"
+        assert not any(changed[:: len(LIMITS)]), "the first request has only the speculator's limit"
 
 
-def test_a_level_that_brings_less_than_its_time_is_worth_is_not_grown() -> None:
-    """Known once levels were measured; trees whose nodes are drawn, and chains, do not end so."""
+def test_a_level_that_costs_more_than_it_gains_is_not_grown() -> None:
+    """Times of levels are measured first. Trees of drawn nodes, chains and expansion vectors do not end early."""
     runner = make()
     for name, shape, limits, sampling, ends in (
         ("points", GrowthShape(), TreeLimits(30, 6), GREEDY, True),
@@ -146,7 +146,7 @@ def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:
 def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
     kind: ProposalKind, sampling: Sampling
 ) -> None:
-    """The same q and the same random numbers: numpy's Philox, reimplemented in `randomness.h`."""
+    """Draws use the same q and the same random numbers: `randomness.h` reimplements numpy's Philox."""
     pairs = grow_both(GrowthShape(kind=kind, q_support=24), LIMITS, sampling)
     for actual, expected in pairs:
         assert_same(actual, expected)
@@ -154,7 +154,7 @@ def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
 
 
 @pytest.mark.parametrize("sampling", STOCHASTIC)
-def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: Sampling) -> None:
+def test_trees_that_use_the_noise_are_those_of_the_reference(sampling: Sampling) -> None:
     pairs = grow_both(GrowthShape(q_support=24), LIMITS, sampling)
     for actual, expected in pairs:
         assert_same(actual, expected)
@@ -165,7 +165,7 @@ def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: Sampl
 
 
 def test_trees_of_hidden_noise_are_those_of_the_reference() -> None:
-    """Greedy growth, scored at the request's temperature."""
+    """Trees grow as for a greedy request; scores use the request's temperature."""
     for actual, expected in grow_both(GrowthShape(), LIMITS, GREEDY, blind=0.8):
         assert_same(actual, expected)
 

@@ -1,4 +1,4 @@
-"""Models of mixed formats: bit for bit the same for a row, whatever shares its pass and however it is computed."""
+"""Models of mixed formats: a row's result has the same bits in every pass, however its context is computed."""
 
 import numpy as np
 import pytest
@@ -17,10 +17,10 @@ MIXES: dict[str, tuple[str, ...]] = {
     "q4_k_m": ("Q6_K", "Q4_K", "Q4_K", "Q6_K", "Q4_K", "Q4_K", "Q4_K", "Q6_K", "Q6_K"),
     "small-rows": ("Q8_0", "Q5_0", "Q5_0", "Q8_0", "Q5_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"),
     "dynamic": ("Q5_K", "Q4_K", "Q5_K", "Q8_0", "IQ4_XS", "Q4_K", "Q6_K", "Q3_K", "Q2_K"),
-    "beside-numbers": ("F16", "F16", "Q4_K", "BF16", "Q5_1", "Q4_K", "F16", "BF16", "F16"),
+    "mixed-numbers": ("F16", "F16", "Q4_K", "BF16", "Q5_1", "Q4_K", "F16", "BF16", "F16"),
     "numbers": ("BF16", "F32", "F16", "BF16", "F16", "BF16", "F32", "F32", "BF16"),
 }
-"""Formats of `PARTS` by the name of a mix."""
+"""Name of a mix -> formats of `PARTS`."""
 PROMPT = np.random.default_rng(1).integers(0, 97, 45).tolist()
 ROWS = 40
 
@@ -39,18 +39,18 @@ def prompt(runner: ModelRunner) -> KVSequence:
 
 @pytest.fixture(scope="module")
 def alone(runner: ModelRunner, prompt: KVSequence) -> torch.Tensor:
-    """Logits [40, V] after the prompt and one of 40 tokens, each in a pass of its own."""
+    """Return the logits [40, V] after the prompt and one of 40 tokens, each computed in its own pass."""
     return torch.cat([siblings(runner, prompt, [token]) for token in range(ROWS)])
 
 
 def siblings(runner: ModelRunner, sequence: KVSequence, nodes: list[int]) -> torch.Tensor:
-    """Return the logits after tokens of which each follows the sequence."""
+    """Return the logits after each of the tokens, which are siblings after the sequence."""
     (rows,) = runner.forward([Segment(sequence, [], nodes, [-1] * len(nodes))])
     runner.cache.commit(sequence, [])
     return rows
 
 
-def test_however_many_rows_each_is_as_if_alone(
+def test_the_number_of_rows_does_not_change_a_row(
     runner: ModelRunner, prompt: KVSequence, alone: torch.Tensor
 ) -> None:
     assert len({tuple(row.tolist()) for row in alone}) == ROWS, "a negative control: rows differ"
@@ -58,18 +58,16 @@ def test_however_many_rows_each_is_as_if_alone(
         assert torch.equal(siblings(runner, prompt, list(range(rows))), alone[:rows]), f"{rows} rows"
 
 
-def test_whatever_sequences_share_a_pass_each_row_is_as_if_alone(
-    runner: ModelRunner, alone: torch.Tensor
-) -> None:
+def test_other_sequences_in_a_pass_do_not_change_a_row(runner: ModelRunner, alone: torch.Tensor) -> None:
     random = np.random.default_rng(2)
     for count in (2, 5, 11):
         sequences = [runner.open() for _ in range(count)]
         runner.forward([Segment(sequence, PROMPT) for sequence in sequences])
-        stranger = Segment(runner.open(), random.integers(0, 97, 3 * count).tolist(), want_last=True)
+        unrelated = Segment(runner.open(), random.integers(0, 97, 3 * count).tolist(), want_last=True)
         segments = [Segment(sequence, [token], want_last=True) for token, sequence in enumerate(sequences)]
-        (_, *actual) = runner.forward([stranger, *segments])
+        (_, *actual) = runner.forward([unrelated, *segments])
         assert torch.equal(torch.cat(actual), alone[:count])
-        for segment in (stranger, *segments):
+        for segment in (unrelated, *segments):
             runner.cache.release(segment.sequence)
 
 

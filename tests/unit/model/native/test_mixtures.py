@@ -1,4 +1,4 @@
-"""Mixtures of experts in the kernels: rows that chose other experts share a pass, and none of them shows it."""
+"""Mixtures of experts in the kernels: rows with other experts in the pass do not change a row's result."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_a_bound_must_be_positive() -> None:
 
 
 def along_path(runner: ModelRunner, path: Sequence[int]) -> torch.Tensor:
-    """Return the logits [1, V] after the prompt and tokens that are decoded one by one."""
+    """Return the logits [1, V] after the prompt and a path of tokens, decoded one by one."""
     sequence = runner.open()
     (logits,) = runner.forward([Segment(sequence, PROMPT, want_last=True)])
     for token in path:
@@ -104,8 +104,8 @@ def rows_of(runner: ModelRunner, sequence: Any, tokens: list[int]) -> torch.Tens
 
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("family", ["qwen2_moe", "mixtral"])
-def test_a_row_beside_others_is_as_if_alone_on_any_number_of_threads(family: str, weights: str) -> None:
-    """Rows that choose one expert go by pieces, and threads share columns and experts by the rows."""
+def test_other_rows_and_the_number_of_threads_do_not_change_a_row(family: str, weights: str) -> None:
+    """Rows of one expert are computed in pieces, and threads divide columns and experts by the number of rows."""
     shape = {"head_dim": 32, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
     runner = native(tiny_transformers(family, **shape), dtype="bfloat16", weights=weights, kv_tokens=4096)
     sequence = runner.open()
@@ -155,7 +155,7 @@ def test_offloaded_experts_give_the_same_bits(family: str, tmp_path: Path) -> No
     assert torch.equal(along_path(offloaded, [5, 6]), expected)
 
 
-def test_torch_offloads_no_mixture_beside_dense_layers(tmp_path: Path) -> None:
+def test_torch_offloads_no_mixture_with_dense_layers(tmp_path: Path) -> None:
     model = tiny_transformers("qwen3_moe", **SHAPE)
     with pytest.raises(IncompatibleError, match="the model has dense layers and mixtures"):
         runner_of(model, offload="disk", offload_directory=str(tmp_path))
@@ -169,24 +169,26 @@ def test_a_shared_expert_may_have_no_gate() -> None:
     config = replace(config, experts=replace(config.experts, gated_shared=False))
     gate = "mlp.shared_expert_gate.weight"
     weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(gate)}
-    found = []
+    logits_by_executor = []
     for executor in ("native", "torch"):
         runner = ModelRunner.build(
             config, weights, RunnerOptions("float32", kv_tokens=256, executor=executor)
         )
-        found += runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+        logits_by_executor += runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
+    torch.testing.assert_close(*logits_by_executor, rtol=1e-3, atol=1e-3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(gate):
                 parameter.zero_()  # a share of one half
             if ".shared_expert.down_proj" in name:
                 parameter.mul_(2)
-    torch.testing.assert_close(found[1][0], reference_logits(model, PROMPT)[-1], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        logits_by_executor[1][0], reference_logits(model, PROMPT)[-1], rtol=1e-3, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("used", [0, 7, None])
-def test_a_row_has_some_of_the_experts(used: Any) -> None:
+def test_a_wrong_number_of_experts_per_token_is_refused(used: Any) -> None:
     with pytest.raises(IncompatibleError, match=f"num_experts_per_tok = {used}: must be from 1 to 6"):
         Experts(6, used, 8, renormalised=True)
 

@@ -1,5 +1,4 @@
-"""The compiled kernels: equal to the oracle on ragged random trees, and the same bit for bit whatever
-else is in the pass."""
+"""Passes of the compiled kernels: equal to the torch executor, and to the bit independent of other requests."""
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ SHAPE = {
     "sliding_window": 20,
 }
 CACHES = [("float32", "auto"), ("bfloat16", "auto"), ("float32", "bf16"), ("bfloat16", "q8_0")]
-"""Numeric types with storages of keys and values."""
+"""(numeric type, storage of keys and values)"""
 
 
 def make(
@@ -34,7 +33,7 @@ def make(
 
 
 def random_segments(runner: ModelRunner, seed: int, requests: int, longest: int = 120) -> list[Segment]:
-    """Ragged contexts already read, then ragged deltas and random trees."""
+    """Read ragged contexts; return segments with ragged deltas and random trees."""
     rng = np.random.default_rng(seed)
     sequences = [runner.open() for _ in range(requests)]
     lengths = rng.integers(1, longest, requests)
@@ -75,7 +74,7 @@ def test_ragged_random_trees_equal_the_oracle(seed: int, vocabulary: int) -> Non
 
 
 def test_trees_over_several_segments_equal_the_oracle() -> None:
-    """Contexts of up to three segments of 512 positions."""
+    """Contexts have up to three segments of 512 positions."""
     oracle, native = make("torch"), make("native")
     expected = torch.cat(oracle.forward(random_segments(oracle, 3, 4, 1400)))
     actual = torch.cat(native.forward(random_segments(native, 3, 4, 1400)))
@@ -83,7 +82,7 @@ def test_trees_over_several_segments_equal_the_oracle() -> None:
 
 
 def test_a_cache_in_bytes_rounds_a_few_times_as_much_as_bfloat16() -> None:
-    """The sum of eight bits of keys, of queries and of values, against nine bits of bfloat16."""
+    """Its error is the sum of errors of 8-bit keys, queries and values; bfloat16 has nine bits."""
     oracle = make("torch")
     expected = torch.cat(oracle.forward(random_segments(oracle, 3, 4, 1400)))
 
@@ -101,13 +100,13 @@ def test_a_cache_in_bytes_rounds_a_few_times_as_much_as_bfloat16() -> None:
         *((family, 45) for family in ("llama", "opt", "gpt_neox", *SPECIAL)),
         *(
             (family, length) for family in ("llama", "gemma2") for length in (507, 1022)
-        ),  # to the next segment
+        ),  # into the next segment
     ],
 )
 def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(
     family: str, length: int, dtype: str, kv_type: str
 ) -> None:
-    """Losslessness in bfloat16 rests on this: no near-tie can flip between a 1- and a 30-token pass."""
+    """Losslessness in bfloat16 depends on this: no near-tie may flip between passes of 1 and 30 tokens."""
     rng = np.random.default_rng(1)
     prompt, path = rng.integers(0, 97, length).tolist(), rng.integers(0, 97, 6).tolist()
     runner = make("native", dtype, family, kv_type=kv_type)
@@ -119,26 +118,26 @@ def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(
     (at_once,) = runner.forward([Segment(chain, prompt, path, range(-1, 5), want_last=True)])
     assert torch.equal(at_once, torch.cat(single))
 
-    # the same path scattered through a tree of 30 nodes, prompt read in chunks, strangers in the batch
+    # the same path scattered in a tree of 30 nodes, the prompt read in chunks, other requests in the batch
     nodes, places = rng.integers(0, 97, 30).tolist(), [3, 7, 12, 13, 20, 29]
     parents = [int(rng.integers(-1, node)) for node in range(30)]
     for depth, place in enumerate(places):
         nodes[place], parents[place] = path[depth], -1 if depth == 0 else places[depth - 1]
     tree = runner.open()
     runner.forward([Segment(tree, prompt[:17])])
-    strangers = random_segments(runner, 2, 3)
-    (scattered, *_) = runner.forward([Segment(tree, prompt[17:], nodes, parents, want_last=True), *strangers])
+    others = random_segments(runner, 2, 3)
+    (scattered, *_) = runner.forward([Segment(tree, prompt[17:], nodes, parents, want_last=True), *others])
     assert torch.equal(scattered[[0, *(place + 1 for place in places)]], torch.cat(single))
 
-    # and after the path was committed, the next step
+    # the next step after the path was committed
     runner.cache.commit(tree, places)
     (after,) = runner.forward([Segment(tree, [5], want_last=True)])
     assert torch.equal(after, runner.forward([Segment(plain, [5], want_last=True)])[0])
 
 
 @pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4_1"])
-def test_however_many_rows_each_is_as_if_alone(weights: str) -> None:
-    """Rows go by pieces and deep matrices by turns, all of which differ with their number."""
+def test_the_number_of_rows_does_not_change_a_row(weights: str) -> None:
+    """Rows are computed in pieces, and deep matrices in parts, both of which depend on the number of rows."""
     shape = {"head_dim": 32, "hidden_size": 288, "intermediate_size": 320, "num_attention_heads": 6}
     model = tiny_transformers("llama-untied", **shape)
     runner = runner_of(model, executor="native", dtype="bfloat16", weights=weights, kv_tokens=8192)
@@ -158,7 +157,7 @@ def test_however_many_rows_each_is_as_if_alone(weights: str) -> None:
 @pytest.mark.parametrize("kv_type", ["auto", "q8_0"])
 @pytest.mark.parametrize(("requests", "longest"), [(4, 120), (1, 2000), (3, 2000)])
 def test_the_number_of_threads_changes_nothing(requests: int, longest: int, kv_type: str) -> None:
-    """It changes the shares of the work, and whether the segments of a context are shared out."""
+    """It changes the division of the work, and whether the segments of a context are divided among threads."""
     results = []
     before = torch.get_num_threads()
     try:

@@ -1,4 +1,4 @@
-"""Products of the compiled kernels with blocks and numbers of GGUF, against the oracle."""
+"""Products of the compiled kernels with GGUF's blocks and unquantised matrices, against the reference."""
 
 from dataclasses import replace
 
@@ -26,13 +26,13 @@ from tests.support.models.block_products import (
 pytestmark = pytest.mark.native
 KINDS = pytest.mark.parametrize("kind", sorted(BLOCK_BYTES))
 FACTORS = np.array([0, -0.0, 65504, -65504, 6e-8, -6e-8, 6.1e-5, 0.01, -0.02, 1, -3], np.float16)
-"""Scales of blocks: none, the largest and smallest of float16, ordinary ones."""
+"""Scales of blocks: zero, the largest and smallest of float16, ordinary ones."""
 ROUNDING = 2.0**-24
 SMALLEST = 2.0**-126
 
 
 def random_blocks(kind: str, n: int, k: int, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Return rows [n, bytes] of any valid blocks: many of all zeros or all ones but for their factors."""
+    """Return rows [n, bytes] of random valid blocks; many have only zero or one bits except for their scales."""
     size, weights = BLOCK_BYTES[kind], 256 if kind in K_QUANTS else 32
     shape = (n, k // weights, size)
     blocks = random.integers(0, 256, shape, np.uint8)
@@ -40,7 +40,7 @@ def random_blocks(kind: str, n: int, k: int, random: np.random.Generator) -> NDA
     blocks = np.where(pattern == 0, np.uint8(0), np.where(pattern == 1, np.uint8(255), blocks))
     if kind == "MXFP4":
         blocks[..., 0] = random.integers(*EXPONENTS, shape[:2], endpoint=True)
-    extreme = random.random((n, 1, 1)) < 0.5  # else one extreme scale hides all blocks beside it
+    extreme = random.random((n, 1, 1)) < 0.5  # otherwise one extreme scale hides the other blocks
     for at in factors_at(kind):
         ordinary = random.normal(0, 0.02, (*shape[:2], 1)).astype(np.float16)
         factors = np.where(extreme, random.choice(FACTORS, (*shape[:2], 1)), ordinary)
@@ -50,7 +50,7 @@ def random_blocks(kind: str, n: int, k: int, random: np.random.Generator) -> NDA
 
 
 def random_inputs(rows: int, k: int, random: np.random.Generator) -> NDArray[np.float32]:
-    """Return activations up to 2^-13: of any sizes, zeros, or one huge number beside small ones."""
+    """Return activations of at most 2^-13: rows of various scales, all zeros, or one large number among small ones."""
     x = random.normal(size=(rows, k)) * 2.0 ** random.integers(-20, 1, (rows, 1))
     kinds = random.integers(0, 5, rows)
     x[kinds == 0] = 0
@@ -61,7 +61,7 @@ def random_inputs(rows: int, k: int, random: np.random.Generator) -> NDArray[np.
 
 
 def bound(kind: str, rows: NDArray[np.uint8], x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the rounding of float32 sums [R, N]: one per term, of all that they add up to."""
+    """Return the maximum rounding error [R, N] of the float32 sums, for each term of all summed magnitudes."""
     blocks = integer_blocks(kind, rows)
     numbers, scales = (quantise_q8_k if kind in K_QUANTS else quantise_q8_0)(x)
     groups = blocks.scales.shape[-1]
@@ -81,7 +81,7 @@ def product_of(
 ) -> NDArray[np.float32]:
     """Return the products [R, N] of 2^scale x [R, K] with rows [N, bytes]; no number of x is above 2^-13.
 
-    Every row is alone in its sequence, all are in one pass.
+    Every row is a sequence of its own; all are in one pass.
     """
     table = np.zeros((max(len(x), len(weights)), x.shape[1]), np.float32)
     table[: len(x)] = x
@@ -112,7 +112,7 @@ def test_products_are_those_of_the_oracle(
 
 @KINDS
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_no_number_stays_in_its_row(kind: str, number: float) -> None:
+def test_nan_and_infinity_affect_only_their_row(kind: str, number: float) -> None:
     random = np.random.default_rng(3)
     weights = torch.from_numpy(random_blocks(kind, 37, 512, random))
     x = random_inputs(6, 512, random)
@@ -125,7 +125,7 @@ def test_no_number_stays_in_its_row(kind: str, number: float) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "F32"])
 @pytest.mark.parametrize(("n", "k"), [(1, 34), (37, 288), (70, 514)])
-def test_numbers_are_multiplied_as_they_are(kind: str, n: int, k: int) -> None:
+def test_unquantised_matrices_are_multiplied_without_conversion(kind: str, n: int, k: int) -> None:
     random = np.random.default_rng(n)
     x = random_inputs(9, k, random)
     weights = random.normal(size=(n, k)).astype(np.float16 if kind == "F16" else np.float32)

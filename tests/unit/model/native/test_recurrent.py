@@ -1,4 +1,4 @@
-"""Recurrent layers of the compiled kernels: the same bits however a text is cut, and whatever is beside it."""
+"""Recurrent layers of the compiled kernels: bits do not depend on chunks of the text or on other requests."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +45,7 @@ def tokens_of(seed: int, count: int) -> list[int]:
 
 
 def plain(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-    """[T, V] logits after each token, read one by one."""
+    """Return logits [T, V] after each token, read one by one."""
     sequence = runner.open()
     rows = [runner.forward([Segment(sequence, [token], want_last=True)])[0] for token in tokens]
     runner.cache.release(sequence)
@@ -69,8 +69,8 @@ def test_greedy_answers_are_those_of_transformers(family: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_that_fade_slowly_are_those_of_transformers(family: str) -> None:
-    """Random weights forget within a few tokens; here each token of a block matters in the next blocks."""
+def test_states_that_decay_slowly_are_those_of_transformers(family: str) -> None:
+    """States of random weights decay within a few tokens; here each token still matters in the next blocks."""
     model, tokens = random_model(family), tokens_of(1, 45)
     for name, weight in model.named_parameters():
         if name.endswith("A_log"):
@@ -84,7 +84,7 @@ def test_states_that_fade_slowly_are_those_of_transformers(family: str) -> None:
 @settings(max_examples=effort(5, 60), deadline=None)
 @given(data=st.data())
 def test_any_tree_gives_the_bits_of_plain_decoding(family: str, dtype: str, data: st.DataObject) -> None:
-    """Contexts in chunks of all lengths, trees of up to 16 nodes in up to two passes, then a committed path."""
+    """Contexts are read in random chunks, trees of up to 16 nodes in up to two passes, then a path is committed."""
     seed = data.draw(st.sampled_from(SEEDS))
     runner = make(family, dtype, seed)
     context = tokens_of(seed, data.draw(st.integers(1, 40)))
@@ -101,9 +101,9 @@ def test_any_tree_gives_the_bits_of_plain_decoding(family: str, dtype: str, data
     for start, stop in pairwise(cuts):
         last = stop == len(context)
         grown = (nodes[:first], parents[:first]) if last else ((), ())
-        aside = Segment(other, tokens_of(stop, 3), want_last=True)
+        other_segment = Segment(other, tokens_of(stop, 3), want_last=True)
         rows.append(
-            runner.forward([aside, Segment(sequence, context[start:stop], *grown, want_last=True)])[1]
+            runner.forward([other_segment, Segment(sequence, context[start:stop], *grown, want_last=True)])[1]
         )
     if first < len(nodes):
         rows.append(runner.forward([Segment(sequence, (), nodes[first:], parents[first:])])[0])
@@ -121,7 +121,7 @@ def test_any_tree_gives_the_bits_of_plain_decoding(family: str, dtype: str, data
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_deep_chain_of_nodes_crosses_blocks(family: str) -> None:
-    """Forty nodes in one pass, then forty in passes of seven; states at two ends of blocks have children."""
+    """Forty nodes in one pass, then in passes of seven; the states at two ends of blocks have children."""
     runner = make(family, "bfloat16")
     context, chain = tokens_of(1, 11), tokens_of(2, 40)
     wanted = plain(runner, [*context, *chain])[10:]
@@ -157,7 +157,7 @@ def test_chunks_and_threads_change_nothing(family: str) -> None:
 
 
 @pytest.mark.parametrize("length", [32, 37, 48])
-def test_a_request_that_was_preempted_or_shares_a_prompt_goes_on_with_the_same_bits(length: int) -> None:
+def test_a_request_that_was_preempted_or_shares_a_prompt_continues_with_the_same_bits(length: int) -> None:
     runner = make("qwen3_5_text")
     text = tokens_of(4, length)
     wanted = plain(runner, [*text, 9])[-1]
@@ -176,7 +176,7 @@ def test_a_request_that_was_preempted_or_shares_a_prompt_goes_on_with_the_same_b
 
 
 def test_a_path_that_ends_with_a_block_is_shared() -> None:
-    """The state after its last node is computed when a request continues from it, of two requests by each."""
+    """The state after the last node is computed when a request continues from it, here by each of three."""
     runner = make("qwen3_5_text")
     text = tokens_of(5, 16)
     first = runner.open()
@@ -216,7 +216,7 @@ def test_sixteen_nodes_count_as_one_state() -> None:
 
 
 def test_states_at_ends_of_blocks_inside_a_tree_are_counted() -> None:
-    """A node that ends a block has a whole state, for its children."""
+    """A node at the end of a block has a whole state, as its children need it."""
     runner = make("qwen3_5_text")
     states = states_of(runner)
     states.limit = 14
@@ -244,7 +244,7 @@ def test_memory_is_used_again() -> None:
     assert len(recurrent._bases) == 1
 
 
-def test_no_prefixes_are_kept_in_files(tmp_path: Any) -> None:
+def test_prefixes_in_files_are_refused(tmp_path: Any) -> None:
     with pytest.raises(SettingError, match="must be empty for models with recurrent layers"):
         make("qwen3_5_text").keep_prefixes(tmp_path, "model", 1 << 20)
 
@@ -255,7 +255,7 @@ def test_trees_are_grown_level_by_level() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_5_moe_text"])
 def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
-    """Its tensors are below `language_model`; those of images and of MTP are of no use."""
+    """Its tensors have the prefix `language_model`; those of images and of MTP are ignored."""
     model = random_model(family)
     weights = {
         name.replace("model.", "model.language_model.", 1): tensor.contiguous()
@@ -266,7 +266,7 @@ def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path)
     save_file(weights, tmp_path / "model.safetensors")
     mixture, text = family == "qwen3_5_moe_text", model.config.to_dict()
     if mixture:
-        del text["intermediate_size"]  # of dense layers, which it lacks
+        del text["intermediate_size"]  # only models with dense layers have it
     kind = transformers.Qwen3_5MoeConfig if mixture else transformers.Qwen3_5Config
     kind(text_config=text).save_pretrained(tmp_path)
     loaded = load_model(tmp_path, RunnerOptions(dtype="float32", kv_tokens=512))
@@ -285,7 +285,7 @@ def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path)
         ("qwen3_5_text", {"linear_key_head_dim": 8}, "recurrent heads of 8 keys and 32 values"),
     ],
 )
-def test_what_is_not_known_is_named(family: str, change: dict[str, Any], reason: str) -> None:
+def test_unsupported_fields_are_named(family: str, change: dict[str, Any], reason: str) -> None:
     with pytest.raises((IncompatibleError, SettingError), match=reason):
         make(family, **change)
 
@@ -309,7 +309,7 @@ def test_layers_on_disk_give_the_same_bits(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parts_that_know_only_attention_refuse_such_models(family: str) -> None:
+def test_options_for_attention_only_refuse_such_models(family: str) -> None:
     model = random_model(family)
     with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*recurrent layers"):
         runner_of(model, executor="native", kv_window=64)

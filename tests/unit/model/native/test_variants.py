@@ -1,6 +1,6 @@
-"""Libraries built ahead of time compute what the machine's own compiler makes, bit for bit.
+"""Prebuilt libraries give the same bits as a library of the machine's own compiler.
 
-Each is compiled twice, which takes minutes: done if $SPECINFER_TEST_IMAGES is set (`make test-images`).
+Each is compiled twice, which takes minutes: run only if $SPECINFER_TEST_IMAGES is set (`make test-images`).
 """
 
 import hashlib
@@ -24,7 +24,7 @@ WITHOUT = {
     "avx512": "-mno-avx512bf16 -mno-avx512vnni",
     "avx2": "-mno-avx512f",
 }
-"""Flags that keep the machine's compiler from using more than a variant does."""
+"""Compiler flags that exclude instructions which a variant does not use."""
 
 pytestmark = [
     pytest.mark.native,
@@ -58,7 +58,7 @@ def digest() -> str:
 
 
 def digest_of(environment: dict[str, str]) -> str:
-    """The same in a process with these variables."""
+    """Return the digest from a process with these environment variables."""
     variables = {
         name: text for name, text in os.environ.items() if name not in ("CXXFLAGS", KERNELS_VARIABLE)
     }
@@ -76,7 +76,7 @@ def digest_of(environment: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_a_library_of_an_image_computes_what_the_compiler_here_makes(variant: object) -> None:
+def test_a_prebuilt_library_gives_the_bits_of_a_local_build(variant: object) -> None:
     if variant not in (kernels := fitting(processor_flags())):
         pytest.skip("this processor does not run it")
     (chosen,) = (known for known in kernels if known is variant)
@@ -87,7 +87,7 @@ def test_a_library_of_an_image_computes_what_the_compiler_here_makes(variant: ob
 
 
 def test_rounding_shows_in_the_digest() -> None:
-    """The negative control: AVX2 sums in another order than AVX-512 does, or rounds elsewhere."""
+    """Negative control: AVX2 and AVX-512 sum in a different order."""
     if len(fitting(processor_flags())) < len(VARIANTS):
         pytest.skip("this processor does not run all variants")
     assert digest_of({"CXXFLAGS": WITHOUT["avx2"]}) != digest_of({})
