@@ -29,8 +29,10 @@ COMPILED = (
     *("falcon_h1", "falcon_h1, normed", "mamba2"),
 )
 """Families that the compiled kernels support."""
-DELTA_RULE = ("qwen3_5_text", "qwen3_next", "olmo_hybrid")
-"""Families whose decoding with a cache differs from a whole pass by up to 1e-3 in transformers."""
+DELTA_RULE = ("qwen3_5_text", "qwen3_next, dense")
+"""Families compared in float64: float32 passes of `transformers` differ from it by up to 2e-3, ours by up to 8e-4."""
+TOLERANCES = {**dict.fromkeys(DELTA_RULE, 2e-3), "qwen3_next": 5e-3}
+"""Tolerances above 2e-4 (`qwen3_next`: in float64 its router may choose other experts). Wrong states are off by 0.2."""
 RUNS = [
     *((family, "generic") for family in FAMILIES),
     *(pytest.param(family, "native", marks=pytest.mark.native) for family in COMPILED),
@@ -70,7 +72,8 @@ def test_trees_equal_plain_passes(
     """Two requests in one batch; after each step one of the tree's paths is committed."""
     model = models[family]
     runner = runner_of(model, executor)
-    tolerance = 2e-3 if executor == "generic" and family in DELTA_RULE else 2e-4
+    precise = copy.deepcopy(model).double() if family in DELTA_RULE else model
+    tolerance = TOLERANCES.get(family, 2e-4)
     plans = [data.draw(steps()), data.draw(steps())]
     sequences = [runner.open() for _ in plans]
     for turn in range(max(map(len, plans))):
@@ -84,8 +87,8 @@ def test_trees_equal_plain_passes(
             for node, parent in enumerate(parents):
                 paths.append([*(paths[parent] if parent >= 0 else []), node])
             for row, path in zip(logits, [[], *paths], strict=True):
-                wanted = reference_logits(model, [*context, *(nodes[node] for node in path)])[-1]
-                torch.testing.assert_close(row, wanted, rtol=tolerance, atol=tolerance)
+                wanted = reference_logits(precise, [*context, *(nodes[node] for node in path)])[-1]
+                torch.testing.assert_close(row, wanted.float(), rtol=tolerance, atol=tolerance)
             runner.cache.commit(sequences[place], data.draw(st.sampled_from([[], *paths])))
         runner.cache.check()
     states = states_of(runner)
