@@ -89,6 +89,7 @@ async def test_message_over_the_size_limit(redis_url: str) -> None:
 
 async def test_a_full_queue_refuses_with_a_hint(redis_url: str) -> None:
     async with running_system(redis_url, max_batch=1, max_waiting=1) as system:
+        release = system.hold()
         running = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=100))
         await until(lambda: system.loop.scheduler.running == 1)
         waiting = asyncio.create_task(system.tokens(PROMPT))
@@ -98,6 +99,7 @@ async def test_a_full_queue_refuses_with_a_hint(redis_url: str) -> None:
         assert "queue full: 1 requests are waiting" in (error.details() or "")
         hint = {str(key): value for key, value in error.trailing_metadata() or ()}
         assert int(hint["grpc-retry-pushback-ms"]) > 0
+        release.set()
         assert len(await running) == 100
         assert await waiting == greedy(PROMPT, 16)
         assert await system.tokens(PROMPT, request_id="refused") == greedy(PROMPT, 16)
