@@ -124,7 +124,11 @@ async def test_a_trace_goes_from_the_client_through_all_services(
 
 async def test_steps_of_several_traced_requests_are_linked(redis_url: str) -> None:
     async with traced_system(redis_url, ratio=1.0) as (system, exporter):
-        await asyncio.gather(*(system.tokens(PROMPT, max_new_tokens=30) for _ in range(2)))
+        release = system.hold()
+        tasks = [asyncio.create_task(system.tokens(PROMPT, max_new_tokens=30)) for _ in range(2)]
+        await until(lambda: len(system.loop.scheduler.states) == 2)
+        release.set()
+        await asyncio.gather(*tasks)
         await until(lambda: len(named(exporter, "request")) == 2)
     one, two = (span.context for span in named(exporter, "request"))
     assert one is not None
