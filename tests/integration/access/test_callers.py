@@ -84,11 +84,15 @@ async def test_requests_are_seen_and_cancelled_by_their_own_caller_only(
 
 async def test_quotas_and_priorities_are_the_keys(redis_url: str, tmp_path: Path) -> None:
     async with guarded(redis_url, tmp_path, max_batch=1) as (system, alice, bob):
+        release = system.hold()
         running = [asyncio.create_task(tokens(system, alice, max_new_tokens=60)) for _ in range(3)]
         await until(lambda: system.loop.scheduler.waiting == 2)
         over = system.stub.Generate(request_for(PROMPT), metadata=alice)
         assert await refused(over) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await tokens(system, bob) == greedy(PROMPT, 16), "not bob's concern"
+        other = asyncio.create_task(tokens(system, bob))
+        await until(lambda: system.loop.scheduler.waiting == 3)
+        release.set()
+        assert await other == greedy(PROMPT, 16), "not bob's concern"
         assert not all(task.done() for task in running), "bob had nothing running, so he was next"
         assert [await task for task in running] == [greedy(PROMPT, 60)] * 3
         high = system.stub.Generate(request_for(PROMPT, priority=6), metadata=alice)

@@ -47,11 +47,14 @@ async def test_the_steps_of_a_request_are_its_answer(redis_url: str) -> None:
     """Every token is told once, in order, with its text, the tree it comes from and who proposed it."""
     drafters = {"a": ScriptedDrafter(first(2)), "b": ScriptedDrafter(two_children)}
     async with running_system(redis_url, drafters) as system:
-        call = await watch(system, "seen")
-        await asyncio.gather(
-            system.tokens([7, 8, 9], max_new_tokens=LONG, request_id="other"),
-            system.tokens(PROMPT, max_new_tokens=COUNT, request_id="seen"),
-        )
+        call, release = await watch(system, "seen"), system.hold()
+        tasks = [
+            asyncio.create_task(system.tokens([7, 8, 9], max_new_tokens=LONG, request_id="other")),
+            asyncio.create_task(system.tokens(PROMPT, max_new_tokens=COUNT, request_id="seen")),
+        ]
+        await until(lambda: len(system.loop.scheduler.states) == 2)
+        release.set()
+        await asyncio.gather(*tasks)
         replies = await rest_of(call)
     expected = greedy(PROMPT, COUNT)
     steps = [reply.step for reply in replies]

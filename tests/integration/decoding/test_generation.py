@@ -308,17 +308,19 @@ async def test_summary_and_store_tell_the_same_story(redis_url: str) -> None:
 async def test_a_higher_priority_is_admitted_first(redis_url: str) -> None:
     order: list[str] = []
     async with running_system(redis_url, max_batch=1) as system:
+        release = system.hold()
 
-        async def run(name: str, priority: int, count: int = 30) -> None:
-            await system.tokens(PROMPTS[0], priority=priority, max_new_tokens=count)
+        async def run(name: str, priority: int) -> None:
+            await system.tokens(PROMPTS[0], priority=priority)
             order.append(name)
 
-        busy = asyncio.create_task(run("first", 0, 400))  # until both others have come
+        busy = asyncio.create_task(run("first", 0))
         await until(lambda: system.loop.scheduler.running == 1)
         later = [asyncio.create_task(run("low", -1))]
         await until(lambda: system.loop.scheduler.waiting == 1)
         later.append(asyncio.create_task(run("high", 5)))
         await until(lambda: system.loop.scheduler.waiting == 2)
+        release.set()
         await asyncio.gather(busy, *later)
     assert order == ["first", "high", "low"]
 
