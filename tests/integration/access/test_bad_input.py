@@ -1,4 +1,4 @@
-"""Bad input gets a precise status that names field and value, and disturbs nothing else."""
+"""Bad input gets a status that names field and value, and does not affect other requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -113,7 +113,6 @@ async def test_a_request_larger_than_the_cache_is_refused_at_once(redis_url: str
 
 
 async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
-    """One message with good and bad entries: every bad one gets its own error."""
     async with running_system(redis_url) as system, open_channel(system.verifier_address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
         entries = [
@@ -144,8 +143,8 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
     [("x" * 2**20, "longer than 256 characters"), ("a\nb", "must be printable")],
     ids=["long", "unprintable"],
 )
-async def test_ids_are_bounded_at_every_door(redis_url: str, request_id: str, reason: str) -> None:
-    """Sent back whole, a long one would not fit into the header that brings an error."""
+async def test_bad_ids_are_refused_by_attach_and_cancel(redis_url: str, request_id: str, reason: str) -> None:
+    """An error quotes the id in a header, where a long one would not fit."""
     async with running_system(redis_url) as system:
         with pytest.raises(grpc.aio.AioRpcError) as attaching:
             await system.stub.Attach(generation_pb2.AttachRequest(request_id=request_id)).read()
