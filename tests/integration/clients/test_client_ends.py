@@ -1,4 +1,4 @@
-"""Whoever ends early: a closed client says so to all who use it, a request that nobody waits for ends."""
+"""Closing a client fails its calls, and a request that nobody waits for is cancelled."""
 
 import asyncio
 import gc

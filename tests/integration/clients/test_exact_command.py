@@ -1,4 +1,4 @@
-"""`specinfer exact` against our own HTTP service, with and without trees, whose speculator is right now and then."""
+"""`specinfer exact` against our HTTP service, whose speculator is right in some steps."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.support.system import ScriptedDrafter, running_system
 
 
 async def test_our_own_service_passes(redis_url: str) -> None:
-    """Also in batches; trees are really verified."""
+    """Both single and in batches; the drafter must have been used."""
     drafter = ScriptedDrafter(first(2))
     async with running_system(redis_url, {"a": drafter}) as system, http_service(system.address) as http:
         plain, speculating = sides(
