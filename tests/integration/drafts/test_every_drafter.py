@@ -1,7 +1,7 @@
-"""Every drafter, in one process, as a service and in the verifier's process: what it drafts changes no token.
+"""Drafts of every drafter change no token: in `LLM`, as a service, and in the verifier's process.
 
-Requests are greedy and sampled, as trees and as sequences. Where nothing is drawn, a seed gives the text of plain
-decoding. Where drafts are drawn, it gives one text for a request's id, whoever runs it.
+Requests are greedy and sampled, with trees and sequences. If drafts are not drawn, a seed gives the text of plain
+decoding. If they are drawn, seed and request id give the same text in every process.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ TOKENS = 16
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of the table."""
+    """Request of the tests."""
 
     prompt: list[int]
     mode: str
@@ -49,7 +49,7 @@ Answer: TypeAlias = Callable[[Sequence[Asked]], Awaitable[list[list[int]]]]
 
 
 def recorded(drafter: Drafter) -> list[int]:
-    """Note from now on how many nodes the drafter proposes in each tree."""
+    """Return a list that gets the number of nodes of each tree the drafter proposes."""
     draft, sizes = drafter.draft, list[int]()
 
     def noting(jobs: Sequence[DraftJob]) -> Any:
@@ -62,7 +62,7 @@ def recorded(drafter: Drafter) -> list[int]:
 
 
 def in_process(llm: LLM) -> Answer:
-    """Return a function that answers requests in this process, in one batch where they have no names."""
+    """Return a function that answers requests by `LLM`; those without ids in one batch."""
 
     async def answer(requests: Sequence[Asked]) -> list[list[int]]:
         params = [
@@ -82,7 +82,7 @@ def in_process(llm: LLM) -> Answer:
 
 
 def through(system: System) -> Answer:
-    """Return a function that answers requests through the services, in one batch."""
+    """Return a function that answers requests by a system, in one batch."""
 
     async def answer(requests: Sequence[Asked]) -> list[list[int]]:
         fields = [
@@ -100,7 +100,7 @@ def through(system: System) -> Answer:
 
 @asynccontextmanager
 async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIterator[Answer]:
-    """One process, or a system whose speculator is a service or lives in the verifier."""
+    """Yield a function that answers requests with the drafter run as `kind`."""
     model = tiny_transformers(row.family)
     if kind == "LLM":
         yield in_process(tiny_llm({"it": drafter}, model, max_num_seqs=16))
@@ -115,7 +115,7 @@ async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIt
 
 
 async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
-    """All prompts in every mode, at once."""
+    """Check that the greedy answers of all modes are equal, in one batch."""
     actual = await answer([Asked(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES])
     for place, prompt in enumerate(PROMPTS):
         plain, *others = actual[place * len(MODES) :][: len(MODES)]
@@ -124,7 +124,7 @@ async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
 
 
 async def assert_a_seed_gives_the_plain_text(answer: Answer) -> None:
-    """Nothing is drawn: drafts are proposed to a target whose choice is fixed by its noise."""
+    """Check that a seed gives the same text in all modes; the noise fixes the target's choices."""
     actual = await answer([Asked(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
     plain = [actual[0], actual[len(MODES)]]
     assert actual == [text for text in plain for _ in MODES]
@@ -132,7 +132,7 @@ async def assert_a_seed_gives_the_plain_text(answer: Answer) -> None:
 
 
 async def assert_an_id_gives_a_text(answer: Answer, elsewhere: Answer) -> None:
-    """Drafts are drawn by streams that depend on the request's id, whoever draws."""
+    """Check that another process gives the same text for the same id, and not for another id."""
     same, other = [Asked(PROMPT, "tree", SAMPLED[0], name) for name in ("same", "other")]
     (drawn,) = await answer([same])
     assert await elsewhere([same]) == [drawn]
@@ -167,13 +167,15 @@ async def test_drafts_change_no_token(redis_url: str, tmp_path: Path, name: str,
 
 
 @pytest.mark.parametrize(("name", "accepted"), [("recycling", 4), ("lookahead", 4), ("suffix", 11)])
-async def test_a_request_profits_from_those_before_it(
+async def test_a_request_profits_from_earlier_ones(
     redis_url: str, tmp_path: Path, name: str, accepted: int
 ) -> None:
     drafter = ROWS[name].make(tmp_path)
     async with running_system(redis_url, {name: drafter}, tree_nodes=24, step_nodes=96) as system:
         await asyncio.gather(*(system.tokens(prompt) for prompt in (PROMPT, PROMPT[3:], PROMPT[::-1])))
-        await until(lambda: not getattr(drafter, "_requests", None))  # a finished answer is learnt from then
+        await until(
+            lambda: not getattr(drafter, "_requests", None)
+        )  # the drafter has learnt from finished answers
         replies = await system.generate(PROMPT)
     assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPT, TOKENS)
     assert replies[-1].summary.stats.accepted >= accepted
@@ -183,12 +185,12 @@ LOOK_UPS = ("ngram", "suffix", "recycling", "lookahead")
 
 
 def look_ups(path: Path) -> dict[str, Drafter]:
-    """Methods without a model of their own, whose trees are merged."""
+    """Return all drafters without a model."""
     return {name: ROWS[name].make(path) for name in LOOK_UPS}
 
 
-async def test_of_merged_methods_all_are_accepted(redis_url: str, tmp_path: Path) -> None:
-    """In texts that repeat themselves."""
+async def test_tokens_of_all_merged_methods_are_accepted(redis_url: str, tmp_path: Path) -> None:
+    """The texts repeat themselves."""
     accepted: Counter[str] = Counter()
     async with running_system(redis_url, look_ups(tmp_path), tree_nodes=24, step_nodes=96) as system:
         for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
@@ -202,9 +204,9 @@ async def test_of_merged_methods_all_are_accepted(redis_url: str, tmp_path: Path
 
 @pytest.mark.statistical
 async def test_merged_points_follow_the_target(redis_url: str, tmp_path: Path) -> None:
-    """Chi-square; a right system fails with probability 1e-4, a total variation of .09 is found with .99.
+    """Chi-square test, see `p_value`; the negative control is another chain.
 
-    See `p_value`. The negative control is another chain.
+    False alarms: 1e-4. A total variation of 0.09 is found with probability 0.99.
     """
     target = markov(1)
     drafters = {
