@@ -78,6 +78,7 @@ async def test_cancel_ends_the_stream_with_a_summary(redis_url: str) -> None:
 
 async def test_a_waiting_request_can_be_cancelled(redis_url: str) -> None:
     async with running_system(redis_url, max_batch=1) as system:
+        release = system.hold()
         running = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=60))
         await until(lambda: system.loop.scheduler.running == 1)
         request = request_for(PROMPT)
@@ -87,6 +88,7 @@ async def test_a_waiting_request_can_be_cancelled(redis_url: str) -> None:
         accepted, last = await waiting
         assert (accepted.prompt_tokens, accepted.token_ids) == (len(PROMPT), [])
         assert last.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+        release.set()
         assert await running == greedy(PROMPT, 60)
 
 

@@ -311,10 +311,12 @@ async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> Non
         running = request_for(PROMPT, max_new_tokens=LONG)
         waiting = request_for(PROMPT[::-1], max_new_tokens=20)
         reader = await begin(system.stub, running)
+        release = system.hold()
         later = asyncio.create_task(read_all(system.stub, waiting))
         await until(lambda: system.loop.scheduler.waiting == 1)
         async with Redis.from_url(redis_url) as redis:
             await redis.flushall()
+        release.set()
         assert await reader.finish() == greedy(PROMPT, LONG)
         assert tokens_of(await later) == greedy(PROMPT[::-1], 20)
         record = await system.store.load(running.request_id)

@@ -94,9 +94,9 @@ async def test_what_waits_is_written_again_though_redis_fails_in_between(redis_u
     async with running_system(redis_url, lease_s=0.6, max_batch=1, linger_seconds=5.0) as system:
         running = await begin(system.stub, request_for(PROMPT, max_new_tokens=500))
         waiting = request_for(PROMPT[::-1], max_new_tokens=5)
+        go_on = system.hold()  # so that it waits until the end
         later = asyncio.create_task(system.stub.Generate(waiting).read())
         await until(lambda: system.loop.scheduler.waiting == 1)
-        go_on = system.hold()  # so it does not wait any less
         system.gateway.lease_manager._leases.claim = failing_once(system.gateway.lease_manager._leases.claim)  # type: ignore[method-assign]
         await system.store._connection.redis.flushall()
         while await system.store.load(waiting.request_id) is None:  # noqa: ASYNC110  # nothing signals it
