@@ -1,4 +1,4 @@
-"""Requests that are cancelled, or whose client hangs up, end and leave nothing behind."""
+"""Requests that are cancelled, or whose client hangs up, end and free their resources."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def test_a_client_that_hangs_up_is_cancelled_at_the_next_iteration(redis_u
 async def test_a_client_may_hang_up_just_when_its_request_has_ended(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last tokens are on their way to the store; nothing is left to cancel."""
+    """Its last tokens are being stored; there is nothing to cancel."""
     async with running_system(redis_url) as system:
         stored, append = asyncio.Event(), system.store.append
 

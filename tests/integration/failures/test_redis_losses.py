@@ -1,4 +1,4 @@
-"""Redis forgets, or answers late or not at all: nothing is lost or comes twice, no gateway dies of it."""
+"""Redis loses data, or answers late or never: no token is lost or doubled, no gateway dies."""
 
 import asyncio
 import math
@@ -37,7 +37,7 @@ def asked(**options: Any) -> GenerationRequest:
 
 
 def failing_once(method: Any) -> Any:
-    """The first call has no answer."""
+    """Return the method with a first call that fails."""
     calls = 0
 
     async def call(*arguments: Any, **options: Any) -> Any:
@@ -51,8 +51,7 @@ def failing_once(method: Any) -> Any:
 
 
 async def test_tokens_that_redis_lost_the_end_of_are_written_again(redis_url: str) -> None:
-    """As after a machine fails that wrote its file every second: the request is there, its latest tokens
-    are not."""
+    """This happens with `appendfsync everysec` when the machine fails."""
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         request = request_for(PROMPT, max_new_tokens=400)
         reader = await begin(system.stub, request)
@@ -81,7 +80,7 @@ async def test_an_adopted_request_whose_tokens_redis_lost_shows_none_twice(redis
         system.gateway = other
 
 
-async def test_a_redis_that_is_away_again_while_it_is_filled(redis_url: str) -> None:
+async def test_redis_may_fail_again_while_it_is_filled(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=30.0, linger_seconds=5.0) as system:
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         system.store.restore = failing_once(system.store.restore)  # type: ignore[method-assign]
@@ -90,7 +89,7 @@ async def test_a_redis_that_is_away_again_while_it_is_filled(redis_url: str) -> 
             assert await reader.finish() == greedy(PROMPT, LONG)
 
 
-async def test_what_waits_is_written_again_though_redis_fails_in_between(redis_url: str) -> None:
+async def test_waiting_requests_are_stored_again_although_redis_fails_in_between(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=0.6, max_batch=1, linger_seconds=5.0) as system:
         running = await begin(system.stub, request_for(PROMPT, max_new_tokens=500))
         waiting = request_for(PROMPT[::-1], max_new_tokens=5)
@@ -106,8 +105,8 @@ async def test_what_waits_is_written_again_though_redis_fails_in_between(redis_u
         await later
 
 
-async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopted(redis_url: str) -> None:
-    """All its tokens are there; its owner died before it wrote the end."""
+async def test_a_finished_request_is_shown_although_redis_failed_at_its_adoption(redis_url: str) -> None:
+    """Its tokens are stored, but its owner died before it stored the end."""
     async with running_system(redis_url, lease_s=0.6) as system:
         request, store = asked(max_new_tokens=5), RequestStore(system.store._connection, "dead", 60)
         await store.create(request, "idempotency_key", ANYBODY, owned=True)
@@ -124,7 +123,7 @@ async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopt
         assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
 
 
-async def test_requests_that_waited_while_no_gateway_was_there_are_run_not_failed(redis_url: str) -> None:
+async def test_requests_that_waited_without_any_gateway_run(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=0.6, patience_s=30.0) as system:
         request = asked()
         system.gateway.lease_manager._rebalancer.pause(1.5)  # as when Redis has just come back
@@ -136,7 +135,7 @@ async def test_requests_that_waited_while_no_gateway_was_there_are_run_not_faile
 
 
 async def test_a_request_that_nobody_can_run_ends_after_the_patience(redis_url: str) -> None:
-    """It is adopted and given away again and again, which is no progress."""
+    """Gateways adopt and disown it repeatedly, without progress."""
     async with running_system(redis_url, lease_s=0.6, patience_s=2.0, kv_tokens=64) as system:
         request = asked(max_new_tokens=300)
         await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
@@ -145,7 +144,7 @@ async def test_a_request_that_nobody_can_run_ends_after_the_patience(redis_url: 
         assert record.ending.finish is FinishReason.ERROR
 
 
-async def test_a_gateway_that_wakes_up_does_not_write_to_what_was_cancelled(redis_url: str) -> None:
+async def test_a_gateway_that_slept_does_not_write_to_a_cancelled_request(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
@@ -158,8 +157,8 @@ async def test_a_gateway_that_wakes_up_does_not_write_to_what_was_cancelled(redi
         assert record.tokens == []
 
 
-async def test_what_a_forgotten_gateway_recorded_is_adopted(redis_url: str) -> None:
-    """Redis lost its data, the gateway recorded a request before it renewed its lease, and died."""
+async def test_requests_stored_by_a_gateway_without_a_lease_are_adopted(redis_url: str) -> None:
+    """Redis lost its data; a gateway stored a request before it renewed its lease, and died."""
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([])
         await stores.a.create(state.request, "idempotency_key", ANYBODY, owned=True)
@@ -191,7 +190,7 @@ async def test_a_caller_with_many_waiting_requests_does_not_keep_others_from_bei
         await stores.b.disown([record.request.request_id for record in adopted])
 
 
-async def test_what_newer_gateways_say_of_themselves_is_understood(redis_url: str) -> None:
+async def test_reports_of_newer_gateways_are_readable(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores = Pair(connection)
         await stores.lease_a.renew(GatewayReport(stores.a.gateway_id, 2), [])
@@ -218,8 +217,8 @@ async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> Non
         assert open_.ending is None
 
 
-async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url: str) -> None:
-    """The next request needs the room, and fails after fifty steps without any."""
+async def test_a_slow_redis_does_not_delay_the_release_of_the_cache(redis_url: str) -> None:
+    """The next request needs that room of the cache."""
     async with running_system(redis_url, kv_tokens=96, linger_seconds=5.0) as system:
         append = system.store.append
 
@@ -236,10 +235,10 @@ async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url:
 async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Were its adoption to fail, all that are adopted with it would wait for ever."""
+    """If its adoption failed, those adopted with it would wait forever."""
     async with running_system(redis_url, lease_s=0.6) as system:
         damaged, whole = asked(), [asked() for _ in range(3)]
-        system.gateway.lease_manager._rebalancer.adopt_from = math.inf  # until all is as the test wants it
+        system.gateway.lease_manager._rebalancer.adopt_from = math.inf  # until the records are prepared
         for request in (damaged, *whole):
             await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
@@ -257,7 +256,7 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     assert set(ids) == {damaged.request_id}
 
 
-async def test_who_follows_a_record_that_cannot_be_read_is_told_and_the_others_go_on(
+async def test_followers_of_an_unreadable_record_get_an_error_and_others_continue(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
