@@ -85,10 +85,10 @@ async def test_a_waiting_request_can_be_cancelled(redis_url: str) -> None:
         waiting = asyncio.create_task(_collect(system.stub.Generate(request)))
         await until(lambda: system.loop.scheduler.waiting == 1)
         await system.stub.Cancel(generation_pb2.CancelRequest(request_id=request.request_id))
+        release.set()
         accepted, last = await waiting
         assert (accepted.prompt_tokens, accepted.token_ids) == (len(PROMPT), [])
         assert last.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
-        release.set()
         assert await running == greedy(PROMPT, 60)
 
 
