@@ -1,4 +1,4 @@
-"""Bodies and connections that cost the HTTP service more than they cost whoever sends them."""
+"""Bodies and connections that are cheap for clients, and must be cheap for the HTTP service."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.support.network.http_service import ASKED, CHAT, MODEL, http_service
 from tests.support.system import until
 
 MANY = 20_000
-"""More than any list may have but that of a prompt's tokens."""
+"""More items than any list may have, except a prompt's tokens."""
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -66,8 +66,8 @@ BOMBS: dict[str, tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = 
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_body_ends_to_be_checked_at_its_first_fault(name: str) -> None:
-    """So that its errors are few, however long it is."""
+def test_the_check_of_a_body_stops_at_its_first_fault(name: str) -> None:
+    """Otherwise a long body would give a long list of errors."""
     kind, body, param = BOMBS[name]
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(body)
@@ -94,7 +94,7 @@ def test_choices_of_a_long_prompt_are_refused_before_they_are_built() -> None:
 
 
 async def test_no_byte_of_a_body_is_read_without_a_key() -> None:
-    """The answer comes though the body never does."""
+    """The service answers although the body is never sent."""
     refusing = Turn(code=grpc.StatusCode.UNAUTHENTICATED, details="authorization: no such key")
     async with fake_gateways([]) as (gateway,):
         gateway.refused = refusing
@@ -111,7 +111,7 @@ async def test_no_byte_of_a_body_is_read_without_a_key() -> None:
         assert gateway.calls == []
 
 
-async def test_a_key_is_asked_about_once_in_a_while() -> None:
+async def test_the_answer_about_a_key_is_cached_for_seconds() -> None:
     now = 100.0
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
@@ -140,8 +140,8 @@ async def test_calls_that_wait_for_their_key_are_counted() -> None:
             assert (await waiting).status_code == 200
 
 
-async def test_bodies_that_no_gateway_can_be_sent_are_their_callers_fault() -> None:
-    """Half a surrogate pair is JSON and no text; a tool of 300 levels is more than its JSON may have again."""
+async def test_bodies_that_no_gateway_can_be_sent_are_invalid() -> None:
+    """A lone surrogate is valid JSON, but no text; a tool of 300 levels is nested too deeply."""
     deep: dict[str, Any] = {}
     for _ in range(300):
         deep = {"properties": deep}

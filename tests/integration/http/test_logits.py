@@ -1,4 +1,4 @@
-"""Biases, penalties and log-probabilities over HTTP: real clients and a real system with a tiny model."""
+"""Biases, penalties and log-probabilities over HTTP, with OpenAI's client and a tiny model."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ WISH: dict[str, Any] = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
 BIAS = {60: 4.0, 5: -100.0}
 
 
-async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
+async def test_biases_and_penalties_work_as_over_grpc(redis_url: str) -> None:
     async with served(redis_url) as (system, http), http.openai() as client:
         free = await over_grpc(system)
         for wanted, ours in (
@@ -43,7 +43,7 @@ async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
         ),
     ],
 )
-async def test_what_is_out_of_range_is_refused_by_name(
+async def test_errors_name_fields_out_of_range(
     redis_url: str, fields: dict[str, Any], param: str, message: str
 ) -> None:
     async with served(redis_url) as (_, http), http.openai() as client:
