@@ -31,5 +31,5 @@ class Door(Protocol):
         """Run an episode.
 
         Raises:
-        Exception: any error of the code under test or of the checks is a finding.
+            Exception: any error of the code under test or of the checks is a finding.
         """

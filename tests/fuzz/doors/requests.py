@@ -123,8 +123,8 @@ class _Run:
         fenced = getattr(reply, "fenced", False)
         assert reply.step_id == message.step_id, "the answer is to another message"
         if not fenced:
-            asked = [entry.request_id for entry in message.entries]
-            assert [entry.request_id for entry in entries] == asked, f"answers to {asked}: {entries}"
+            requested = [entry.request_id for entry in message.entries]
+            assert [entry.request_id for entry in entries] == requested, f"answers to {requested}: {entries}"
             assert all(e.status in (1, 2, 3, 4) for e in entries), f"statuses {[e.status for e in entries]}"
         if any(entry.status != int(EntryStatus.OK) for entry in entries) or fenced:
             self._episode.refused += 1

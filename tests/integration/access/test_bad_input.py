@@ -45,7 +45,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_bad_fields_are_named_and_others_go_on(redis_url: str) -> None:
+async def test_errors_name_bad_fields_and_other_requests_continue(redis_url: str) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         busy = asyncio.create_task(system.tokens([9, 8, 7], max_new_tokens=64))
         for name, (fields, message) in BAD.items():

@@ -118,7 +118,7 @@ async def status_of_call(address: str, tls: ClientTls | None) -> grpc.StatusCode
         return grpc.StatusCode.OK
 
 
-async def test_mutual_tls_serves_the_gateway_and_nobody_else(certificates: Certificates) -> None:
+async def test_mutual_tls_serves_only_the_gateway(certificates: Certificates) -> None:
     c = certificates
     refused: dict[str, ClientTls | None] = {
         "no certificate": client(c.ca),
@@ -138,7 +138,7 @@ async def test_mutual_tls_serves_the_gateway_and_nobody_else(certificates: Certi
         assert dict(zip(refused, ends, strict=True)) == dict.fromkeys(refused, grpc.StatusCode.UNAVAILABLE)
 
 
-async def test_tls_without_an_authority_of_clients_serves_whoever_trusts_it(
+async def test_tls_without_client_certificates_serves_all_who_trust_it(
     certificates: Certificates,
 ) -> None:
     c = certificates
@@ -334,8 +334,8 @@ async def test_the_http_service_has_tls_on_both_sides(certificates: Certificates
     await gateway.start()
     try:
         async with http_service(gateway.address, context, **options, **towards) as http:
-            asked = {"model": "tiny", "prompt": "hi"}
-            reply = await http.plain.post(COMPLETIONS, json=asked)
+            requested = {"model": "tiny", "prompt": "hi"}
+            reply = await http.plain.post(COMPLETIONS, json=requested)
             assert reply.json()["choices"][0]["text"] == TEXT
             async with httpx2.AsyncClient(base_url=http.url, verify=nameless) as nobody:
                 with pytest.raises(httpx2.TransportError):

@@ -61,7 +61,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_stream_goes_on_at_the_next_gateway(name: str, point: int) -> None:
+async def test_a_stream_continues_at_the_next_gateway(name: str, point: int) -> None:
     fault = replace(FAULTS[name], replies=point)
     async with fake_gateways([fault], []) as (first, second), client_of(first, second) as client:
         await check_whole(client)
@@ -119,7 +119,7 @@ async def test_connections_that_break_at_any_byte_lose_nothing() -> None:
     assert any(isinstance(call, generation_pb2.AttachRequest) for call in gateway.calls)
 
 
-async def test_what_is_repeated_is_dropped() -> None:
+async def test_repeated_tokens_are_dropped() -> None:
     script = [Turn(replies=20, code=Code.UNAVAILABLE), Turn(back=7)]
     async with fake_gateways(script) as (gateway,), client_of(gateway) as client:
         await check_whole(client)
@@ -180,7 +180,7 @@ async def test_a_retry_hint_is_kept_to() -> None:
     assert [retry.wait_s for retry in retries] == [0.03, 0.03]
 
 
-async def test_the_error_after_the_patience_tells_how_to_continue() -> None:
+async def test_the_error_after_the_patience_shows_how_to_continue() -> None:
     script = [Turn(replies=3, dies=True)]
     short = Patience(patience_s=0.3, first_wait_s=0.05)
     async with fake_gateways(script) as (gateway,), client_of(gateway, patience=short) as client:

@@ -92,7 +92,7 @@ async def test_ctrl_c_ends_generate_without_a_gateway() -> None:
     assert process.returncode == 130
 
 
-async def test_a_lost_request_says_how_to_get_its_rest_and_attach_gets_it() -> None:
+async def test_the_error_of_a_lost_request_shows_the_attach_command() -> None:
     async with fake_gateways([Turn(replies=7, dies=True)]) as (gateway,):
         flags = ["--address", gateway.address]
         code, out, err = await specinfer(
@@ -188,7 +188,7 @@ async def test_watch_refreshes_in_a_terminal() -> None:
     assert "\x1b[1A" in out, "moves the cursor up to overwrite the block"
 
 
-async def test_watch_goes_on_while_the_gateway_is_away_and_ends_on_ctrl_c() -> None:
+async def test_watch_continues_without_the_gateway_and_ends_on_ctrl_c() -> None:
     async with fake_gateways([]) as (gateway,):
         gateway.states = _states()
         flags = ["--watch", "--interval-seconds", "0.1", "--address", gateway.address]

@@ -19,9 +19,9 @@ async def test_our_own_service_passes(redis_url: str) -> None:
             await asyncio.to_thread(ApiServer.at, http.url), None, {"speculation": "off"}
         )
         questions = [Question(prompt, 12, t, seed=3) for prompt in PROMPTS[:4] for t in (0.0, 0.8)]
-        asked = len(drafter.jobs)
+        requested = len(drafter.jobs)
         outcome = await asyncio.to_thread(check, plain, speculating, questions, 4)
-        assert len(drafter.jobs) > asked
+        assert len(drafter.jobs) > requested
     assert exit_code(outcome, tie=0.0) == 0
     assert [one.tokens for one in outcome] == [12] * 8
     assert {one.kind for one in outcome} == {"greedy", "seeded"}

@@ -31,7 +31,7 @@ def test_questions_for_points_differ_only_at_their_ends() -> None:
     assert first.endswith("Point 1: a")
 
 
-async def test_points_are_written_at_once_each_as_if_asked_alone(
+async def test_points_are_written_concurrently_with_the_same_text_as_alone(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny model writes no lists, so the points are given."""

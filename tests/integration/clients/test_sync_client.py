@@ -67,7 +67,7 @@ async def test_a_prompt_is_answered_by_either_client() -> None:
         assert call == make_request("hi", temperature=0.5, seed=3)
 
 
-async def test_a_stream_without_a_loop_goes_on_at_the_next_gateway() -> None:
+async def test_a_synchronous_stream_continues_at_the_next_gateway() -> None:
     async with fake_gateways([Turn(replies=5, dies=True)], []) as (first, second):
 
         def ask() -> None:

@@ -108,10 +108,10 @@ async def test_plain_decoding_is_a_root_and_a_bonus(redis_url: str) -> None:
 async def test_forced_tokens_have_no_speculator(redis_url: str) -> None:
     keys = {"type": "object", "properties": {"a_long_name": {"type": "boolean"}}, "required": ["a_long_name"]}
     schema = json.dumps({**keys, "additionalProperties": False})
-    asked = {"constraint": encode_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema))}
+    requested = {"constraint": encode_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema))}
     async with running_system(redis_url, eos=0) as system:
         call = await watch(system, "forced")
-        await system.generate(PROMPT, request_id="forced", max_new_tokens=40, **asked)
+        await system.generate(PROMPT, request_id="forced", max_new_tokens=40, **requested)
         steps = [reply.step for reply in await rest_of(call)]
     accepted = [step.nodes[index] for step in steps for index in step.accepted]
     assert '"a_long_name"' in "".join(token.text for step in steps for token in step.tokens)
@@ -177,7 +177,7 @@ async def test_a_gateway_that_ends_ends_its_watches(redis_url: str) -> None:
         assert await refused(call) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_nothing_is_told_before_it_is_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_step_is_sent_before_it_is_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         call, store, redis_is_back = await watch(system, "held"), system.store, asyncio.Event()
         append = store.append

@@ -96,14 +96,16 @@ async def test_thirty_schemas_are_answered_as_by_constrained_plain_decoding(
     redis_url: str, speculation: int
 ) -> None:
     """Unconstrained requests are in the same batch."""
-    asked = list(zip(PROMPTS, CONSTRAINTS, strict=True))
+    requested = list(zip(PROMPTS, CONSTRAINTS, strict=True))
     async with running_system(redis_url, drafters(), eos=EOS) as system:
         answers, free = await asyncio.gather(
-            asyncio.gather(*(ask(system, *one, speculation=speculation) for one in asked)),
+            asyncio.gather(*(ask(system, *one, speculation=speculation) for one in requested)),
             asyncio.gather(*(system.tokens(p, speculation=speculation) for p in PROMPTS[:4])),
         )
     assert free == [greedy(prompt, 16) for prompt in PROMPTS[:4]]
-    for (tokens, text, summary), (prompt, constraint), schema in zip(answers, asked, SCHEMAS, strict=True):
+    for (tokens, text, summary), (prompt, constraint), schema in zip(
+        answers, requested, SCHEMAS, strict=True
+    ):
         assert tokens == constrained_greedy(tuple(prompt), constraint), constraint.source
         jsonschema.validate(json.loads(text), schema)
         stopped = summary.finish_reason == generation_pb2.FINISH_REASON_STOP_TOKEN
@@ -137,12 +139,12 @@ async def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(re
 
 async def test_a_matcher_is_rebuilt_when_the_verifier_has_forgotten(redis_url: str) -> None:
     """The verifier drops all requests in every fifth step, and reads them again in chunks."""
-    asked = list(zip(PROMPTS, CONSTRAINTS, strict=True))[20:26]
+    requested = list(zip(PROMPTS, CONSTRAINTS, strict=True))[20:26]
     async with running_system(redis_url, drafters(), eos=EOS, prefill_chunk=24) as system:
         steps = system.forget_every(5)
-        answers = await asyncio.gather(*(ask(system, *one) for one in asked))
+        answers = await asyncio.gather(*(ask(system, *one) for one in requested))
     assert len(steps) > 10
-    assert [tokens for tokens, *_ in answers] == [constrained_greedy(tuple(p), c) for p, c in asked]
+    assert [tokens for tokens, *_ in answers] == [constrained_greedy(tuple(p), c) for p, c in requested]
 
 
 async def test_forced_tokens_come_without_speculators(redis_url: str) -> None:

@@ -70,7 +70,7 @@ async def test_drafters_get_the_probability_below_which_nodes_are_cut(redis_url:
         assert await system.tokens(PROMPTS[0], max_new_tokens=24) == greedy(PROMPTS[0], 24)
     drafted = [job.limits.min_path_probability for job in drafter.jobs if not job.limits.empty]
     assert drafted
-    assert all((0 < least < 1) if adaptive else least == 0 for least in drafted)
+    assert all((0 < threshold < 1) if adaptive else threshold == 0 for threshold in drafted)
 
 
 async def test_drafters_share_the_noise_seed_but_not_the_draw_seed(redis_url: str) -> None:
@@ -174,19 +174,19 @@ async def test_blocks_that_could_not_be_released_are_released_before_the_next_pa
     """`Release` failed once after a preemption; unreleased requests would fill the cache."""
     prompts = [[3 + i] * (5 + 7 * i) for i in range(6)]
     async with running_system(redis_url, max_batch=6, kv_tokens=192) as system:
-        release, asked = system.loop.verifier.release, list[set[str]]()
+        release, requested = system.loop.verifier.release, list[set[str]]()
 
         async def failing_once(names: Sequence[str]) -> None:
             if set(names) & system.loop.scheduler.states.keys():  # preempted, not ended
-                asked.append(set(names))
-                if len(asked) == 1:
+                requested.append(set(names))
+                if len(requested) == 1:
                     raise UnavailableError("the verifier does not answer")
             await release(names)
 
         system.loop.verifier.release = failing_once  # type: ignore[method-assign]
         answers = await asyncio.gather(*(system.tokens(p, max_new_tokens=60) for p in prompts))
     assert answers == [greedy(prompt, 60) for prompt in prompts]
-    assert asked[0] <= asked[1], "in the next attempt"
+    assert requested[0] <= requested[1], "in the next attempt"
 
 
 async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str) -> None:

@@ -36,7 +36,7 @@ TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """Request of the tests."""
 
     prompt: list[int]
@@ -45,7 +45,7 @@ class Asked:
     request_id: str = ""
 
 
-Answer: TypeAlias = Callable[[Sequence[Asked]], Awaitable[list[list[int]]]]
+Answer: TypeAlias = Callable[[Sequence[Request]], Awaitable[list[list[int]]]]
 
 
 def recorded(drafter: Drafter) -> list[int]:
@@ -64,17 +64,17 @@ def recorded(drafter: Drafter) -> list[int]:
 def in_process(llm: LLM) -> Answer:
     """Return a function that answers requests by `LLM`; those without ids in one batch."""
 
-    async def answer(requests: Sequence[Asked]) -> list[list[int]]:
+    async def answer(requests: Sequence[Request]) -> list[list[int]]:
         params = [
-            SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=asked.mode, **asked.sampling)
-            for asked in requests
+            SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=request.mode, **request.sampling)
+            for request in requests
         ]
         if not requests[0].request_id:
-            outputs = llm.generate([asked.prompt for asked in requests], params)
+            outputs = llm.generate([request.prompt for request in requests], params)
             return [output.outputs[0].token_ids for output in outputs]
         streams = [
-            llm.stream(asked.prompt, sampling, request_id=asked.request_id)
-            for asked, sampling in zip(requests, params, strict=True)
+            llm.stream(request.prompt, sampling, request_id=request.request_id)
+            for request, sampling in zip(requests, params, strict=True)
         ]
         return [[token for delta in stream for token in delta.token_ids] for stream in streams]
 
@@ -84,14 +84,14 @@ def in_process(llm: LLM) -> Answer:
 def through(system: System) -> Answer:
     """Return a function that answers requests by a system, in one batch."""
 
-    async def answer(requests: Sequence[Asked]) -> list[list[int]]:
+    async def answer(requests: Sequence[Request]) -> list[list[int]]:
         fields = [
-            {"max_new_tokens": TOKENS, "speculation": MODES[asked.mode], **asked.sampling}
-            | ({"request_id": asked.request_id} if asked.request_id else {})
-            for asked in requests
+            {"max_new_tokens": TOKENS, "speculation": MODES[request.mode], **request.sampling}
+            | ({"request_id": request.request_id} if request.request_id else {})
+            for request in requests
         ]
         tokens = [
-            system.tokens(asked.prompt, **params) for asked, params in zip(requests, fields, strict=True)
+            system.tokens(request.prompt, **params) for request, params in zip(requests, fields, strict=True)
         ]
         return await asyncio.gather(*tokens)
 
@@ -116,7 +116,9 @@ async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIt
 
 async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
     """Check that the greedy answers of all modes are equal, in one batch."""
-    actual = await answer([Asked(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES])
+    actual = await answer(
+        [Request(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES]
+    )
     for place, prompt in enumerate(PROMPTS):
         plain, *others = actual[place * len(MODES) :][: len(MODES)]
         assert row.family != "llama" or plain == greedy(prompt, TOKENS)
@@ -125,7 +127,7 @@ async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
 
 async def assert_a_seed_gives_the_plain_text(answer: Answer) -> None:
     """Check that a seed gives the same text in all modes; the noise fixes the target's choices."""
-    actual = await answer([Asked(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
+    actual = await answer([Request(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
     plain = [actual[0], actual[len(MODES)]]
     assert actual == [text for text in plain for _ in MODES]
     assert greedy(PROMPT, TOKENS) not in plain
@@ -133,7 +135,7 @@ async def assert_a_seed_gives_the_plain_text(answer: Answer) -> None:
 
 async def assert_an_id_gives_a_text(answer: Answer, elsewhere: Answer) -> None:
     """Check that another process gives the same text for the same id, and not for another id."""
-    same, other = [Asked(PROMPT, "tree", SAMPLED[0], name) for name in ("same", "other")]
+    same, other = [Request(PROMPT, "tree", SAMPLED[0], name) for name in ("same", "other")]
     (drawn,) = await answer([same])
     assert await elsewhere([same]) == [drawn]
     assert await elsewhere([other]) != [drawn]

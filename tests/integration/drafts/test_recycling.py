@@ -37,7 +37,7 @@ class Reader(ScriptedDrafter):
         return tree
 
 
-async def test_two_services_read_what_the_target_predicted_at_all_nodes(redis_url: str) -> None:
+async def test_two_services_read_predictions_at_all_nodes(redis_url: str) -> None:
     """They are those of the last step's tree. Each service gets as many as it reads."""
     few, many, blind = Reader(2), Reader(5), ScriptedDrafter(first(2))
     async with running_system(redis_url, {"few": few, "many": many, "blind": blind}) as system:

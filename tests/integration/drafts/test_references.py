@@ -101,9 +101,11 @@ async def test_an_answer_that_copies_takes_fewer_steps_and_is_the_same(method: s
         assert await steps(system, answer, references=copied) <= 6 < without, "four tokens a step"
         assert await steps(system, answer, references=[OTHER]) >= without - 2
         with_seed = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
-        said = await system.tokens(PROMPT, max_new_tokens=TOKENS, speculation=3, **with_seed)
-        without = await steps(system, said, **with_seed)
-        assert await steps(system, said, references=[text_of(said)], **with_seed) < min(10, without)
+        sampled_tokens = await system.tokens(PROMPT, max_new_tokens=TOKENS, speculation=3, **with_seed)
+        without = await steps(system, sampled_tokens, **with_seed)
+        assert await steps(system, sampled_tokens, references=[text_of(sampled_tokens)], **with_seed) < min(
+            10, without
+        )
 
 
 async def test_a_request_sees_its_own_references_only(redis_url: str) -> None:
@@ -111,12 +113,12 @@ async def test_a_request_sees_its_own_references_only(redis_url: str) -> None:
     async with running_system(redis_url, {"reader": drafter, "suffix": suffix}, one_service=True) as system:
         answer = greedy(PROMPT, TOKENS)
         alone = await steps(system, answer, request_id="alone")
-        with_them, beside = await asyncio.gather(
+        with_them, plain_steps = await asyncio.gather(
             steps(system, answer, request_id="with", references=[text_of(answer)]),
             steps(system, answer, request_id="beside"),
         )
         assert with_them < alone
-        assert beside == alone
+        assert plain_steps == alone
     end = -1
     assert drafter.texts == {"alone": {()}, "with": {(*answer, end)}, "beside": {()}}
 

@@ -117,8 +117,8 @@ async def test_a_fault_outside_a_step_ends_only_the_request_that_causes_it(
         session = system.loop
         request = request_for(PROMPT, request_id="poison", max_new_tokens=150, stop_strings=["~"])
         poison = aiter(system.stub.Generate(request))
-        asked = [request_for([3 + i, 5], max_new_tokens=40) for i in range(3)]
-        others = [aiter(system.stub.Generate(one)) for one in asked]
+        other_requests = [request_for([3 + i, 5], max_new_tokens=40) for i in range(3)]
+        others = [aiter(system.stub.Generate(one)) for one in other_requests]
         for name in (poison, *others):
             await anext(name)  # the reply that accepts it, before any token
         _fault_for_poison(monkeypatch, where)

@@ -98,15 +98,15 @@ class Reader:
         return self.tokens
 
 
-async def begin(stub: Stub, request: generation_pb2.GenerateRequest, least: int = 10) -> Reader:
+async def begin(stub: Stub, request: generation_pb2.GenerateRequest, count: int = 10) -> Reader:
     """Start a request, and read at least `least` tokens."""
     reader = Reader(stub.Generate(request))
-    while len(reader.tokens) < least:
+    while len(reader.tokens) < count:
         assert await reader.read()
     return reader
 
 
-async def test_a_stream_goes_on_where_it_was_cut(redis_url: str) -> None:
+async def test_a_stream_continues_where_it_was_cut(redis_url: str) -> None:
     async with running_system(redis_url, linger_seconds=5.0) as system:
         request = request_for(PROMPT, max_new_tokens=LONG, stop_strings=["no such text"], logprobs=True)
         reader = await begin(system.stub, request)
@@ -277,7 +277,7 @@ async def test_a_drained_gateway_hands_over_to_another_one(redis_url: str) -> No
         _replaced(system, other)
 
 
-async def test_a_drained_gateway_without_another_one_finishes_what_it_has(redis_url: str) -> None:
+async def test_a_single_drained_gateway_finishes_its_requests(redis_url: str) -> None:
     async with running_system(redis_url, drain_seconds=20.0) as system:
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         draining = asyncio.create_task(system.gateway.drain())

@@ -144,11 +144,11 @@ async def test_a_command_to_a_server_that_loads_is_repeated_with_a_new_connectio
         (ResponseError("WRONGTYPE Operation against a key"), False),
     ],
 )
-def test_which_errors_say_that_the_server_is_no_primary(error: Exception, is_it: bool) -> None:
+def test_which_errors_show_that_the_server_is_not_the_primary(error: Exception, is_it: bool) -> None:
     assert is_no_primary(error) is is_it
 
 
-async def test_streams_go_on_through_a_failover(redis_pair: RedisPair) -> None:
+async def test_streams_continue_through_a_failover(redis_pair: RedisPair) -> None:
     """This holds at the gateway that runs a request and at one that only follows it."""
     async with two_gateways(redis_pair.url, linger_seconds=5.0) as (system, _, stub):
         request = request_for(PROMPT, max_new_tokens=LONG)

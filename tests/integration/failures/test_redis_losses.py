@@ -26,7 +26,7 @@ from tests.support.oracle import greedy
 from tests.support.system import crash, request_for, running_system, until
 
 
-def asked(**options: Any) -> GenerationRequest:
+def new_request(**options: Any) -> GenerationRequest:
     return GenerationRequest(
         secrets.token_hex(6),
         tuple(PROMPT),
@@ -108,7 +108,7 @@ async def test_waiting_requests_are_stored_again_although_redis_fails_in_between
 async def test_a_finished_request_is_shown_although_redis_failed_at_its_adoption(redis_url: str) -> None:
     """Its tokens are stored, but its owner died before it stored the end."""
     async with running_system(redis_url, lease_s=0.6) as system:
-        request, store = asked(max_new_tokens=5), RequestStore(system.store._connection, "dead", 60)
+        request, store = new_request(max_new_tokens=5), RequestStore(system.store._connection, "dead", 60)
         await store.create(request, "idempotency_key", ANYBODY, owned=True)
         state = state_of([])
         state.request, state.tokens = request, [*PROMPT, *greedy(PROMPT, 5)]
@@ -125,7 +125,7 @@ async def test_a_finished_request_is_shown_although_redis_failed_at_its_adoption
 
 async def test_requests_that_waited_without_any_gateway_run(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=0.6, patience_s=30.0) as system:
-        request = asked()
+        request = new_request()
         system.gateway.lease_manager._rebalancer.pause(1.5)  # as when Redis has just come back
         await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
@@ -134,10 +134,10 @@ async def test_requests_that_waited_without_any_gateway_run(redis_url: str) -> N
         assert tokens_of(replies) == greedy(PROMPT, 16)
 
 
-async def test_a_request_that_nobody_can_run_ends_after_the_patience(redis_url: str) -> None:
+async def test_a_request_that_no_gateway_can_run_ends_after_the_patience(redis_url: str) -> None:
     """Gateways adopt and disown it repeatedly, without progress."""
     async with running_system(redis_url, lease_s=0.6, patience_s=2.0, kv_tokens=64) as system:
-        request = asked(max_new_tokens=300)
+        request = new_request(max_new_tokens=300)
         await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         record = await system.ended(request.request_id)
         assert record.ending is not None
@@ -195,16 +195,16 @@ async def test_reports_of_newer_gateways_are_readable(redis_url: str) -> None:
         stores = Pair(connection)
         await stores.lease_a.renew(GatewayReport(stores.a.gateway_id, 2), [])
         key = f"{PREFIX}gateway:{stores.a.gateway_id}"
-        said = await connection.redis.get(key)
-        await connection.redis.set(key, said.replace("}", ', "invented": 1}'), keepttl=True)
+        report = await connection.redis.get(key)
+        await connection.redis.set(key, report.replace("}", ', "invented": 1}'), keepttl=True)
         renewal = await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])
         assert GatewayReport(stores.a.gateway_id, 2) in renewal.alive
 
 
-async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> None:
+async def test_a_deadline_ends_an_unowned_request(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         store = Pair(connection).a
-        soon, later = asked(deadline_s=0.001), asked(deadline_s=1000.0)
+        soon, later = new_request(deadline_s=0.001), new_request(deadline_s=1000.0)
         for request in (soon, later):
             await store.create(request, "idempotency_key", ANYBODY, owned=False)
         await asyncio.sleep(0.01)
@@ -237,7 +237,7 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
 ) -> None:
     """If its adoption failed, those adopted with it would wait forever."""
     async with running_system(redis_url, lease_s=0.6) as system:
-        damaged, whole = asked(), [asked() for _ in range(3)]
+        damaged, whole = new_request(), [new_request() for _ in range(3)]
         system.gateway.lease_manager._rebalancer.adopt_from = math.inf  # until the records are prepared
         for request in (damaged, *whole):
             await system.store.create(request, "idempotency_key", ANYBODY, owned=False)

@@ -1,4 +1,4 @@
-"""Clients that leave, come back, or read one request at several gateways at once."""
+"""Clients that leave, return, or read a request at several gateways at once."""
 
 import asyncio
 from typing import Any
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_one_gateway_does_not_end_the_stream_at_anoth
         assert reader.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
 
 
-async def test_attaching_in_vain_leaves_nothing_behind(redis_url: str) -> None:
+async def test_a_failed_attach_leaves_nothing(redis_url: str) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, _):
         request = request_for(PROMPT, max_new_tokens=LONG)
         reader = await begin(system.stub, request)
@@ -81,7 +81,7 @@ async def test_attaching_in_vain_leaves_nothing_behind(redis_url: str) -> None:
         await reader.finish()
 
 
-async def test_who_attaches_while_the_last_other_client_leaves_is_served(redis_url: str) -> None:
+async def test_a_client_that_attaches_while_the_last_one_leaves_is_served(redis_url: str) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         request = request_for(PROMPT, max_new_tokens=400)
         reader = await begin(system.stub, request)

@@ -17,18 +17,18 @@ from tests.support.system import System, another_gateway, request_for, running_s
 
 def count_disowned(gateways: Sequence[Gateway]) -> list[str]:
     """Return a list that gets the requests these gateways disown."""
-    given: list[str] = []
+    disowned: list[str] = []
     for gateway in gateways:
         disown = gateway.store.disown
 
         async def counted(
             names: Sequence[str], *arguments: Any, disown: Any = disown, **options: Any
         ) -> None:
-            given.extend(names)
+            disowned.extend(names)
             await disown(names, *arguments, **options)
 
         gateway.store.disown = counted  # type: ignore[method-assign]
-    return given
+    return disowned
 
 
 @asynccontextmanager
@@ -58,11 +58,11 @@ async def test_requests_that_can_run_are_not_disowned(redis_url: str) -> None:
     ):
         assert not len(third.sessions)
         await until(lambda: all(offers(gateway) == 2 for gateway in (system.gateway, other)))
-        given = count_disowned([system.gateway, other])
-        asked = [request_for([*PROMPT, 20 + i], max_new_tokens=40) for i in range(8)]
-        texts = await asyncio.gather(*(read_all(stub, request) for request in asked))
+        disowned = count_disowned([system.gateway, other])
+        requests = [request_for([*PROMPT, 20 + i], max_new_tokens=40) for i in range(8)]
+        texts = await asyncio.gather(*(read_all(stub, request) for request in requests))
         assert [tokens_of(replies) for replies in texts] == [greedy([*PROMPT, 20 + i], 40) for i in range(8)]
-        assert given == []
+        assert disowned == []
 
 
 async def test_reported_room_is_used_once(redis_url: str) -> None:
@@ -85,13 +85,13 @@ async def test_reported_room_is_used_once(redis_url: str) -> None:
 
         lease_manager._leases.renew = constant_report  # type: ignore[method-assign]
         system.loop.verifier.verify = slow  # type: ignore[method-assign]
-        given = count_disowned([system.gateway])
-        asked = [request_for([*PROMPT, 20 + i], max_new_tokens=9) for i in range(6)]
-        answers = asyncio.gather(*(read_all(system.stub, request) for request in asked))
-        await until(lambda: len(given) > 0)
+        disowned = count_disowned([system.gateway])
+        requests = [request_for([*PROMPT, 20 + i], max_new_tokens=9) for i in range(6)]
+        answers = asyncio.gather(*(read_all(system.stub, request) for request in requests))
+        await until(lambda: len(disowned) > 0)
         enough = len(looks) + 4
         await until(lambda: len(looks) > enough)
-        assert len(given) == 2
+        assert len(disowned) == 2
         go_on.set()
         assert [tokens_of(replies) for replies in await answers] == [
             greedy([*PROMPT, 20 + i], 9) for i in range(6)
@@ -101,7 +101,7 @@ async def test_reported_room_is_used_once(redis_url: str) -> None:
 async def test_requests_that_wait_for_cache_are_not_passed_around(redis_url: str) -> None:
     """Both gateways have free places in their batches, but full caches."""
     async with one_verifier_each(redis_url, kv_tokens=160) as (system, other, stub):
-        given = count_disowned([system.gateway, other])
+        disowned = count_disowned([system.gateway, other])
 
         async def ask(number: int) -> list[generation_pb2.GenerateReply]:
             request = request_for([*PROMPT, 20 + number], max_new_tokens=100)
@@ -111,4 +111,4 @@ async def test_requests_that_wait_for_cache_are_not_passed_around(redis_url: str
         assert [tokens_of(replies) for replies in texts] == [
             greedy([*PROMPT, 20 + i], 100) for i in range(12)
         ]
-        assert len(given) <= 36, "a few times each, as batches end; not at every look"
+        assert len(disowned) <= 36, "a few times each, as batches end; not at every look"

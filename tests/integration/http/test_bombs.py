@@ -33,7 +33,7 @@ def completion(prompt: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": prompt, **fields}
 
 
-def said(content: Any) -> list[dict[str, Any]]:
+def user_message(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
@@ -45,8 +45,8 @@ BOMBS: dict[str, tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = 
     "tokens": (CompletionBody, completion([1] * (MAX_TOKENS + 1)), "prompt"),
     "messages": (ChatBody, chat(messages=[0] * MANY), "messages"),
     "few messages": (ChatBody, chat(messages=[{}] * 1000), "messages[0].role"),
-    "parts": (ChatBody, chat(messages=said([0] * MANY)), "messages[0].content"),
-    "few parts": (ChatBody, chat(messages=said([0] * 1000)), "messages[0].content[0]"),
+    "parts": (ChatBody, chat(messages=user_message([0] * MANY)), "messages[0].content"),
+    "few parts": (ChatBody, chat(messages=user_message([0] * 1000)), "messages[0].content[0]"),
     "tools": (ChatBody, chat(tools=[{}] * MANY), "tools"),
     "stops": (ChatBody, chat(stop=[0] * MANY), "stop[0]"),
     "biases": (ChatBody, chat(logit_bias={str(i): "x" for i in range(MANY)}), "logit_bias"),
@@ -80,7 +80,7 @@ def test_the_check_of_a_body_stops_at_its_first_fault(name: str) -> None:
 
 def test_choices_of_a_long_prompt_are_refused_before_they_are_built() -> None:
     text = "x" * (MAX_BYTES // 100)
-    many = ChatBody.model_validate({"model": "m", "messages": said(text), "n": 128})
+    many = ChatBody.model_validate({"model": "m", "messages": user_message(text), "n": 128})
     with pytest.raises(InvalidInputError, match=f"choices are .* bytes together, at most {MAX_BYTES}"):
         chat_requests(many, ChatForm(), "r")
     for make, body in (
@@ -117,12 +117,12 @@ async def test_the_answer_about_a_key_is_cached_for_seconds() -> None:
         gateway.states.append(MODEL)
         async with AsyncClient(gateway.address) as client:
             callers = CallerKeys(client, Models(lambda: now), lambda: now)
-            asked = []
+            requested = []
             for key, later in (("a", 0.0), ("a", 4.0), ("b", 0.0), ("a", 2.0), (None, 0.0)):
                 now += later
                 await callers.admit(Headers({} if key is None else {"authorization": f"Bearer {key}"}))
-                asked.append(len(gateway.metadata))
-            assert asked == [1, 1, 2, 3, 4]
+                requested.append(len(gateway.metadata))
+            assert requested == [1, 1, 2, 3, 4]
             with pytest.raises(ApiError):
                 await callers.admit(Headers({"authorization": "Basic abc"}))
             assert len(gateway.metadata) == 4
@@ -152,7 +152,7 @@ async def test_bodies_that_no_gateway_can_be_sent_are_invalid() -> None:
     bodies = [
         chat(tools=[tool({"x": "\udfff"})]),
         chat(tools=[tool(deep)]),
-        chat(messages=said("\ud800")),
+        chat(messages=user_message("\ud800")),
         chat(stop="\ud800"),
         chat(structured_outputs={"regex": "\ud800"}),
     ]

@@ -214,10 +214,10 @@ async def test_bounds_are_named() -> None:
         large = json.dumps(turn(content="x" * MAX_BODY_BYTES))
         large_reply = await http.plain.post(CHAT, content=large, headers=JSON)
 
-        async def untold() -> AsyncIterator[bytes]:
+        async def without_length() -> AsyncIterator[bytes]:
             yield large.encode()
 
-        streamed = await http.plain.post(CHAT, content=untold(), headers=JSON)
+        streamed = await http.plain.post(CHAT, content=without_length(), headers=JSON)
         for reply in (large_reply, streamed):
             error = error_of(reply)
             assert (reply.status_code, error["param"]) == (413, "body")
@@ -252,14 +252,19 @@ async def test_the_trace_context_and_the_key_are_passed_on() -> None:
 
 
 async def test_pages_of_chosen_origins_may_call() -> None:
-    asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
-    asked["Access-Control-Request-Headers"] = "authorization,content-type"
+    requested = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    requested["Access-Control-Request-Headers"] = "authorization,content-type"
     async with served(cors_origins="https://chat.example, https://b.example") as (_, http):
-        allowed = await http.plain.request("OPTIONS", CHAT, headers=asked)
+        allowed = await http.plain.request("OPTIONS", CHAT, headers=requested)
         assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
         refused = await http.plain.post(CHAT, json={}, headers={"Origin": "https://chat.example"})
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (400, asked["Origin"])
-        foreign = await http.plain.request("OPTIONS", CHAT, headers={**asked, "Origin": "https://c.example"})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (
+            400,
+            requested["Origin"],
+        )
+        foreign = await http.plain.request(
+            "OPTIONS", CHAT, headers={**requested, "Origin": "https://c.example"}
+        )
         assert "access-control-allow-origin" not in foreign.headers
     async with served() as (_, http):
         nobody = await http.plain.post(CHAT, json=ASKED, headers={"Origin": "https://chat.example"})

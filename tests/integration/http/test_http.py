@@ -57,7 +57,7 @@ def text_in(events: list[Any]) -> str:
     return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
 
 
-async def test_the_openai_client_gets_what_grpc_gives(redis_url: str) -> None:
+async def test_the_openai_client_gets_the_answers_of_grpc(redis_url: str) -> None:
     async with served(redis_url) as (system, http), http.openai() as client:
         expected = await over_grpc(system)
         whole = await client.chat.completions.create(**ASKED)
@@ -100,26 +100,27 @@ async def test_the_openai_client_without_a_loop(redis_url: str) -> None:
 async def test_completions_of_texts_and_tokens(redis_url: str) -> None:
     """Choices of a prompt have different seeds; the first has the requested one."""
     async with served(redis_url) as (_, http), http.openai() as client:
-        asked: Any = {"model": "tiny", "max_tokens": 6, "seed": 3}
-        one = await client.completions.create(prompt="ab", **asked)
+        requested: Any = {"model": "tiny", "max_tokens": 6, "seed": 3}
+        one = await client.completions.create(prompt="ab", **requested)
         assert (one.object, one.choices[0].finish_reason) == ("text_completion", "length")
-        four = await client.completions.create(prompt=["ab", "cd"], n=2, **asked)
+        four = await client.completions.create(prompt=["ab", "cd"], n=2, **requested)
         texts = [choice.text for choice in four.choices]
         assert [choice.index for choice in four.choices] == [0, 1, 2, 3]
         assert texts[0] == one.choices[0].text
         assert len(set(texts)) == 4
         assert four.usage is not None
         assert (four.usage.prompt_tokens, four.usage.completion_tokens) == (4, 24)
-        second = await client.completions.create(prompt="cd", **{**asked, "seed": 4})
+        second = await client.completions.create(prompt="cd", **{**requested, "seed": 4})
         assert texts[3] == second.choices[0].text
-        tokens = await client.completions.create(prompt=[67, 68], **asked)  # "ab"
+        tokens = await client.completions.create(prompt=[67, 68], **requested)  # "ab"
         assert tokens.choices[0].text == texts[0]
         default = await client.completions.create(prompt="ab", model="tiny", temperature=0)  # no early end
         assert default.usage is not None
         assert default.usage.completion_tokens == 16
 
         chunks = [
-            c async for c in await client.completions.create(prompt=["ab", "cd"], n=2, stream=True, **asked)
+            c
+            async for c in await client.completions.create(prompt=["ab", "cd"], n=2, stream=True, **requested)
         ]
         streamed = ["".join(c.choices[0].text for c in chunks if c.choices[0].index == i) for i in range(4)]
         assert streamed == texts
@@ -318,9 +319,10 @@ async def test_calls_may_share_an_x_request_id(redis_url: str) -> None:
 
 async def test_an_idempotency_key_makes_a_call_repeatable(redis_url: str) -> None:
     async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
-        asked, mine = {**ASKED, "temperature": 1.0}, {"Idempotency-Key": "mine"}
+        requested, mine = {**ASKED, "temperature": 1.0}, {"Idempotency-Key": "mine"}
         first_one, again = [
-            await http.plain.post(CHAT, json=asked, headers=mine | {"X-Request-Id": name}) for name in "ab"
+            await http.plain.post(CHAT, json=requested, headers=mine | {"X-Request-Id": name})
+            for name in "ab"
         ]
         assert [first_one.headers["x-request-id"], again.headers["x-request-id"]] == ["a", "b"]
         assert first_one.json()["id"] == again.json()["id"] == "chatcmpl-mine"

@@ -91,11 +91,11 @@ async def test_answers_are_those_of_conversations(redis_url: str) -> None:
 async def test_schemas_and_calls(redis_url: str) -> None:
     async with served(redis_url) as (http, client):
         form: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}}
-        asked: Any = {**SAY, "max_output_tokens": 100}
-        formed = await client.responses.create(**asked, text=form)
+        requested: Any = {**SAY, "max_output_tokens": 100}
+        formed = await client.responses.create(**requested, text=form)
         assert formed.status == "completed"
         assert json.loads(formed.output_text)["a"] in ("x", "y")
-        async with client.responses.stream(**asked, text=form) as stream:
+        async with client.responses.stream(**requested, text=form) as stream:
             assert (await stream.get_final_response()).output_text == formed.output_text
 
         must: Any = {**ASKED, "input": "hi", "tools": FLAT, "max_output_tokens": 70, "temperature": 0.9}

@@ -54,9 +54,9 @@ async def test_tokens_of_texts_and_conversations(redis_url: str) -> None:
         text = await http.plain.post("/detokenize", json={"model": "tiny", "tokens": [*whole, 1]})
         assert text.json() == {"prompt": "u:hi;a: Hel ;a:<bos>"}
         assert await tokens(**ON) == whole[: len("u:hi;a: Hel ")]
-        asked = {"messages": TURNS, "tools": [TOOL]}
-        used = (await http.plain.post(CHAT, json=ASKED | asked | {"max_tokens": 1})).json()["usage"]
-        assert len(await tokens(**asked)) == used["prompt_tokens"] > len(whole)
+        requested = {"messages": TURNS, "tools": [TOOL]}
+        used = (await http.plain.post(CHAT, json=ASKED | requested | {"max_tokens": 1})).json()["usage"]
+        assert len(await tokens(**requested)) == used["prompt_tokens"] > len(whole)
 
         for path, fields, param in (
             ("/tokenize", {}, "prompt"),

@@ -33,11 +33,11 @@ async def bounded(**seconds: float) -> AsyncIterator[tuple[HttpService, Callable
             settings = {name: value for name, value in seconds.items() if name.islower()}
             async with http_service(gateway.address, **settings) as http:
 
-                async def connect(said: bytes = b"") -> Pipe:
+                async def connect(data: bytes = b"") -> Pipe:
                     host, port = http.url.removeprefix("http://").split(":")
                     reader, writer = await asyncio.open_connection(host, int(port))
                     writers.append(writer)
-                    writer.write(said)
+                    writer.write(data)
                     return reader, writer
 
                 yield http, connect
@@ -70,9 +70,9 @@ WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 async def test_a_connection_with_an_incomplete_head_is_closed() -> None:
     async with bounded(HEADER_SECONDS=0.3) as (_, connect):
-        for said in (b"", b"GET", HALF):
-            reader, _ = await connect(said)
-            assert await rest(reader) == b"", said
+        for data in (b"", b"GET", HALF):
+            reader, _ = await connect(data)
+            assert await rest(reader) == b"", data
     async with bounded() as (http, connect):
         reader, writer = await connect(WHOLE)  # the second call of a connection
         await reader.readuntil(b"\r\n\r\n")

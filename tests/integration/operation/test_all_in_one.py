@@ -80,8 +80,8 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     asyncio.run(service.stop())
 
 
-def body(**asked: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, **asked}
+def body(**options: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, **options}
 
 
 LONG = body(max_tokens=300, ignore_eos=True)
@@ -103,10 +103,10 @@ def text_of_event(line: str) -> str:
 
 
 async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, served: Served) -> None:
-    asked = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "speculation": "off"}]
+    options = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "speculation": "off"}]
     params = [
         SamplingParams(max_tokens=40, temperature=one.get("temperature", 0.0), seed=one.get("seed"))
-        for one in asked
+        for one in options
     ]
     with LLM(str(model), dtype="float32") as llm:
         expected = [llm.generate({"prompt_token_ids": PROMPT}, one)[0].outputs[0].text for one in params]
@@ -115,7 +115,7 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
         assert (await client.post("/v1/completions", json=body(), headers=keyless)).status_code == 401
         for at_once in (1, 2):  # also in a batch
             replies = await asyncio.gather(
-                *(client.post("/v1/completions", json=body(**one)) for one in asked * at_once)
+                *(client.post("/v1/completions", json=body(**one)) for one in options * at_once)
             )
             texts = [reply.json()["choices"][0]["text"] for reply in replies]
             assert texts == expected * at_once
@@ -304,8 +304,8 @@ def test_bad_flags_are_named_before_torch_is_loaded() -> None:
     command = [sys.executable, "-c", START_WITH_EACH, *itertools.chain(*BAD_FLAGS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n" * len(BAD_FLAGS)
-    for said, (_, value) in zip(done.stderr.splitlines(), BAD_FLAGS, strict=True):
-        assert value in said
+    for printed, (_, value) in zip(done.stderr.splitlines(), BAD_FLAGS, strict=True):
+        assert value in printed
 
 
 @pytest.mark.native

@@ -159,7 +159,7 @@ async def test_without_tracing_and_without_a_traced_request_a_step_makes_no_span
     assert begun == ["request"], "whether it is wanted"
 
 
-async def test_requests_that_go_on_elsewhere_leave_no_open_span(redis_url: str) -> None:
+async def test_requests_continued_by_other_gateways_leave_no_open_span(redis_url: str) -> None:
     async with traced_system(redis_url, ratio=1.0) as (system, exporter):
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
         await until(lambda: system.loop.steps > 1)

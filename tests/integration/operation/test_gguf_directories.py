@@ -184,7 +184,7 @@ def test_a_wrong_model_is_refused_by_a_separate_process(file: Path, monkeypatch:
         load_checked(directory, FLOAT32)
 
 
-def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checked_model_is_not_compared_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = resolve_model(str(file))
     load_checked(directory, FLOAT32)
     for name in ("probe.check.check_gguf_model", "loading.check_tensors"):
@@ -201,7 +201,7 @@ def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pyt
     ],
 )
 @pytest.mark.parametrize("command", [["generate", "hi", "--local"], ["up"], ["models", "check"]])
-def test_what_is_no_file_is_named_at_once(
+def test_errors_name_models_that_are_not_files(
     command: list[str], content: bytes | None, reason: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"

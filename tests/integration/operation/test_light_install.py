@@ -91,9 +91,9 @@ def results(no_model: Path) -> Results:
         *(command for command, _ in COMMANDS),
         *(NEEDS_A_MODEL, NOBODY_LISTENS, [*PULL, str(no_model)]),
     ]
-    hidden, asked = json.dumps(hidden_modules()), json.dumps(commands)
+    hidden, requested = json.dumps(hidden_modules()), json.dumps(commands)
     done = subprocess.run(
-        [sys.executable, "-c", HIDE, hidden, asked], capture_output=True, text=True, cwd=ROOT, timeout=240
+        [sys.executable, "-c", HIDE, hidden, requested], capture_output=True, text=True, cwd=ROOT, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return {

@@ -61,7 +61,7 @@ def test_a_given_python_is_used(make: Make) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("PYTHON=python3",)], ids=["found", "asked for"])
-def test_without_a_usable_python_the_error_says_what_to_do(make: Make, arguments: tuple[str, ...]) -> None:
+def test_the_error_without_a_usable_python_names_the_remedy(make: Make, arguments: tuple[str, ...]) -> None:
     done = make({"python3": TOO_OLD, "python3.12": SHIM}, *arguments)
     assert done.returncode == 2
     assert "needs Python 3.11 or newer" in done.stderr

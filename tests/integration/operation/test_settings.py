@@ -199,7 +199,7 @@ def test_help_shows_brackets(command: list[str]) -> None:
     assert "`turns: [text]`" in help_of(*command)
 
 
-def test_help_says_how_speculators_are_given() -> None:
+def test_help_explains_the_flags_of_speculators() -> None:
     assert "DRAFTER[+DRAFTER...][,FLAG=VALUE...]" in help_of(CLI, "up")
 
 
@@ -233,7 +233,7 @@ def test_up_without_the_redis_of_redis_url_ends_at_once(default_model: Path) -> 
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:0", "127.0.0.1:http", "no.such.host.invalid:5"])
-def test_up_refuses_what_is_no_address(listen: str, default_model: Path) -> None:
+def test_up_refuses_bad_addresses(listen: str, default_model: Path) -> None:
     ends_with_one_line(run(CLI, "up", "--listen", listen), 2, f"listen = {listen!r}: ")
 
 

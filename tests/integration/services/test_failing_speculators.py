@@ -207,8 +207,8 @@ async def test_an_ssm_whose_cache_is_full_drafts_again_when_there_is_room(redis_
         long = asyncio.create_task(system.generate([7] * 100, max_new_tokens=30))
         short = asyncio.create_task(system.generate(PROMPT + [9] * 60, max_new_tokens=200))
         drafted = []
-        for asked in (long, short):
-            replies = await asked
+        for requested in (long, short):
+            replies = await requested
             (row,) = replies[-1].summary.stats.speculators
             drafted.append(row.accepted)
         (service,) = system.loop.pool.services
@@ -255,13 +255,13 @@ async def test_a_speculator_that_dies_and_returns(redis_url: str) -> None:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         assert speculator.description is None
         assert speculator.counters.missed > 0
-        asked = len(drafter.jobs)
+        requested = len(drafter.jobs)
         returned = ServiceServer(ServiceSettings(listen=speculator.address, drain_seconds=0.1), [])
         add_speculators(returned, EngineThread("returned"), {"a": drafter})
         await returned.start()
         await until(lambda: speculator.description is not None)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-        assert len(drafter.jobs) > asked
+        assert len(drafter.jobs) > requested
         await returned.stop()
 
 

@@ -122,12 +122,12 @@ class Learning:
 def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]:
     """Function that starts a system whose SSM learns.
 
-    `trials` replace the trials in a separate process; `beside` are further drafters of the service.
+    `trials` replace the trials in a separate process; `further` are more drafters of the service.
     """
 
     @asynccontextmanager
     async def start(
-        trials: object = run_trials, beside: Sequence[str] = (), **options: object
+        trials: object = run_trials, further: Sequence[str] = (), **options: object
     ) -> AsyncIterator[Learning]:
         chosen = DrafterOptions(model=str(ssm), dtype="float32", kv_tokens=4096)
         made: list[Learner] = []
@@ -139,7 +139,7 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
             made.append(Learner(replay, engine, thread, 0, chosen, checkpoints, trials))  # type: ignore[arg-type]
             return made[-1]
 
-        drafters = {name: make_drafter(name, chosen) for name in ("ssm", *beside)}
+        drafters = {name: make_drafter(name, chosen) for name in ("ssm", *further)}
         async with running_system(
             redis_url,
             drafters,
@@ -247,7 +247,7 @@ async def test_requests_without_consent_are_not_stored(
 
 
 async def test_status_has_learning_at_the_ssm_alone(learning: Callable[..., object]) -> None:
-    async with learning(Scripted(20, 10), beside=["ngram"]) as service:  # type: ignore[attr-defined]
+    async with learning(Scripted(20, 10), further=["ngram"]) as service:  # type: ignore[attr-defined]
         await service.serve(PROMPTS[:2])
         rows = (await service.system.stub.Status(generation_pb2.StatusRequest())).speculators
         assert {row.drafter: row.HasField("learning") for row in rows} == {"ssm": True, "ngram": False}

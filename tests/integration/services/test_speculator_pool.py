@@ -314,9 +314,7 @@ async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
             mine, theirs = [*mine, 1], [*theirs, 1]
         await x.release(["r"])
         assert engine.cached_requests == 1
-        assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, (
-            "it was not asked for everything again"
-        )
+        assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, "it was not read in whole again"
     assert PoolPolicy(1, "").client != PoolPolicy(1, "").client
 
 

@@ -110,9 +110,9 @@ def test_it_continues_where_it_was_interrupted(
             train(minutes=5.0)
     assert finished_jobs(whole / "corpus.jsonl").items() > kept.items()
     assert minutes[0] == minutes[1] < 5.0, "the time of corpus and features is counted once"
-    said = capsys.readouterr().err.replace("\n", " ")
-    assert "continuing with 4 continuations" in said
-    assert "corpus: 12 continuations are in" in said
+    output = capsys.readouterr().err.replace("\n", " ")
+    assert "continuing with 4 continuations" in output
+    assert "corpus: 12 continuations are in" in output
     monkeypatch.undo()
     train(minutes=0.05, overwrite=True)
     with pytest.raises(SettingError, match="has a finished speculator; --overwrite"):

@@ -271,7 +271,7 @@ async def test_bad_drafts_are_dropped(monkeypatch: pytest.MonkeyPatch, tokenizer
         for row in ([30], [30, 56]):
             assert await engine.propose([row]) == [continuation(row[-1], WIDTH)]
         assert (pool.outcomes["malformed"], pool.outcomes["failed"]) == (2, 1)
-        assert len(refuses.jobs) == 1, "what was refused is not asked again"
+        assert len(refuses.jobs) == 1, "refused requests are not sent again"
 
 
 async def test_only_the_first_rank_of_a_tensor_parallel_group_requests_drafts(
@@ -311,7 +311,7 @@ async def test_a_service_that_reads_hidden_states_is_refused_at_the_start(
                 pass
 
 
-async def test_a_late_answer_for_a_request_that_ended_leaves_nothing_behind(
+async def test_a_late_answer_for_an_ended_request_is_dropped(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
     goes_on, late = threading.Event(), right()

@@ -74,8 +74,10 @@ class Twins:
     async def create(self, name: str) -> None:
         caller = self._rng.choice([ANYBODY, ALICE, BOB])
         key, owned = self._rng.choice(["one", "one", "two"]), self._rng.random() < 0.8
-        asked = {"logprobs": True, "top_logprobs": 1} if self._rng.random() < 0.5 else {}
-        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0), caller=caller.name, **asked)
+        requested = {"logprobs": True, "top_logprobs": 1} if self._rng.random() < 0.5 else {}
+        request = GenerationRequest(
+            name, (1, 2), 10, Sampling(temperature=0), caller=caller.name, **requested
+        )
         if await self.both(lambda store: store.create(request, key, caller, owned)) is True:
             self.states[name] = RequestState(request, 0.0, 0, request.sampling, [1, 2])
             self.callers[name] = caller

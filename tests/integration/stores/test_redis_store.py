@@ -31,8 +31,8 @@ from specinfer.statuses import FinishReason, LogprobRow
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 
 
-def state_of(tokens: list[int], **asked: Any) -> RequestState:
-    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, Sampling(temperature=0), **asked)
+def state_of(tokens: list[int], **requested: Any) -> RequestState:
+    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, Sampling(temperature=0), **requested)
     return RequestState(request, 0.0, 0, request.sampling, [1, 2, *tokens])
 
 
