@@ -23,7 +23,7 @@ _SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Error that a mutated message caused."""
+    """Error caused by a mutated message, with the number of its occurrences."""
 
     door: str
     seed: int

@@ -90,7 +90,7 @@ class VerifierClient:
         """Check the answer to an unmutated entry, and append its tokens.
 
         Args:
-        disturbed: whether a mutated entry had this request's id, and may have changed its cache.
+            disturbed: whether a mutated entry had this request's id, and may have changed its cache.
         """
         context = self._context
         if disturbed and verdict.status != int(EntryStatus.OK):

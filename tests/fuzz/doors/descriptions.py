@@ -1,7 +1,7 @@
 """Fuzzing target for descriptions that a gateway reads: `Describe*Reply`.
 
-A description is refused with a typed error, or used. A speculator's must not change any answer; a verifier's must
-give limits with which requests can be planned.
+A description is refused with a typed error, or used. A speculator's description must not change
+any answer; a verifier's must give limits with which requests can be planned.
 """
 
 from collections.abc import Callable

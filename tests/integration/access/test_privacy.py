@@ -76,7 +76,7 @@ async def test_no_log_line_contains_content_of_a_request(
             await system.generate((), text=MARKER, request_id=MARKER * 100)
     assert len(answer) == 24
     logged = everything_logged(caplog)
-    assert "serving specinfer.v1.Generation" in logged, "the log is looked at"
+    assert "serving specinfer.v1.Generation" in logged, "the log has lines"
     assert leaks(logged, [*TOKENS, *answer], MARKER) == []
     assert leaks(logged, answer, text_of(answer)) == []
     if drafter != "sound":

@@ -197,7 +197,7 @@ async def test_new_certificates_are_used_without_a_restart(
         assert await status_of_call(address, client(c.ca)) is grpc.StatusCode.OK
         install(new, only_certificate=True)
         assert await status_of_call(address, client(c.ca)) is grpc.StatusCode.OK, (
-            "the pair does not fit: the old stays"
+            "the new pair does not match: the old one stays"
         )
         assert await status_of_call(address, client(c.ca)) is grpc.StatusCode.OK
         assert [r.levelname for r in caplog.records if "not used: tls_key = " in r.getMessage()] == ["ERROR"]

@@ -46,7 +46,7 @@ async def test_generate_continues_at_the_next_gateway_and_notes_it() -> None:
         flags = ["--address", addresses, "--request-id", "mine", "--deadline-seconds", "90"]
         code, out, err = await ended(await started("generate", "hi", *flags))
     assert (code, out) == (0, TEXT + "\n"), err
-    note, statistics = err.strip().splitlines()  # and nothing that gRPC itself has to say
+    note, statistics = err.strip().splitlines()  # and no lines of gRPC
     assert note.startswith("gateway unavailable (")
     assert note.endswith("); trying again")
     assert statistics.startswith("40 tokens in ")

@@ -123,7 +123,7 @@ async def test_a_request_is_cancelled_with_the_task_that_waits_for_it() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await client.close()  # at once
+        await client.close()  # sends the cancellation before it returns
         assert gateway.cancelled == ["mine"]
 
 

@@ -153,7 +153,7 @@ async def test_callers_watch_only_their_own_requests(redis_url: str, tmp_path: P
         seen = [await hers.read() for _ in range(8)]
         assert [reply.request_id for reply in seen] == ["one"] * 4 + ["three"] * 4
         assert (await his.read()).request_id == "two"
-        await system.gateway.drain()  # which tells what is left first
+        await system.gateway.drain()  # which sends the remaining steps first
         assert await refused(stranger) is grpc.StatusCode.UNAVAILABLE
 
 

@@ -39,7 +39,7 @@ def test_two_processes_give_the_tokens_of_one(tmp_path: Path) -> None:
 
 def answer_shared(model: str, sender: Connection) -> None:
     """Send the answers of the divided model; runs in a separate process."""
-    pass_costs._AGAIN = 0  # times of passes are not what is tested
+    pass_costs._AGAIN = 0  # the test does not depend on pass times
     sender.send(answers(model, 2))
 
 

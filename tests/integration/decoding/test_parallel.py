@@ -177,7 +177,7 @@ def test_several_ranks_give_the_answers_of_one(
     for family, many in answers.items():
         one = alone[family]
         assert many.plain == one.plain == one.trees == many.trees
-        assert many.steps == one.steps < COUNT * 0.7, "trees were accepted, and as many"
+        assert many.steps == one.steps < COUNT * 0.7, "trees were accepted, in equal numbers"
         np.testing.assert_allclose(many.logits, one.logits, **CLOSE)
         np.testing.assert_allclose(many.features, one.features, **CLOSE_BFLOAT16)
     assert len({tuple(row) for row in alone["llama"].plain}) == len(PROMPTS), "the prompts differ"
@@ -192,7 +192,7 @@ def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Answers]]) -
         assert [rank.cache_bytes for rank in memory] == [
             1024 * planned_bytes.kv_per_token for planned_bytes in planned
         ]
-        if family != "llama-biased":  # a bias there is no part of a configuration of ours
+        if family != "llama-biased":  # our configurations have no such bias
             assert [rank.weight_bytes for rank in memory] == [
                 planned_bytes.weights for planned_bytes in planned
             ]

@@ -73,7 +73,7 @@ def test_four_ranks_serve_and_end_together(system: LocalSystem, flags: dict[str,
         assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log)[-1] == ("rank 2", "SIGKILL"), log
         until(lambda: not get_status(Connection(system.address)).verifiers[0].ready)
         system._spawn("verifier", "verifier_svc", {"listen": system.verifier, **flags})
-        assert going.result(PATIENCE_S) == expected(LONG), "it went on with the next verifier"
+        assert going.result(PATIENCE_S) == expected(LONG), "it continued with the next verifier"
     pids = ranks(system.children["verifier"].pid)
     os.kill(pids[3], signal.SIGSTOP)
     log = wait_for_the_end(system, pids)

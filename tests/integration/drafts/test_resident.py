@@ -312,6 +312,6 @@ async def test_refused_requests_are_not_drafted_for_again(redis_url: str) -> Non
         prompt = [*PROMPT, VOCABULARY - 1, 7]
         assert await system.tokens(prompt) == greedy(prompt, 16)
         (service,) = system.loop.pool.services
-        assert service.statistics.outcomes["failed"] == 0, "counts were taken"
+        assert service.statistics.outcomes["failed"] == 0, "the counts are already in the status"
         status = await system.stub.Status(generation_pb2.StatusRequest())
     assert status.speculators[0].failed == 1

@@ -96,7 +96,7 @@ async def test_a_read_that_a_cut_off_replica_refuses_is_answered_by_the_new_prim
         await redis_pair.fail_over()
         async with redis_pair.server(0) as first:
             await first.config_set("replica-serve-stale-data", "no")
-            await first.execute_command("REPLICAOF", "127.0.0.1", 1)  # nobody listens there
+            await first.execute_command("REPLICAOF", "127.0.0.1", 1)  # a port without a server
             assert await READS[name](stores, request)
             await first.execute_command("REPLICAOF", "NO", "ONE")
 

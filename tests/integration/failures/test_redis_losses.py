@@ -274,11 +274,13 @@ async def test_followers_of_an_unreadable_record_get_an_error_and_others_continu
             assert await reader.read()
         key = tokens_key(requests[0].request_id)
         async with Redis.from_url(redis_url) as redis:
-            await redis.setrange(key, 440 * TOKEN_WIDTH, "no token")  # its owner has not come so far
+            await redis.setrange(
+                key, 440 * TOKEN_WIDTH, "no token"
+            )  # beyond the tokens that are written so far
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(damaged.finish(), 60)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
-        assert not other.running.done(), "the gateway goes on"
+        assert not other.running.done(), "the gateway continues"
         going_on.set()
         assert await followed.finish() == greedy(PROMPT, LONG)
         assert await readers[1].finish() == greedy(PROMPT, LONG)

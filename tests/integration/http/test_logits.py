@@ -25,7 +25,7 @@ async def test_biases_and_penalties_work_as_over_grpc(redis_url: str) -> None:
         text = (
             (await client.completions.create(model="tiny", prompt="hi", max_tokens=5, **only)).choices[0].text
         )
-        assert text == 5 * chr(32 + 60 - 2), "100 is as good as alone"
+        assert text == 5 * chr(32 + 60 - 2), "a bias of 100 decides"
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ async def test_bad_settings_are_errors_before_the_model_is_loaded(
 
 
 class SlowDrain:
-    """Stands for gateway and HTTP service; draining takes a while, `stop` records its time."""
+    """Gateway that takes `takes_s` to drain, and HTTP service that records its drain time."""
 
     def __init__(self, takes_s: float) -> None:
         self._takes_s, self.left_s = takes_s, -1.0

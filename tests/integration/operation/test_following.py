@@ -156,7 +156,7 @@ async def test_without_tracing_and_without_a_traced_request_a_step_makes_no_span
     )
     async with traced_system(redis_url) as (system, _):
         await system.tokens(PROMPT)
-    assert begun == ["request"], "whether it is wanted"
+    assert begun == ["request"], "asks the sampler only"
 
 
 async def test_requests_continued_by_other_gateways_leave_no_open_span(redis_url: str) -> None:

@@ -38,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 class Wheels:
-    """Stands for pip: wheels of a model in three parts, of which one can fail."""
+    """Replacement for pip's downloads: wheels of a model in three parts, of which one can fail."""
 
     def __init__(self, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         third = len(whole) // 3

@@ -131,7 +131,7 @@ async def test_a_service_that_returns_with_other_speculators_gets_new_numbers() 
         async with speculator_service(drafters, instance_id="two", listen=address):
             await until(lambda: ready(pool))
             assert pool.names == ["a", "b", "c"]
-            assert pool.names is names, "metrics hold the list"
+            assert pool.names is names, "metrics use this list"
             assert pool.groups == [frozenset({0, 2})]
             assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {2: 3, 0: 4}
             chosen = await pool.draft([step_entry("r", [*PROMPT, 8])], frozenset({1, 2}))

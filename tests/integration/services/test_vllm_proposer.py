@@ -74,7 +74,7 @@ def vllm_config(tokenizer: Path, rank: int = 0) -> Any:
 
 
 class Engine:
-    """Stands for vLLM: has rows of tokens, and accepts the right drafted tokens."""
+    """Replacement for vLLM: has rows of tokens, and accepts the right drafted tokens."""
 
     def __init__(self, pool: SpeculatorProposer) -> None:
         self._pool = pool

@@ -217,7 +217,7 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
             await stores.b.check_quota(first.request.request_id, "another", caller)
         await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [], ones(first), "model")
         await stores.b.check_quota(third.request.request_id, "idempotency_key", caller)
-        assert await stores.b.load(third.request.request_id, caller) is None, "nothing is recorded by that"
+        assert await stores.b.load(third.request.request_id, caller) is None, "the check stores nothing"
         await stores.b.create(third.request, "idempotency_key", caller, owned=True)
         await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], ones(second), "model")
         with pytest.raises(ExhaustedError, match="over 5 tokens per minute"):
