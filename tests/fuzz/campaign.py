@@ -1,4 +1,4 @@
-"""Runs episodes at a door until enough messages have gone through it; notes crashes and memory."""
+"""Run fuzzing episodes at a target until enough messages are sent; record findings and memory."""
 
 import asyncio
 import gc
@@ -18,12 +18,12 @@ from tests.fuzz.doors.door import Door, Episode
 from tests.fuzz.doors.registry import make_door
 
 _SAMPLES = 20
-"""Samples of memory over a campaign; not more often than every 2,000 messages, since a collection takes time."""
+"""Number of memory samples in a campaign; at least 2,000 messages apart, as collections are slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A message that did what none may do."""
+    """Error caused by a mutated message, with the number of its occurrences."""
 
     door: str
     seed: int
@@ -32,30 +32,30 @@ class Finding:
     where: str
     trace: str
     message: str
-    """In protobuf's text format."""
+    """The message in protobuf's text format."""
     count: int = 1
 
 
 @dataclass(slots=True)
 class Campaign:
-    """Messages at one door."""
+    """Campaign of mutated messages at one target."""
 
     door: str
     seed: int
     most_findings: int = 20
-    """Different ones after which it ends."""
+    """Number of different findings after which the campaign ends."""
     messages: int = 0
     episodes: int = 0
     refused: int = 0
     seconds: float = 0.0
     slowest_s: float = 0.0
-    """Longest episode."""
+    """Duration of the longest episode in seconds."""
     rss_mib: list[float] = field(default_factory=list)
-    """At even distances of messages, after a collection."""
+    """Resident memory after garbage collections, at even distances of messages."""
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
 
     def run(self, messages: int, progress: Callable[[int], None] = lambda _: None, first: int = 0) -> None:
-        """Goes on until so many messages have been spoilt, or there are too many findings."""
+        """Run until the number of messages or of findings is reached."""
         asyncio.run(self._run(messages, progress, first))
 
     async def _run(self, messages: int, progress: Callable[[int], None], first: int) -> None:
@@ -71,13 +71,13 @@ class Campaign:
         self.seconds = time.perf_counter() - started
 
     async def _episode(self, door: Door, number: int, caught: CaughtFaults) -> Door:
-        """Returns the door for the next one: another after a crash, which may have left anything."""
+        """Run an episode; return the target for the next one, a new one after an error."""
         episode = Episode(Random(f"{self.seed}:{self.door}:{number}"))
         began = time.perf_counter()
         try:
             await door.run(episode)
             caught.raise_first()
-        except Exception as error:  # noqa: BLE001  # any is what is looked for
+        except Exception as error:  # noqa: BLE001  # every error is a finding
             self._note(number, episode, error)
             caught.forget()
             door = make_door(self.door)
@@ -110,7 +110,7 @@ class Campaign:
         self.rss_mib.append(resident_mib())
 
     def report(self) -> dict[str, Any]:
-        """Everything as JSON."""
+        """Return the results as JSON values."""
         return {
             "door": self.door,
             "seed": self.seed,
@@ -125,14 +125,14 @@ class Campaign:
         }
 
 
-def shown(message: Any, most: int = 4000) -> str:
-    """A message as text, its beginning if it is long."""
+def shown(message: Any, limit: int = 4000) -> str:
+    """Return a message as text, shortened if it is long."""
     text = text_format.MessageToString(message) if isinstance(message, Message) else repr(message)
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def resident_mib() -> float:
-    """Memory of this process."""
+    """Return the resident memory of this process in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -140,7 +140,7 @@ def resident_mib() -> float:
 
 
 def growth(samples: list[float]) -> float:
-    """By how much the last fifth lies above the second fifth: the first one warms up."""
+    """Return the difference of the means of the last and second fifth; the first is warm-up."""
     fifth = len(samples) // 5
     if not fifth:
         return 0.0

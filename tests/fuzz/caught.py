@@ -1,4 +1,4 @@
-"""Collect what the code under test caught and logged instead of raising it: for the fuzzer a finding, too."""
+"""Collect exceptions that the code under test logs instead of raising: they are findings, too."""
 
 import logging
 import warnings
@@ -7,8 +7,10 @@ from typing import Self
 
 
 class CaughtFaults(logging.Handler):
-    """While open: log lines are formatted, since that may fail, and dropped; exceptions in them are kept, and
-    warnings are errors."""
+    """Handler that stores logged exceptions; while it is open, warnings are errors.
+
+    It formats every line, as formatting may fail.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,13 +24,13 @@ class CaughtFaults(logging.Handler):
             self._faults.append(record.exc_info[1])
 
     def raise_first(self) -> None:
-        """Raises what was logged first since the last call, if anything was."""
+        """Raise the first exception logged since the last call, if any."""
         faults, self._faults = self._faults, []
         if faults:
             raise faults[0]
 
     def forget(self) -> None:
-        """Drops what was logged."""
+        """Drop all logged exceptions."""
         self._faults.clear()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Clients of the services that know what every answer must be; one request each."""
+"""Clients of the services, with one request each, that check every answer."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -16,12 +16,12 @@ from tests.support.system import VOCABULARY
 
 _LIMITS = TreeLimits(8, 4)
 _LONGEST = 60
-"""Tokens of a context; then the request starts again with another prompt."""
+"""Maximum tokens of a context, after which the request starts again with another prompt."""
 
 
 @dataclass(slots=True)
 class Context:
-    """A request's committed tokens, and how many of them the service holds."""
+    """Committed tokens of a request, and the number that the service has cached."""
 
     name: str
     rng: Random
@@ -34,19 +34,19 @@ class Context:
             self.sampling = Sampling(1.0, seed=self.rng.randrange(2**63))
 
     def begin(self) -> None:
-        """A new prompt if there is none, or the old one got long."""
+        """Choose a new prompt if there is none, or the context is long."""
         if not 0 < len(self.tokens) < _LONGEST:
             alphabet = self.rng.sample(range(VOCABULARY), 4)
             self.tokens, self.cached_len = self.rng.choices(alphabet, k=self.rng.choice((1, 3, 8, 20))), 0
 
 
 class VerifierClient:
-    """Sends a request's trees to a verifier."""
+    """Client that sends a request's trees to a verifier."""
 
     def __init__(self, name: str, rng: Random, target: TableTarget, drafter: Drafter) -> None:
         self._context, self._target, self._drafter = Context(name, rng), target, drafter
         self._asked, self._read_limit = 0, 0
-        """Tokens of the context with the delta of the latest entry, and how many of it to read; 0: all."""
+        """Length of the context with the last entry's delta; number of its tokens to read, 0 for all."""
         self._tree: TokenTree | None = None
 
     @property
@@ -55,11 +55,11 @@ class VerifierClient:
         return self._context.name
 
     def forget(self) -> None:
-        """Forget what the service was known to hold."""
+        """Assume that the service has cached nothing."""
         self._context.cached_len = 0
 
     def entry(self) -> verifier_pb2.VerifyEntry:
-        """The next step's; half a prompt without a tree at times."""
+        """Return the next entry; sometimes only a part of the prompt, without a tree."""
         context = self._context
         context.begin()
         delta = context.tokens[context.cached_len :]
@@ -87,10 +87,10 @@ class VerifierClient:
         )
 
     def check(self, verdict: verifier_pb2.Verdict, disturbed: bool) -> None:
-        """Asserts that an entry that nobody spoilt was served rightly, and goes on from there.
+        """Check the answer to an unmutated entry, and append its tokens.
 
         Args:
-            disturbed: whether a spoilt entry named this request, so that the service may hold something else.
+            disturbed: whether a mutated entry had this request's id, and may have changed its cache.
         """
         context = self._context
         if disturbed and verdict.status != int(EntryStatus.OK):
@@ -120,7 +120,7 @@ class VerifierClient:
 
 
 class SpeculatorClient:
-    """Asks a service whose first speculator is an n-gram drafter, which repeats its answers."""
+    """Client of a speculator service whose first drafter is deterministic n-grams."""
 
     def __init__(self, name: str, rng: Random) -> None:
         self._context, self._complete, self._asked = Context(name, rng), False, 0
@@ -131,11 +131,11 @@ class SpeculatorClient:
         return self._context.name
 
     def forget(self) -> None:
-        """Forget what the service was known to hold."""
+        """Assume that the service has cached nothing."""
         self._context.cached_len = 0
 
     def entry(self) -> speculator_pb2.DraftEntry:
-        """The next step's; half a prompt without a draft at times."""
+        """Return the next entry; sometimes only a part of the prompt, without a draft."""
         context = self._context
         context.begin()
         if context.cached_len == len(context.tokens):
@@ -158,7 +158,7 @@ class SpeculatorClient:
         )
 
     def check(self, result: speculator_pb2.DraftResult, disturbed: bool) -> None:
-        """As `VerifierClient.check`: the n-gram tree must be right, all trees sound."""
+        """Check that all trees are valid, and the n-gram tree is right."""
         if disturbed and result.status != int(EntryStatus.OK):
             return self.forget()
         assert result.status == int(EntryStatus.OK), f"{self.name}: status {result.status}: {result.message}"

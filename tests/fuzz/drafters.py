@@ -1,4 +1,4 @@
-"""Drafters that make every kind of tree, right often enough that paths are accepted."""
+"""Drafter of random trees, often with the right tokens, so that paths are accepted."""
 
 from collections.abc import Sequence
 from random import Random
@@ -13,18 +13,18 @@ from tests.fuzz.table_target import TableTarget
 from tests.support.system import VOCABULARY
 
 _RIGHT = 0.6
-"""Probability that a node gets the target's token among its children."""
+"""Probability that the target's token is among a node's children."""
 
 
 class RandomDrafter:
-    """Trees of random shape with points, and draws where it says that it draws."""
+    """Drafter of random trees with points, and with draws if `draws` is set."""
 
     def __init__(self, target: TableTarget, rng: Random, draws: bool = False) -> None:
         self._target, self.rng, self._draws = target, rng, draws
 
     @property
     def description(self) -> DrafterDescription:
-        """Works with the tokens of the target."""
+        """Implement `Drafter.description`."""
         return DrafterDescription(vocab_size=VOCABULARY, draws=self._draws)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:

@@ -1,7 +1,4 @@
-"""A gateway's core without Redis and clients: one iteration as in `gateway.session.loop`.
-
-The one place of the fuzzer that knows how the gateway's parts are put together.
-"""
+"""Core of a gateway without Redis and clients, with the steps of `gateway.session.loop`."""
 
 import asyncio
 import itertools
@@ -30,12 +27,12 @@ _BUDGET = NodeBudget(8, 32, 1 << 12)
 
 
 def untouched(message: Any) -> Any:
-    """Return a message as it was sent."""
+    """Return a message unchanged."""
     return message
 
 
 class GatewayCore:
-    """The parts that see what services answer."""
+    """Parts of a gateway that read answers of services."""
 
     def __init__(
         self,
@@ -47,8 +44,10 @@ class GatewayCore:
         described: Tamper = untouched,
         stops: StopStrings | None = None,
     ) -> None:
-        """Asks these of the speculator services; `drafts` and `verdicts` may change what services answer,
-        `described` what speculator services say of themselves."""
+        """Connect the verifier and the speculator services with these indices.
+
+        `drafts`, `verdicts` and `described` may change drafts, verdicts and descriptions of speculator services.
+        """
         policy = PoolPolicy(VOCABULARY, FINGERPRINT, deadline_s=60.0)
         channels: dict[str, Any] = {
             f"speculator {i}": InlineChannel(services.speculators[i], drafts, described) for i in speculators
@@ -59,7 +58,7 @@ class GatewayCore:
         self._verifier = VerifierClient(channel)
         self._adaptive, self._clock = adaptive, itertools.count()
         self._ended: list[str] = []
-        """Requests that the services may forget."""
+        """Ended requests, not released at the services yet."""
         limits = SchedulerLimits(
             max_batch=4,
             tree_depth=5,
@@ -71,7 +70,7 @@ class GatewayCore:
         self.scheduler, self.calibration = Scheduler(limits, _BUDGET, stops), Calibration()
 
     async def open(self) -> None:
-        """Meets the services."""
+        """Describe the services, and start the planner."""
         asyncio.get_running_loop().set_task_factory(self._watched)
         self._failed: list[BaseException] = []
         self._planner = TablePlanner(pass_curve(await self._verifier.describe()), _BUDGET, self._adaptive)
@@ -79,17 +78,17 @@ class GatewayCore:
         self._planner.enrol(self.pool.groups)
 
     async def close(self) -> None:
-        """Ends what runs in the background."""
+        """Release ended requests, and end background tasks."""
         await self._release()
         await self.pool.close()
         asyncio.get_running_loop().set_task_factory(None)
 
     def submit(self, request: GenerationRequest) -> RequestState:
-        """Queues a request."""
+        """Queue a request."""
         return self.scheduler.submit(request, float(next(self._clock)), self.pool.draws)
 
     async def step(self) -> list[Progress]:
-        """One iteration; nothing moves where the verifier's answer is refused as a whole."""
+        """Run one step; return no progress if the verifier's whole answer is refused."""
         now = float(next(self._clock))
         running, wanting = self.scheduler.admit(now)
         choice = self._planner.choose(running, wanting)
@@ -136,6 +135,6 @@ class GatewayCore:
             self._failed.append(error)
 
     def _raise_failures(self) -> None:
-        """A task that failed in the background failed all the same."""
+        """Raise the exception of a background task that failed."""
         if self._failed:
             raise self._failed.pop()

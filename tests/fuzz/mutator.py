@@ -1,7 +1,7 @@
-"""Spoils protobuf messages: knows their structure, not their meaning. All follows from its generator.
+"""Mutate protobuf messages by their structure, reproducibly from a random generator.
 
-Most mutations are made on the parsed message (numbers, repeated fields, whole messages swapped with those of
-earlier messages); the others on its serialised form, which reaches what no parsed message could hold.
+Most mutations change the parsed message: values, repeated fields, parts of earlier messages. The others change
+the serialised form.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,26 +16,26 @@ from tests.fuzz.values import boundary_value, near_value
 M = TypeVar("M", bound=Message)
 
 _SERIALISED_SHARE = 0.15
-"""Share of mutated messages that are spoilt in their serialised form."""
+"""Share of messages that are mutated in their serialised form."""
 _MAX_MUTATIONS = 6
 _MANY = (2, 3, 17, 200)
-"""Number of times that an element is repeated."""
+"""Numbers of times that an element is repeated."""
 _DESCEND = 0.8
-"""Probability of going on into a message instead of spoiling it as a whole."""
+"""Probability of mutating a part of a message instead of the whole."""
 _RARE_SHARE = 0.02
-"""Share of the mutations that would hit a rare field and may."""
+"""Probability that a mutation chosen for a rare field is made."""
 
 
 class Mutator:
-    """Makes spoilt copies; remembers parts of what it has seen, to put them into other messages."""
+    """Mutator of copies of messages; it inserts parts of earlier messages."""
 
     def __init__(self, rng: Random, rare: frozenset[str] = frozenset(), remembered: int = 200) -> None:
-        """`rare` fields are left alone mostly: spoilt, they hide everything else."""
-        self._rng, self._rare, self._most = rng, rare, remembered
+        """Store the generator, and fields to mutate rarely, as those hide other mutations."""
+        self._rng, self._rare, self._max_seen = rng, rare, remembered
         self._seen: dict[str, list[Message]] = {}
 
     def mutated(self, message: M) -> M:
-        """A spoilt copy, one that can still be parsed: what cannot is refused by gRPC and reaches nobody."""
+        """Return a mutated copy that can still be parsed; gRPC refuses others before our code."""
         if self._rng.random() < _SERIALISED_SHARE:
             return self._spoil_bytes(message)
         copy = type(message)()
@@ -45,7 +45,7 @@ class Mutator:
         return copy
 
     def spoil_elements(self, elements: Any, indices: Sequence[int]) -> None:
-        """Spoils some elements of a repeated message field in place; the others stay as they are."""
+        """Mutate the elements of a repeated message field at these indices, in place."""
         for index in indices:
             elements[index].CopyFrom(self.mutated(elements[index]))
 
@@ -64,7 +64,7 @@ class Mutator:
             message = below
 
     def _field(self, message: Message) -> F | None:
-        """Mostly one that is set; now and then any of those that the message may have."""
+        """Choose a field, mostly one that is set."""
         present = [field for field, _ in message.ListFields()]
         every = list(message.DESCRIPTOR.fields)
         fields = present if present and self._rng.random() < 0.85 else every
@@ -105,7 +105,7 @@ class Mutator:
         return elements.extend(changed)
 
     def _spoil_map(self, entries: Any, fields: Mapping[str, F]) -> None:
-        """An entry more, another value for one, or one less; of maps to plain values."""
+        """Add, change or remove an entry of a map to plain values."""
         if not entries or self._rng.random() < 0.4:
             entries[boundary_value(fields["key"], self._rng)] = boundary_value(fields["value"], self._rng)
             return
@@ -133,7 +133,7 @@ class Mutator:
         return elements.extend(changed)
 
     def _rearranged(self, elements: list[Any]) -> list[Any]:
-        """One dropped, repeated, put elsewhere; the first part; none; all twice; backwards."""
+        """Drop, repeat, move or overwrite elements, or cut, empty, double or reverse the list."""
         rng, index = self._rng, self._rng.randrange(len(elements))
         other = rng.randrange(len(elements))
         ways: tuple[Callable[[], list[Any]], ...] = (
@@ -149,13 +149,13 @@ class Mutator:
         return rng.choice(ways)()
 
     def _donor(self, part: Message) -> Message:
-        """A message of this type out of an earlier message, or an empty one; remembers this one."""
+        """Return a part of an earlier message of this type, or an empty one; store this one."""
         seen = self._seen.setdefault(part.DESCRIPTOR.full_name, [])
         donor = self._rng.choice(seen) if seen and self._rng.random() < 0.8 else type(part)()
-        if len(seen) < self._most:
+        if len(seen) < self._max_seen:
             seen.append(_copy(part))
         else:
-            seen[self._rng.randrange(self._most)] = _copy(part)
+            seen[self._rng.randrange(self._max_seen)] = _copy(part)
         return donor
 
     def _spoil_bytes(self, message: M) -> M:
@@ -171,7 +171,7 @@ class Mutator:
 
 
 def spoil_bytes(data: bytes, rng: Random) -> bytes:
-    """Truncated, with bits flipped, a piece dropped, a piece repeated, or noise put in."""
+    """Truncate bytes, flip bits, drop or repeat a piece, or insert noise."""
     start = rng.randrange(len(data) + 1)
     stop = min(len(data), start + 1 + rng.randrange(8))
     ways: tuple[Callable[[], bytes], ...] = (

@@ -1,7 +1,6 @@
-"""The services that a fuzzed gateway talks to, and that are fuzzed themselves: real servicers and engines.
+"""Real servicers and engines of verifier and speculators, with a target without a model.
 
-They stand in this process around a target without a model, and live for a whole campaign, so what they do not
-forget shows.
+They serve a fuzzed gateway, or are fuzzed themselves. They run for a whole campaign, so that leaks show.
 """
 
 from collections.abc import Sequence
@@ -28,17 +27,17 @@ from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 
 FINGERPRINT = "fuzz"
-"""Fingerprint of the tokenizer that all of them say they have."""
+"""Tokenizer fingerprint of all services."""
 _LIMITS = EngineLimits(max_requests=512, max_nodes=64, max_step_tokens=1 << 14, max_context_len=512)
 
 
 class Services:
-    """A verifier, a service of two speculators that send points, and one of a speculator that draws."""
+    """Verifier, a service with two speculators of points, and one with a speculator that draws."""
 
     def __init__(self, target: TableTarget, kv_tokens: int = 1 << 13) -> None:
         self.target = target
         self.fence = 0
-        """The highest that the verifier has seen: it serves no lower one."""
+        """Highest fence that the verifier has seen; it refuses lower ones."""
         self.runner = table_runner(target, kv_tokens)
         self._engine = VerifierEngine(self.runner, limits=_LIMITS)
         thread: Any = InlineThread()
@@ -51,19 +50,19 @@ class Services:
         self.speculators = [_servicer(engine, thread) for engine in self._engines]
 
     def reseed(self, rng: Random) -> None:
-        """From now on drafts follow from this generator alone."""
+        """Set the generator on which all drafts depend."""
         for drafter in self._random:
             drafter.rng = rng
 
     async def release(self, request_ids: Sequence[str], client: str = "") -> None:
-        """All services forget these requests of a client."""
+        """Release requests of a client at all services."""
         context: Any = InlineContext()
         request = common_pb2.ReleaseRequest(request_ids=request_ids, client=client, fence=self.fence)
         for servicer in (self.verifier, *self.speculators):
             await servicer.Release(request, context)
 
     def check_empty(self) -> None:
-        """Asserts that nothing is held for anybody."""
+        """Check that no service has cached anything."""
         cached_requests = [engine.cached_requests for engine in (self._engine, *self._engines)]
         assert cached_requests == [0, 0, 0], (
             f"requests held by verifier and speculator services: {cached_requests}"

@@ -1,4 +1,4 @@
-"""Findings of the fuzzer, message by message; verdicts are in tests/unit/gateway/test_verdicts.py."""
+"""Regression tests of the fuzzer's findings; those in verdicts are in tests/unit/gateway/test_verdicts.py."""
 
 from random import Random
 from typing import Any
@@ -14,11 +14,11 @@ from tests.fuzz.traffic import expectation, new_request
 from tests.fuzz.transport import InlineContext
 
 ERROR: Any = int(EntryStatus.ERROR)
-"""As protobuf calls it; the enums share their numbers."""
+"""Status ERROR as a number, which protobuf's enum shares."""
 
 
 async def test_a_service_cannot_blame_speculators_that_it_does_not_have() -> None:
-    """Number 2 is the other service's, number 96 nobody's: both were booked, the latter for ever."""
+    """Speculator 2 belongs to the other service, and 96 to none."""
     target = TableTarget()
     services = Services(target)
     services.reseed(Random(1))
@@ -41,8 +41,8 @@ async def test_a_service_cannot_blame_speculators_that_it_does_not_have() -> Non
     assert not service.refusals
 
 
-async def test_no_pass_takes_longer_than_its_answer() -> None:
-    """2^63 microseconds for a pass divided the planner by zero."""
+async def test_a_reported_pass_time_is_limited_by_the_time_of_its_answer() -> None:
+    """A pass of 2^63 microseconds made the planner divide by zero."""
     services = Services(TableTarget())
 
     def boasting(reply: Any) -> Any:
@@ -77,7 +77,7 @@ def entry(name: str, **fields: Any) -> verifier_pb2.VerifyEntry:
     ids=["top-k", "twice", "twice, resync", "twice, refused", "twice, malformed"],
 )
 async def test_an_entry_cannot_end_the_stream(bad: list[verifier_pb2.VerifyEntry]) -> None:
-    """The good neighbour is served, and the cache is whole afterwards."""
+    """The other entry is served, and the cache is valid afterwards."""
     target = TableTarget()
     services = Services(target)
 

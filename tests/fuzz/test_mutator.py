@@ -1,4 +1,4 @@
-"""The mutator: all follows from its seed, messages stay messages, and every field is reached."""
+"""The mutator is reproducible, keeps messages parsable, and reaches every field."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Requests whose right answers are known."""
+"""Random requests, and their right answers."""
 
 from dataclasses import dataclass
 from random import Random
@@ -11,16 +11,16 @@ from tests.support.system import VOCABULARY
 
 @dataclass(slots=True)
 class Expectation:
-    """A request under way, and what must come of it."""
+    """Running request and its expected answer."""
 
     state: RequestState
     right: list[int] | None
-    """All tokens of its answer; None where draws or a rule that is not lossless decide."""
+    """All tokens of its answer; None if it depends on draws or on a lossy rule."""
     tainted: bool = False
-    """True if its own part of a message was spoilt by somebody who is believed: then only invariants hold."""
+    """True if the verifier's answer to it was mutated; then only invariants are checked."""
 
     def check(self) -> None:
-        """Asserts what must hold after every step."""
+        """Check what must hold after every step."""
         state, request = self.state, self.state.request
         new, name = state.tokens[len(request.prompt) :], request.request_id
         assert state.tokens[: len(request.prompt)] == list(request.prompt), f"{name}: the prompt changed"
@@ -43,7 +43,7 @@ class Expectation:
 
 
 def new_request(name: str, rng: Random) -> GenerationRequest:
-    """A small request of any kind."""
+    """Return a small random request."""
     greedy = rng.random() < 0.5
     stops = rng.sample(range(VOCABULARY), 3) if rng.random() < 0.3 else []
     alphabet = rng.sample(range(VOCABULARY), 4)
@@ -61,7 +61,7 @@ def new_request(name: str, rng: Random) -> GenerationRequest:
 
 
 def expectation(state: RequestState, target: TableTarget) -> Expectation:
-    """Return what must come of a request that was just submitted."""
+    """Return the expected answer of a request that was just submitted."""
     if state.drawn_for or not state.sampling.lossless:
         return Expectation(state, None)
     right = target.continued(state.request.prompt, state.sampling, state.request.max_new_tokens)

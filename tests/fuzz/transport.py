@@ -1,7 +1,6 @@
-"""Stands for channels between gateway and services in one process: messages are serialised, nothing is sent.
+"""Channels between gateway and services in one process, which serialise messages.
 
-A service that raises where a real server would end the stream with UNKNOWN raises here, through all callers:
-that is what the fuzzer looks for.
+An exception in a service, for which a real server would end the stream with UNKNOWN, reaches the fuzzer.
 """
 
 from collections import deque
@@ -11,16 +10,16 @@ from typing import Any, NoReturn
 import grpc
 
 Tamper = Callable[[Any], Any]
-"""Message -> what arrives instead."""
+"""Function from a message to the message that arrives."""
 
 
 class InlineThread:
-    """An `EngineThread` without a thread."""
+    """Replacement for `EngineThread` without a thread."""
 
     waiting = False
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs `function` at once."""
+        """Run `function` at once."""
         return function(*args, **kwargs)
 
 
@@ -33,21 +32,21 @@ class AbortedError(Exception):
 
 
 class InlineContext:
-    """As much of a `ServicerContext` as our servicers use."""
+    """The part of `ServicerContext` that our servicers use."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """Ends the call."""
+        """Raise `AbortedError`."""
         details.encode()  # as gRPC does
         raise AbortedError(code, details)
 
 
 class InlineChannel:
-    """Calls the methods of a servicer."""
+    """Channel that calls the methods of a servicer."""
 
     def __init__(
         self, servicer: Any, tamper: Tamper = lambda reply: reply, described: Tamper = lambda reply: reply
     ) -> None:
-        """`tamper` sees the replies of streams, `described` those of `Describe`."""
+        """Store functions that change replies of streams (`tamper`) and of `Describe` (`described`)."""
         self._servicer, self._tamper, self._described = servicer, tamper, described
 
     def stream_stream(self, path: str, **codec: Any) -> Callable[..., "_Stream"]:
@@ -61,7 +60,7 @@ class InlineChannel:
         method = getattr(self._servicer, name)
 
         async def call(request: Any, **_: Any) -> Any:
-            reply = _travelled(await method(_travelled(request), InlineContext()))
+            reply = _serialised_copy(await method(_serialised_copy(request), InlineContext()))
             return self._described(reply) if name == "Describe" else reply
 
         return call
@@ -71,18 +70,18 @@ class InlineChannel:
 
 
 class _Stream:
-    """One stream: every read runs the servicer up to its next reply."""
+    """Stream whose reads run the servicer up to its next reply."""
 
     def __init__(self, method: Callable[..., AsyncIterator[Any]], tamper: Tamper) -> None:
         self._sent: deque[Any] = deque()
         self._replies, self._tamper = method(self._requests(), InlineContext()), tamper
 
     async def write(self, request: Any) -> None:
-        self._sent.append(_travelled(request))
+        self._sent.append(_serialised_copy(request))
 
     async def read(self) -> Any:
         try:
-            return self._tamper(_travelled(await anext(self._replies)))
+            return self._tamper(_serialised_copy(await anext(self._replies)))
         except StopAsyncIteration:
             return grpc.aio.EOF
         except AbortedError as error:
@@ -97,6 +96,6 @@ class _Stream:
             yield self._sent.popleft()
 
 
-def _travelled(message: Any) -> Any:
-    """The same through its serialised form."""
+def _serialised_copy(message: Any) -> Any:
+    """Return a copy of a message by serialisation."""
     return type(message).FromString(message.SerializeToString())

@@ -1,4 +1,4 @@
-"""Values at which code that reads a protobuf field tends to break, by the type of the field. Pure."""
+"""Values of protobuf fields that often break code, by the field's type."""
 
 from random import Random
 from typing import Any
@@ -71,12 +71,12 @@ _BOUNDS = {
 
 
 def boundary_value(field: F, rng: Random) -> Any:
-    """A value that code is likely to have forgotten."""
+    """Return a boundary value of the field's type."""
     return rng.choice(_NUMBERS[field.type])
 
 
 def near_value(field: F, value: Any, rng: Random) -> Any:
-    """A value close to one that is valid: off by one, a digit more, a character twice."""
+    """Return a value close to a valid one, such as off by one or a text repeated."""
     if field.type in _BOUNDS:
         low, high = _BOUNDS[field.type]
         moved = rng.choice((value + 1, value - 1, value * 2, -value, value ^ (1 << rng.randrange(31))))

@@ -1,7 +1,6 @@
-"""The door of HTTP: bodies of OpenAI's API, spoilt as JSON and as text, and the Host header beside them.
+"""Fuzzing target for HTTP: bodies of OpenAI's API, mutated as JSON and as text, and Host headers.
 
-A body makes messages for the gateway, or it is refused as its caller's fault, in a few words. Pure parsing: no
-service runs.
+A body becomes messages to the gateway, or is refused with a short error. No service runs.
 """
 
 import json
@@ -26,7 +25,7 @@ from tests.fuzz.doors.door import Episode
 
 _BODIES = 60
 _MAX_SAID = 4096
-"""Characters of a refusal."""
+"""Maximum characters of a refusal."""
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 _CHAT: dict[str, Any] = {
@@ -144,7 +143,7 @@ def _spoil(body: dict[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def _cut(text: str, rng: Random) -> str:
-    """Change a text of JSON at one place."""
+    """Change a JSON text at one place."""
     at = rng.randrange(len(text) + 1)
     return rng.choice(
         (text[:at], text[:at] + rng.choice('{}[],:"\\0e') + text[at:], text[:at] + text[at + 1 :])
@@ -152,7 +151,7 @@ def _cut(text: str, rng: Random) -> str:
 
 
 class BodyDoor:
-    """Reads bodies as the HTTP service does."""
+    """Target that reads bodies as the HTTP service does."""
 
     async def run(self, episode: Episode) -> None:
         """Implement `Door.run`."""
@@ -172,7 +171,7 @@ class BodyDoor:
             AllowedHosts(["localhost", "*.inner.example"]).allow(host)
 
     def _refusal(self, kind: Any, text: str) -> str | None:
-        """Return what is said of a body; None if it makes messages."""
+        """Return the error of a body; None if it becomes messages."""
         try:
             body = kind.model_validate(json.loads(text))
         except ValidationError as error:
@@ -191,6 +190,6 @@ class BodyDoor:
         return None
 
     def _schema(self, text: str, rng: Random) -> None:
-        """Read a text as a schema or a choice."""
+        """Check a text as a JSON schema or a choice."""
         with suppress(SpecInferError):
             check_json(Constraint(rng.choice((ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE)), text))

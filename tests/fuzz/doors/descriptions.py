@@ -1,7 +1,7 @@
-"""The door where a gateway reads what services say of themselves: `Describe*Reply`.
+"""Fuzzing target for descriptions that a gateway reads: `Describe*Reply`.
 
-A description is refused with a typed error, or the gateway works with it: of a speculator service it may
-change nothing that any request says; of a verifier, limits must follow with which requests can be planned.
+A description is refused with a typed error, or used. A speculator's description must not change
+any answer; a verifier's must give limits with which requests can be planned.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _SETTINGS = GatewaySettings()
 
 
 class DescriptionDoor:
-    """Every message is of one service; half of them are a verifier's."""
+    """Target for descriptions, half of them a verifier's."""
 
     def __init__(self) -> None:
         self._target = TableTarget()

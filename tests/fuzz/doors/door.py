@@ -1,4 +1,4 @@
-"""Targets of the fuzzer: a door is a place where messages of others come in."""
+"""Interface of fuzzing targets ("doors"): parts that read messages of others."""
 
 from dataclasses import dataclass
 from random import Random
@@ -7,25 +7,29 @@ from typing import Any, Protocol
 
 @dataclass(slots=True)
 class Episode:
-    """A short run at a door, reproducible by itself: everything in it follows from its generator."""
+    """Short fuzzing run, reproducible from its random generator."""
 
     rng: Random
     messages: int = 0
-    """Spoilt messages so far."""
+    """Number of mutated messages."""
     refused: int = 0
-    """Messages that were answered with a typed error, wholly or in part."""
+    """Number of messages answered with a typed error, as a whole or in part."""
     last: Any = None
-    """The latest spoilt message."""
+    """Last mutated message."""
 
     def spoilt(self, message: Any) -> Any:
-        """Counts and keeps a message."""
+        """Count and store a mutated message; return it."""
         self.messages += 1
         self.last = message
         return message
 
 
 class Door(Protocol):
-    """Lives for a whole campaign, so that what it leaks adds up."""
+    """Fuzzing target; used for a whole campaign, so that leaks add up."""
 
     async def run(self, episode: Episode) -> None:
-        """One episode; raises AssertionError or whatever the code under test raises where it must not."""
+        """Run an episode.
+
+        Raises:
+            Exception: any error of the code under test or of the checks is a finding.
+        """

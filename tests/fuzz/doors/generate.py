@@ -1,7 +1,7 @@
-"""The public door: `GenerateRequest`.
+"""Fuzzing target for clients' messages: `GenerateRequest`.
 
-A message is refused with a typed error that says why in a few words, or its request runs to its end with the
-answer that plain decoding gives, beside requests that nobody spoilt.
+A message is refused with a short, typed error, or its request gives the answer of plain decoding. Unmutated
+requests run in the same batch.
 """
 
 from random import Random
@@ -28,7 +28,7 @@ from tests.support.system import EOS, VOCABULARY, ascii_tokenizer
 _MESSAGES = 40
 _LONGEST_CONTEXT = 48
 _MAX_DETAILS = 2048
-"""Bytes of an error: gRPC sends it in a header, and those are bounded."""
+"""Maximum bytes of an error, as gRPC sends it in a header of limited size."""
 _MAX_STEPS = 400
 
 
@@ -38,7 +38,7 @@ def make_decoder() -> RequestDecoder:
 
 
 class GenerateDoor:
-    """Decodes spoilt messages and runs what is accepted."""
+    """Target that decodes mutated messages and runs accepted requests."""
 
     def __init__(self) -> None:
         self._decoder, self._target, self._tokenizer = make_decoder(), TableTarget(), ascii_tokenizer()
@@ -93,17 +93,17 @@ class GenerateDoor:
         return None
 
     def _publish(self, item: Progress, texts: dict[str, TextStream]) -> None:
-        """A stop string ends the request, and no text has one in it."""
+        """Check that a stop string ends the request, and that no text contains one."""
         request = item.state.request
         piece = texts[request.request_id].push(item.tokens, last=item.final)
         assert not any(stop in piece.text for stop in request.stop_strings), (
             f"{piece.text!r} has a stop string"
         )
         if piece.stopped:
-            assert (item.final, piece.used) == (True, len(item.tokens)), "tokens behind a stop string"
+            assert (item.final, piece.used) == (True, len(item.tokens)), "tokens after a stop string"
 
     def _check(self, expected: Expectation) -> None:
-        """An answer that a stop string ended is right as far as it goes, and has the stop string in it."""
+        """Check an answer; one ended by a stop string must contain it, and may be shorter."""
         state = expected.state
         if state.finish is FinishReason.STOP_STRING and expected.right is not None:
             text = self._tokenizer.decode(state.tokens[len(state.request.prompt) :])
@@ -113,7 +113,7 @@ class GenerateDoor:
 
 
 def _message(name: str, rng: Random) -> generation_pb2.GenerateRequest:
-    """A valid message with every kind of field."""
+    """Return a valid message with random fields of every kind."""
     message = generation_pb2.GenerateRequest(
         request_id=name,
         sampling=common_pb2.SamplingParams(temperature=rng.choice((0.0, 0.7, 1.0)), top_k=rng.choice((0, 5))),

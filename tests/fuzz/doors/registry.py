@@ -1,4 +1,4 @@
-"""The doors by name."""
+"""Fuzzing targets by name."""
 
 from collections.abc import Callable
 
@@ -21,5 +21,5 @@ DOORS: dict[str, Callable[[], Door]] = {
 
 
 def make_door(name: str) -> Door:
-    """A fresh door."""
+    """Return a new target."""
     return DOORS[name]()

@@ -1,7 +1,7 @@
-"""The doors where a gateway reads what services answer: `DraftReply` and `VerifyReply`.
+"""Fuzzing targets for answers that a gateway reads: `DraftReply` and `VerifyReply`.
 
-A speculator is never believed, so nothing that it says may change the text of any request. A verifier is: a
-verdict that was spoilt may spoil its own request, but no other, and no rule of the statistics.
+Mutated drafts must not change the text of any request. A mutated verdict may change its own request, but no other,
+and must keep the statistics valid.
 """
 
 from random import Random
@@ -17,15 +17,15 @@ from tests.fuzz.traffic import Expectation, expectation, new_request
 _SPOILT_STEPS = 25
 _REQUESTS = 4
 _MAX_STEPS = 400
-"""After the last spoilt message: by then every request must have ended."""
+"""Steps after the last mutated message, within which all requests must end."""
 _ADAPTIVE_SHARE = 0.2
-"""Share of episodes with a planner that chooses by the clock. All others are the same whenever they run."""
+"""Share of episodes whose planner measures time; all others are reproducible."""
 _RARE = frozenset({"instance_id", "model_fingerprint", "fenced", "step_id"})
-"""Fields that end or renew the connection."""
+"""Rarely mutated fields, which end or renew the connection."""
 
 
 class ReplyDoor:
-    """Both doors; `spoils` says which."""
+    """Target for "drafts" or "verdicts", as `spoils` states."""
 
     def __init__(self, spoils: str) -> None:
         self._spoils, self._target = spoils, TableTarget()
@@ -39,7 +39,7 @@ class ReplyDoor:
 
 
 class _Run:
-    """One episode: a gateway of its own."""
+    """Episode with a new gateway."""
 
     def __init__(self, services: Services, target: TableTarget, spoils: str, episode: Episode) -> None:
         self._target, self._episode, self._rng = target, episode, episode.rng
@@ -47,7 +47,7 @@ class _Run:
         self._under_way: dict[str, Expectation] = {}
         self._submitted, self._services = 0, services
         self._lost = False
-        """True if an answer seemed another process's: what was not released then has a time-to-live."""
+        """True if an answer looked like another process's; unreleased requests then expire later."""
         speculators = self._rng.choice(((0,), (0, 1), (0, 1)))
         drafts, verdicts = (self._drafts, untouched) if spoils == "drafts" else (untouched, self._verdicts)
         self._core = GatewayCore(
@@ -88,7 +88,7 @@ class _Run:
                 del self._under_way[name]
 
     def _check_books(self) -> None:
-        """Nothing is kept of requests that have ended, nor of speculators that do not exist."""
+        """Check that nothing is stored for ended requests or unknown speculators."""
         for service in self._core.pool.services:
             assert not service.cached_len, f"contexts of requests that have ended: {service.cached_len}"
             assert not service.refusals, f"kept of requests that have ended: {service.refusals}"
@@ -99,7 +99,7 @@ class _Run:
         return self._spoil_some(reply) if self._spoiling else reply
 
     def _verdicts(self, reply: Any) -> Any:
-        """Taints the requests whose verdicts are spoilt; with the message as a whole, all of it."""
+        """Mutate verdicts, and mark their requests as tainted; all if the whole message changed."""
         if not self._spoiling:
             return reply
         before = [entry.SerializeToString() for entry in reply.entries]
@@ -119,7 +119,7 @@ class _Run:
         return changed
 
     def _spoil_parts(self, reply: Any) -> Any:
-        """One entry or several, so that the others can be checked; now and then the message as a whole."""
+        """Mutate some entries, so that others can be checked; sometimes the whole message."""
         if not len(reply.entries) or self._rng.random() < 0.2:
             return self._episode.spoilt(self._mutator.mutated(reply))
         count = len(reply.entries)

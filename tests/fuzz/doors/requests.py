@@ -1,7 +1,6 @@
-"""The doors where a service reads what gateways send: `VerifyRequest` and `DraftRequest`.
+"""Fuzzing targets for messages that services read: `VerifyRequest` and `DraftRequest`.
 
-Every entry gets its own answer in its own place; those that nobody spoilt get the right one, whatever stands
-beside them.
+Every entry gets an answer in its place; unmutated entries get the right one.
 """
 
 from collections import deque
@@ -22,11 +21,11 @@ from tests.fuzz.transport import InlineContext
 _MESSAGES = 30
 _REQUESTS = 4
 _RARE = frozenset({"fence", "client", "step_id"})
-"""Fields that change who is asking."""
+"""Rarely mutated fields, which identify the client."""
 
 
 class Client(Protocol):
-    """One request of a gateway that knows what the answers must be."""
+    """Request of a gateway that checks its answers."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +35,7 @@ class Client(Protocol):
 
 
 class RequestDoor:
-    """Both doors; `service` says which."""
+    """Target for the messages of a verifier or a speculator service."""
 
     def __init__(self, service: str) -> None:
         self._service, self._target = service, TableTarget()
@@ -61,7 +60,7 @@ class RequestDoor:
 
 
 class _Run:
-    """One stream to one service."""
+    """Episode with one stream to a service."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class _Run:
         self._mutator = Mutator(episode.rng, _RARE)
         self._sent: deque[Any] = deque()
         self._disturbed: set[str] = set()
-        """Requests of which the service may hold something else than we sent."""
+        """Requests whose cache at the service a mutated entry may have changed."""
 
     async def run(self) -> None:
         replies = self._method(self._messages(), InlineContext())
@@ -93,7 +92,7 @@ class _Run:
             reply = await anext(replies)
             self._check(spoilt, reply, chosen)
             await self._forget_strangers(spoilt)
-        await replies.aclose()  # type: ignore[attr-defined]  # it is an asynchronous generator
+        await replies.aclose()  # type: ignore[attr-defined]  # an asynchronous generator
         await self._services.release(list(self._clients))
 
     def _message(self, step_id: int, entries: list[Any]) -> Any:
@@ -107,7 +106,7 @@ class _Run:
             yield self._sent.popleft()
 
     def _spoil(self, message: Any) -> Any:
-        """One entry or several; now and then the message as a whole."""
+        """Mutate some entries, or sometimes the whole message."""
         if self._rng.random() < 0.15:
             self._whole, spoilt = True, self._mutator.mutated(message)
         else:
@@ -124,8 +123,8 @@ class _Run:
         fenced = getattr(reply, "fenced", False)
         assert reply.step_id == message.step_id, "the answer is to another message"
         if not fenced:
-            asked = [entry.request_id for entry in message.entries]
-            assert [entry.request_id for entry in entries] == asked, f"answers to {asked}: {entries}"
+            requested = [entry.request_id for entry in message.entries]
+            assert [entry.request_id for entry in entries] == requested, f"answers to {requested}: {entries}"
             assert all(e.status in (1, 2, 3, 4) for e in entries), f"statuses {[e.status for e in entries]}"
         if any(entry.status != int(EntryStatus.OK) for entry in entries) or fenced:
             self._episode.refused += 1
@@ -145,7 +144,7 @@ class _Run:
             self._disturbed.add(name)
 
     async def _forget_strangers(self, message: Any) -> None:
-        """Release what spoilt entries opened, under the names that they had."""
+        """Release requests that mutated entries opened under other ids."""
         client = getattr(message, "client", "")
         ours = set() if client else set(self._clients)
         strangers = {entry.request_id for entry in message.entries} - ours

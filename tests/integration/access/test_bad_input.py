@@ -1,4 +1,4 @@
-"""Bad input gets a precise status that names field and value, and disturbs nothing else."""
+"""Bad input gets a status that names field and value, and does not affect other requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_bad_fields_are_named_and_others_go_on(redis_url: str) -> None:
+async def test_errors_name_bad_fields_and_other_requests_continue(redis_url: str) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         busy = asyncio.create_task(system.tokens([9, 8, 7], max_new_tokens=64))
         for name, (fields, message) in BAD.items():
@@ -89,6 +89,7 @@ async def test_message_over_the_size_limit(redis_url: str) -> None:
 
 async def test_a_full_queue_refuses_with_a_hint(redis_url: str) -> None:
     async with running_system(redis_url, max_batch=1, max_waiting=1) as system:
+        release = system.hold()
         running = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=100))
         await until(lambda: system.loop.scheduler.running == 1)
         waiting = asyncio.create_task(system.tokens(PROMPT))
@@ -98,6 +99,7 @@ async def test_a_full_queue_refuses_with_a_hint(redis_url: str) -> None:
         assert "queue full: 1 requests are waiting" in (error.details() or "")
         hint = {str(key): value for key, value in error.trailing_metadata() or ()}
         assert int(hint["grpc-retry-pushback-ms"]) > 0
+        release.set()
         assert len(await running) == 100
         assert await waiting == greedy(PROMPT, 16)
         assert await system.tokens(PROMPT, request_id="refused") == greedy(PROMPT, 16)
@@ -111,7 +113,6 @@ async def test_a_request_larger_than_the_cache_is_refused_at_once(redis_url: str
 
 
 async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
-    """One message with good and bad entries: every bad one gets its own error."""
     async with running_system(redis_url) as system, open_channel(system.verifier_address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
         entries = [
@@ -142,8 +143,8 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
     [("x" * 2**20, "longer than 256 characters"), ("a\nb", "must be printable")],
     ids=["long", "unprintable"],
 )
-async def test_ids_are_bounded_at_every_door(redis_url: str, request_id: str, reason: str) -> None:
-    """Sent back whole, a long one would not fit into the header that brings an error."""
+async def test_bad_ids_are_refused_by_attach_and_cancel(redis_url: str, request_id: str, reason: str) -> None:
+    """An error quotes the id in a header, where a long one would not fit."""
     async with running_system(redis_url) as system:
         with pytest.raises(grpc.aio.AioRpcError) as attaching:
             await system.stub.Attach(generation_pb2.AttachRequest(request_id=request_id)).read()

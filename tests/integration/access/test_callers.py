@@ -1,4 +1,4 @@
-"""API keys through a whole gateway: whose requests are whose, and how much each may ask for."""
+"""API keys at a whole gateway: callers use only their own requests, and quotas limit them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ Metadata = tuple[tuple[str, str], ...]
 async def guarded(
     redis_url: str, directory: Path, **options: Any
 ) -> AsyncIterator[tuple[System, Metadata, Metadata]]:
-    """A system with two callers, and what each sends with its calls."""
+    """Run a system with two callers; yield it and the metadata of each caller's calls."""
     file = directory / "keys"
     alice, first = make_key("alice", max_concurrent=3, max_priority=5)
     bob, second = make_key("bob")
@@ -36,13 +36,13 @@ def _bearer(key: str) -> Metadata:
 
 
 async def tokens(system: System, metadata: Metadata, **fields: Any) -> list[int]:
-    """All tokens of one request."""
+    """Return all tokens of one request."""
     call = system.stub.Generate(request_for(PROMPT, **fields), metadata=metadata)
     return [token async for reply in call for token in reply.token_ids]
 
 
 async def refused(call: Any) -> grpc.StatusCode:
-    """The status of a call that is refused."""
+    """Return the status of a call that is refused."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (call.read() if hasattr(call, "read") else call)
     return caught.value.code()
@@ -84,11 +84,15 @@ async def test_requests_are_seen_and_cancelled_by_their_own_caller_only(
 
 async def test_quotas_and_priorities_are_the_keys(redis_url: str, tmp_path: Path) -> None:
     async with guarded(redis_url, tmp_path, max_batch=1) as (system, alice, bob):
+        release = system.hold()
         running = [asyncio.create_task(tokens(system, alice, max_new_tokens=60)) for _ in range(3)]
         await until(lambda: system.loop.scheduler.waiting == 2)
         over = system.stub.Generate(request_for(PROMPT), metadata=alice)
         assert await refused(over) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await tokens(system, bob) == greedy(PROMPT, 16), "not bob's concern"
+        other = asyncio.create_task(tokens(system, bob))
+        await until(lambda: system.loop.scheduler.waiting == 3)
+        release.set()
+        assert await other == greedy(PROMPT, 16), "alice's quota does not affect bob"
         assert not all(task.done() for task in running), "bob had nothing running, so he was next"
         assert [await task for task in running] == [greedy(PROMPT, 60)] * 3
         high = system.stub.Generate(request_for(PROMPT, priority=6), metadata=alice)
@@ -100,7 +104,7 @@ async def test_quotas_and_priorities_are_the_keys(redis_url: str, tmp_path: Path
 async def test_callers_share_cached_prompts_unless_scopes_are_keys(
     redis_url: str, tmp_path: Path, scope: str, shared: int
 ) -> None:
-    """Also when a request starts over: its scope comes again."""
+    """The scope is kept when the verifier has dropped a request and reads it again."""
     prompt = [3 + place % 90 for place in range(40)]
     async with guarded(redis_url, tmp_path, prefix_scope=scope) as (system, alice, bob):
 

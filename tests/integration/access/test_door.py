@@ -1,4 +1,4 @@
-"""The public door with real servers: keys in real calls, and the certificates of docs/serving.md#security."""
+"""API keys in real calls, and certificates made with the commands of docs/serving.md#security."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ SECURITY = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_te
 
 
 class Door(generation_pb2_grpc.GenerationServicer):
-    """Answers `Status` with the caller's name, as far as callers are served."""
+    """Service whose `Status` returns the caller's name, or refuses the call."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
@@ -37,7 +37,7 @@ class Door(generation_pb2_grpc.GenerationServicer):
 
 
 async def ask(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> str:
-    """The caller's name, or the status with which it is refused."""
+    """Return the caller's name, or the status code of the refusal."""
     stub = generation_pb2_grpc.GenerationStub(channel)
     try:
         reply = await stub.Status(generation_pb2.StatusRequest(), metadata=metadata, timeout=60)

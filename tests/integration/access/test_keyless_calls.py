@@ -1,4 +1,4 @@
-"""Calls to gRPC services that cost nothing to make: none uses up what others need."""
+"""Calls that cost a client nothing, such as calls without a key, do not use up the server's places."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 
 async def code_of(call: Any) -> grpc.StatusCode | None:
-    """The status of a stream's beginning; None if it has begun."""
+    """Read once from a stream; return the status code if that fails, else None."""
     try:
         async with asyncio.timeout(60):
             await call.read()
@@ -36,13 +36,13 @@ async def code_of(call: Any) -> grpc.StatusCode | None:
 
 
 async def silent() -> AsyncIterator[Any]:
-    """No message, ever."""
+    """Never send a message."""
     await asyncio.Event().wait()
     yield b""
 
 
 async def asking() -> AsyncIterator[Any]:
-    """One message, and the stream stays open."""
+    """Send one message, and keep the stream open."""
     yield reflection_pb2.ServerReflectionRequest(list_services="")
     await asyncio.Event().wait()
 
@@ -50,7 +50,7 @@ async def asking() -> AsyncIterator[Any]:
 async def test_calls_without_a_key_leave_room_for_callers(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An eighth of all calls may be of health, as many of reflection; a silent call ends at its headers."""
+    """Health and reflection get an eighth of all calls each. A call without a key ends at its headers."""
     key, entry = make_key("alice")
     write_keys(tmp_path / "keys", [entry])
     async with (
@@ -66,11 +66,11 @@ async def test_calls_without_a_key_leave_room_for_callers(
         assert (codes.count(None), codes.count(full)) == (2, CALLS - 2)
         more = [reflect(asking()) for _ in range(CALLS)]
         assert [await code_of(call) for call in more].count(None) == 2
-        mute = [generate(silent()) for _ in range(CALLS)]
-        assert {await code_of(call) for call in mute} == {grpc.StatusCode.UNAUTHENTICATED}
+        silent_calls = [generate(silent()) for _ in range(CALLS)]
+        assert {await code_of(call) for call in silent_calls} == {grpc.StatusCode.UNAUTHENTICATED}
         honest = system.stub.Generate(request_for(PROMPT), metadata=bearer(key))
         assert [token async for reply in honest for token in reply.token_ids]
-        for call in (*calls, *more, *mute):
+        for call in (*calls, *more, *silent_calls):
             call.cancel()
         assert await code_of(watch(health_pb2.HealthCheckRequest())) is None, "places come back"
         monkeypatch.setattr(faults, "MESSAGE_S", 0.2)
@@ -85,7 +85,7 @@ async def test_calls_without_a_key_leave_room_for_callers(
 async def test_streams_of_a_caller_are_counted(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may have one request may read it a few times at once, and may not wait with its messages."""
+    """A caller may read one request by a few streams at once, and must send its messages soon."""
     (evil, first), (good, second) = make_key("evil", max_concurrent=1), make_key("good")
     write_keys(tmp_path / "keys", [first, second])
     async with running_system(redis_url, api_keys=str(tmp_path / "keys"), max_calls=CALLS) as system:
@@ -109,7 +109,7 @@ async def test_streams_of_a_caller_are_counted(
 
 
 async def test_a_compressed_message_is_refused_unpacked(redis_url: str) -> None:
-    """It is far larger than what came, and gRPC looks at sizes afterwards."""
+    """gRPC checks sizes before it unpacks: a small message could fill the memory."""
     async with running_system(redis_url) as system:
         call = system.stub.Generate(
             generation_pb2.GenerateRequest(text="a" * 2**20), compression=grpc.Compression.Gzip

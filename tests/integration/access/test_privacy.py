@@ -1,4 +1,4 @@
-"""The content of requests is in no log line, whatever happens to them."""
+"""No log line contains the content of a request, whatever fails."""
 
 import logging
 import secrets
@@ -21,17 +21,17 @@ from tests.support.system import ScriptedDrafter, ascii_tokenizer, running_syste
 MARKER = "the secret of the marble owl"
 TOKENS = ascii_tokenizer().encode(MARKER)
 WINDOW = 4
-"""Tokens in a row that count as a leak; fewer occur among other numbers by chance."""
+"""Number of consecutive tokens that count as a leak; fewer may occur by chance."""
 
 
 def everything_logged(caplog: pytest.LogCaptureFixture) -> str:
-    """All lines as a service writes them, and as any other handler would write their messages."""
+    """Return all log messages, plain and as a service formats them."""
     formatter = DiscreetFormatter("%(name)s %(message)s")
     return "\n".join(line for r in caplog.records for line in (r.getMessage(), formatter.format(r)))
 
 
 def leaks(logged: str, tokens: Sequence[int], text: str) -> list[str]:
-    """Return what of a text or a sequence of tokens stands in the log, however tokens are separated."""
+    """Return the parts of tokens or text that the log contains, with any separator of tokens."""
     windows = [tokens[i : i + WINDOW] for i in range(len(tokens) - WINDOW + 1)]
     leaked = [text] if text in logged else []
     for separator in (", ", ",", " "):
@@ -40,7 +40,7 @@ def leaks(logged: str, tokens: Sequence[int], text: str) -> list[str]:
 
 
 def quotes(kind: type[Exception]) -> Any:
-    """A drafter's function that fails and says what it was working on."""
+    """Return a drafting function that raises an error that quotes the request."""
 
     def fail(job: DraftJob) -> TokenTree:
         raise kind(f"{text_of(job.context)} {job.context}")
@@ -49,7 +49,7 @@ def quotes(kind: type[Exception]) -> Any:
 
 
 def malformed(job: DraftJob) -> TokenTree:
-    """Two children with one token, beside others from the context."""
+    """Return a tree with two equal children, which is malformed, and others from the context."""
     tokens = np.array([job.context[-1], *job.context[-5:], job.context[-1]], np.int32)
     return TokenTree(tokens, np.array([-1, *[0] * 6], np.int32), (), np.ones(7, np.float32))
 
@@ -63,7 +63,7 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-async def test_no_log_line_says_what_a_request_says(
+async def test_no_log_line_contains_content_of_a_request(
     redis_url: str, caplog: pytest.LogCaptureFixture, drafter: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -76,7 +76,7 @@ async def test_no_log_line_says_what_a_request_says(
             await system.generate((), text=MARKER, request_id=MARKER * 100)
     assert len(answer) == 24
     logged = everything_logged(caplog)
-    assert "serving specinfer.v1.Generation" in logged, "the log is looked at"
+    assert "serving specinfer.v1.Generation" in logged, "the log has lines"
     assert leaks(logged, [*TOKENS, *answer], MARKER) == []
     assert leaks(logged, answer, text_of(answer)) == []
     if drafter != "sound":
@@ -103,7 +103,7 @@ async def test_a_fault_in_the_gateway_is_logged_without_the_request(
 
 
 def test_the_check_sees_leaks() -> None:
-    """The negative control."""
+    """Negative control."""
     assert leaks(f"failed: {TOKENS}", TOKENS, MARKER)
     assert leaks(f"failed: {np.array(TOKENS[3:8])}", TOKENS, MARKER)
     assert leaks(f"failed: {MARKER!r}", TOKENS, MARKER)
@@ -111,7 +111,7 @@ def test_the_check_sees_leaks() -> None:
 
 
 @pytest.mark.parametrize("transaction", [False, True])
-async def test_what_redis_refuses_is_said_without_the_command(redis_url: str, transaction: bool) -> None:
+async def test_errors_of_redis_are_logged_without_the_command(redis_url: str, transaction: bool) -> None:
     async with Redis.from_url(redis_url, decode_responses=True) as redis:
         key = f"test:{secrets.token_hex(4)}"
         await redis.set(key, "text", ex=60)

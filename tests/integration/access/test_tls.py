@@ -1,4 +1,4 @@
-"""TLS and mutual TLS on every hop, with real servers: who is served, and who is refused."""
+"""TLS and mutual TLS on every connection, with real servers."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ from tests.support.system import ScriptedDrafter, running_system
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Two authorities, of which services trust the first, and what they signed."""
+    """Two authorities, of which services trust the first, and certificates signed by them."""
 
     ca: Authority
     foreign_ca: Authority
@@ -85,9 +85,9 @@ def client(ca: Authority, pair: Pair | None = None, name: str = "") -> ClientTls
 
 @asynccontextmanager
 async def serving(settings: ServiceSettings) -> AsyncIterator[str]:
-    """A server of the health service; yields its address."""
+    """Run a server with health checks and `Describe`; yield its address."""
     server = ServiceServer(settings, ["specinfer.v1.Verifier"])
-    servicer = Described()
+    servicer = DescribeServicer()
     verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
     port = await server.start()
@@ -97,8 +97,8 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[str]:
         await server.stop()
 
 
-class Described:
-    """Answers `Describe` of both services, and nothing else."""
+class DescribeServicer:
+    """Servicer of verifier and speculator that only implements `Describe`."""
 
     Verify = Draft = Release = None
 
@@ -109,7 +109,7 @@ class Described:
 
 
 async def status_of_call(address: str, tls: ClientTls | None) -> grpc.StatusCode:
-    """Return the status of one call that does not wait for a connection."""
+    """Return the status of a health check, which fails at once without a connection."""
     async with open_channel(address, tls) as channel:
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
@@ -118,7 +118,7 @@ async def status_of_call(address: str, tls: ClientTls | None) -> grpc.StatusCode
         return grpc.StatusCode.OK
 
 
-async def test_mutual_tls_serves_the_gateway_and_nobody_else(certificates: Certificates) -> None:
+async def test_mutual_tls_serves_only_the_gateway(certificates: Certificates) -> None:
     c = certificates
     refused: dict[str, ClientTls | None] = {
         "no certificate": client(c.ca),
@@ -138,7 +138,7 @@ async def test_mutual_tls_serves_the_gateway_and_nobody_else(certificates: Certi
         assert dict(zip(refused, ends, strict=True)) == dict.fromkeys(refused, grpc.StatusCode.UNAVAILABLE)
 
 
-async def test_tls_without_an_authority_of_clients_serves_whoever_trusts_it(
+async def test_tls_without_client_certificates_serves_all_who_trust_it(
     certificates: Certificates,
 ) -> None:
     c = certificates
@@ -197,7 +197,7 @@ async def test_new_certificates_are_used_without_a_restart(
         assert await status_of_call(address, client(c.ca)) is grpc.StatusCode.OK
         install(new, only_certificate=True)
         assert await status_of_call(address, client(c.ca)) is grpc.StatusCode.OK, (
-            "the pair does not fit: the old stays"
+            "the new pair does not match: the old one stays"
         )
         assert await status_of_call(address, client(c.ca)) is grpc.StatusCode.OK
         assert [r.levelname for r in caplog.records if "not used: tls_key = " in r.getMessage()] == ["ERROR"]
@@ -208,7 +208,7 @@ async def test_new_certificates_are_used_without_a_restart(
 
 @asynccontextmanager
 async def tls_redis(redis_url: str, c: Certificates) -> AsyncIterator[str]:
-    """A Redis that asks for certificates: TLS ends before it, since not every redis-server speaks it."""
+    """Yield the URL of a proxy that adds mutual TLS to Redis, as not every redis-server has TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=c.ca.certificate)
     context.load_cert_chain(c.server.certificate, c.server.key)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -293,7 +293,7 @@ def test_a_service_refuses_bad_files_before_it_loads_anything() -> None:
 async def test_a_whole_system_works_with_mutual_tls_between_its_services(
     certificates: Certificates, redis_url: str
 ) -> None:
-    """And not without the gateway's certificate."""
+    """Without the gateway's certificate, the system does not start."""
     served, shown = certificates.server, certificates.gateway
     service_options = {
         "tls_certificate": str(served.certificate),
@@ -321,7 +321,7 @@ async def test_a_whole_system_works_with_mutual_tls_between_its_services(
 
 
 async def test_the_http_service_has_tls_on_both_sides(certificates: Certificates) -> None:
-    """Callers must show a certificate, and so must the service to its gateway, of the right authority."""
+    """It requires clients' certificates, and shows its own to the gateway."""
     ca, served, shown = str(certificates.ca.certificate), certificates.server, certificates.gateway
     options = {"tls_certificate": str(served.certificate), "tls_key": str(served.key), "tls_client_ca": ca}
     towards = {"gateway_tls_ca": ca, "gateway_tls_certificate": str(shown.certificate)}
@@ -334,8 +334,8 @@ async def test_the_http_service_has_tls_on_both_sides(certificates: Certificates
     await gateway.start()
     try:
         async with http_service(gateway.address, context, **options, **towards) as http:
-            asked = {"model": "tiny", "prompt": "hi"}
-            reply = await http.plain.post(COMPLETIONS, json=asked)
+            requested = {"model": "tiny", "prompt": "hi"}
+            reply = await http.plain.post(COMPLETIONS, json=requested)
             assert reply.json()["choices"][0]["text"] == TEXT
             async with httpx2.AsyncClient(base_url=http.url, verify=nameless) as nobody:
                 with pytest.raises(httpx2.TransportError):

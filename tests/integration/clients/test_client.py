@@ -1,4 +1,4 @@
-"""The client against real gRPC servers that die, repeat, refuse or leave out. No token is lost or doubled."""
+"""The client against gRPC servers that fail: no token of an answer is lost or doubled."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ Code = grpc.StatusCode
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)
 REQUEST = make_request("hi", chat=True, max_new_tokens=40, temperature=0.0, speculation="tree")
 POINTS = [0, 1, 17, len(TOKENS) - 1, len(TOKENS)]
-"""Replies before a fault: none, one, some, all but one, all but the summary."""
+"""Number of replies before a fault; the last is a fault before the summary."""
 
 
 def client_of(*gateways: FakeGateway, **options: object) -> AsyncClient:
@@ -36,7 +36,7 @@ def client_of(*gateways: FakeGateway, **options: object) -> AsyncClient:
 
 
 async def check_whole(client: AsyncClient) -> None:
-    """An answer is the undisturbed one, and its pieces say where they belong."""
+    """Check that an answer is complete, and that its pieces have the right positions."""
     pieces: list[Piece] = []
     async with client.stream(REQUEST) as stream:
         async for piece in stream:
@@ -61,20 +61,20 @@ FAULTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_stream_goes_on_at_the_next_gateway(name: str, point: int) -> None:
+async def test_a_stream_continues_at_the_next_gateway(name: str, point: int) -> None:
     fault = replace(FAULTS[name], replies=point)
     async with fake_gateways([fault], []) as (first, second), client_of(first, second) as client:
         await check_whole(client)
     (before,), (after,) = first.calls, second.calls
     assert before.request_id == after.request_id != ""
-    if point == 0:  # nobody knows whether the request was recorded
+    if point == 0:  # the gateway may have stored the request or not
         assert after == before
     else:
         assert after == generation_pb2.AttachRequest(request_id=before.request_id, from_token=point)
 
 
 async def test_every_gateway_dies_again_and_again_and_comes_back() -> None:
-    """One of two is always away; each comes back on its port when the other dies."""
+    """One of two gateways is always stopped; each starts again when the other dies."""
     points = random.Random(7)
     ports = free_ports(2)
     gateways = [FakeGateway(size=2), FakeGateway(size=3)]
@@ -106,7 +106,7 @@ async def test_a_single_gateway_that_comes_back_is_enough() -> None:
 
 
 async def test_connections_that_break_at_any_byte_lose_nothing() -> None:
-    """A connection's handshake takes some 100 bytes, a reply of one token 30 to 40."""
+    """The cuts, in bytes, hit handshakes (100 bytes) and replies (30 to 40 bytes each)."""
     points = random.Random(3)
     cuts = [points.randrange(20, 800) for _ in range(8)]
     async with (
@@ -119,14 +119,14 @@ async def test_connections_that_break_at_any_byte_lose_nothing() -> None:
     assert any(isinstance(call, generation_pb2.AttachRequest) for call in gateway.calls)
 
 
-async def test_what_is_repeated_is_dropped() -> None:
+async def test_repeated_tokens_are_dropped() -> None:
     script = [Turn(replies=20, code=Code.UNAVAILABLE), Turn(back=7)]
     async with fake_gateways(script) as (gateway,), client_of(gateway) as client:
         await check_whole(client)
 
 
-async def test_a_reply_of_which_a_part_was_had_is_an_error() -> None:
-    """Its text could not be divided."""
+async def test_a_reply_with_known_and_new_tokens_is_an_error() -> None:
+    """Its text cannot be divided between the known and the new tokens."""
     script = [Turn(replies=5, code=Code.UNAVAILABLE), Turn(back=3)]
     async with fake_gateways(script, size=2) as (gateway,), client_of(gateway) as client:
         with pytest.raises(BrokenStreamError, match="position = 9 after 10 tokens: only a part"):
@@ -156,7 +156,7 @@ async def test_a_gap_is_an_error(point: int) -> None:
     ],
     ids=lambda turn: turn.code.name if turn.code else "exception",
 )
-async def test_what_no_retry_cures_ends_at_once(turn: Turn, point: int) -> None:
+async def test_permanent_errors_are_not_retried(turn: Turn, point: int) -> None:
     fault = replace(turn, replies=point)
     async with fake_gateways([fault], []) as (first, second), client_of(first, second) as client:
         with pytest.raises(RequestFailedError, match=turn.details or "KeyError"):
@@ -172,7 +172,7 @@ async def test_not_found_after_a_lost_connection_is_final() -> None:
 
 
 async def test_a_retry_hint_is_kept_to() -> None:
-    """The waits are those that were asked for, not those of the backoff."""
+    """The gateway's hint replaces the client's backoff."""
     script = [Turn(replies=point, code=Code.UNAVAILABLE, hint_ms="30") for point in (0, 4)]
     retries: list[Retry] = []
     async with fake_gateways(script) as (gateway,), client_of(gateway, on_retry=retries.append) as client:
@@ -180,7 +180,7 @@ async def test_a_retry_hint_is_kept_to() -> None:
     assert [retry.wait_s for retry in retries] == [0.03, 0.03]
 
 
-async def test_patience_ends_with_what_is_needed_to_go_on() -> None:
+async def test_the_error_after_the_patience_shows_how_to_continue() -> None:
     script = [Turn(replies=3, dies=True)]
     short = Patience(patience_s=0.3, first_wait_s=0.05)
     async with fake_gateways(script) as (gateway,), client_of(gateway, patience=short) as client:
@@ -194,7 +194,7 @@ async def test_patience_ends_with_what_is_needed_to_go_on() -> None:
     assert gateway.calls[-1].request_id == gateway.calls[0].request_id
 
 
-async def test_an_answer_has_all_of_it() -> None:
+async def test_an_answer_is_complete() -> None:
     async with fake_gateways([]) as (gateway,), client_of(gateway) as client:
         texts: list[str] = []
         answer = await client.generate(REQUEST, texts.append)

@@ -1,4 +1,4 @@
-"""`generate`, `attach`, `cancel` and `status` as processes, against real gRPC servers that play gateways."""
+"""The commands `generate`, `attach`, `cancel` and `status`, against fake gateways."""
 
 import asyncio
 import json
@@ -29,24 +29,24 @@ async def started(*arguments: str, **variables: str) -> Process:
 
 
 async def ended(process: Process) -> tuple[int | None, str, str]:
-    """Exit code, standard output, standard error."""
+    """Wait for a process; return exit code, standard output and standard error."""
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
 
 
 async def specinfer(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
-    """The same of a command that starts at once."""
+    """Run a command in a process with preloaded imports, and return the same as `ended`."""
     done = await asyncio.to_thread(run_preloaded, "specinfer.cli", *arguments, **variables)
     return done.returncode, done.stdout, done.stderr
 
 
-async def test_generate_goes_on_elsewhere_and_says_so() -> None:
+async def test_generate_continues_at_the_next_gateway_and_notes_it() -> None:
     async with fake_gateways([Turn(replies=7, dies=True)], []) as (first, second):
         addresses = f"{first.address}, {second.address}"
         flags = ["--address", addresses, "--request-id", "mine", "--deadline-seconds", "90"]
         code, out, err = await ended(await started("generate", "hi", *flags))
     assert (code, out) == (0, TEXT + "\n"), err
-    note, statistics = err.strip().splitlines()  # and nothing that gRPC itself has to say
+    note, statistics = err.strip().splitlines()  # and no lines of gRPC
     assert note.startswith("gateway unavailable (")
     assert note.endswith("); trying again")
     assert statistics.startswith("40 tokens in ")
@@ -82,7 +82,7 @@ async def test_generate_cancels_its_request_before_it_ends(number: signal.Signal
     assert b"Traceback" not in err
 
 
-async def test_ctrl_c_ends_even_if_nobody_can_be_told() -> None:
+async def test_ctrl_c_ends_generate_without_a_gateway() -> None:
     async with fake_gateways([Turn(replies=3, dies=True)]) as (gateway,):
         process = await started("generate", "hi", "--address", gateway.address)
         assert process.stderr is not None
@@ -92,7 +92,7 @@ async def test_ctrl_c_ends_even_if_nobody_can_be_told() -> None:
     assert process.returncode == 130
 
 
-async def test_a_lost_request_says_how_to_get_its_rest_and_attach_gets_it() -> None:
+async def test_the_error_of_a_lost_request_shows_the_attach_command() -> None:
     async with fake_gateways([Turn(replies=7, dies=True)]) as (gateway,):
         flags = ["--address", gateway.address]
         code, out, err = await specinfer(
@@ -185,10 +185,10 @@ async def test_watch_refreshes_in_a_terminal() -> None:
         variables = {"FORCE_COLOR": "1", "COLUMNS": "100", "TERM": "xterm"}
         code, out, _ = await ended(await started("status", *flags, **variables))
     assert code == 0
-    assert "\x1b[1A" in out, "it goes back up to write over what was there"
+    assert "\x1b[1A" in out, "moves the cursor up to overwrite the block"
 
 
-async def test_watch_goes_on_while_the_gateway_is_away_and_ends_on_ctrl_c() -> None:
+async def test_watch_continues_without_the_gateway_and_ends_on_ctrl_c() -> None:
     async with fake_gateways([]) as (gateway,):
         gateway.states = _states()
         flags = ["--watch", "--interval-seconds", "0.1", "--address", gateway.address]
@@ -205,13 +205,13 @@ async def test_watch_goes_on_while_the_gateway_is_away_and_ends_on_ctrl_c() -> N
     assert b"Traceback" not in err
 
 
-async def test_watch_of_nobody_is_an_error() -> None:
+async def test_watch_without_a_gateway_is_an_error() -> None:
     code, _, err = await specinfer("status", "--watch", "--address", "127.0.0.1:1")
     assert code == 1
     assert err.startswith("specinfer: error: no gateway at 127.0.0.1:1: start one with")
 
 
-async def test_the_trace_of_who_starts_generate_goes_on_at_the_gateway() -> None:
+async def test_generate_passes_its_trace_to_the_gateway() -> None:
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
     async with fake_gateways([]) as (gateway,):
         code, _, err = await specinfer(

@@ -1,4 +1,4 @@
-"""Whoever ends early: a closed client says so to all who use it, a request that nobody waits for ends."""
+"""Closing a client fails its calls, and a request that nobody waits for is cancelled."""
 
 import asyncio
 import gc
@@ -38,7 +38,7 @@ USES: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", USES)
-async def test_a_closed_client_says_so(name: str) -> None:
+async def test_calls_of_a_closed_client_fail(name: str) -> None:
     async with fake_gateways([]) as (gateway,):
         client = AsyncClient(gateway.address)
         await client.close()
@@ -48,7 +48,7 @@ async def test_a_closed_client_says_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["watch", "stream", "generate", "attach"])
-async def test_what_is_under_way_ends_when_the_client_is_closed(name: str) -> None:
+async def test_running_calls_end_when_the_client_is_closed(name: str) -> None:
     async with fake_gateways([HANGS]) as (gateway,):
         client = AsyncClient(gateway.address)
         using = asyncio.ensure_future(USES[name](client))
@@ -61,10 +61,10 @@ async def test_what_is_under_way_ends_when_the_client_is_closed(name: str) -> No
 
 async def test_a_call_that_waits_for_its_answer_ends_when_the_client_is_closed() -> None:
     async with fake_gateways([]) as (gateway,):
-        asked = asyncio.Event()
+        requested = asyncio.Event()
 
         async def silent(*_: Any) -> Any:
-            asked.set()
+            requested.set()
             await asyncio.Event().wait()
 
         gateway.Status = silent  # type: ignore[method-assign]
@@ -91,7 +91,7 @@ async def test_a_pause_before_another_attempt_ends_when_the_client_is_closed() -
 
 
 @pytest.mark.filterwarnings("error")
-async def test_a_closed_client_without_a_loop_says_so_to_all_threads() -> None:
+async def test_a_closed_client_fails_in_all_threads() -> None:
     async with fake_gateways([HANGS]) as (gateway,):
         client, errors = Client(gateway.address), list[BaseException]()
 
@@ -123,7 +123,7 @@ async def test_a_request_is_cancelled_with_the_task_that_waits_for_it() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await client.close()  # at once
+        await client.close()  # sends the cancellation before it returns
         assert gateway.cancelled == ["mine"]
 
 

@@ -1,4 +1,4 @@
-"""The client and a whole system, with a proxy between them that breaks connections."""
+"""The client and a whole system, connected by a proxy that breaks connections."""
 
 import random
 
@@ -12,7 +12,7 @@ PROMPT = [5, 17, 3, 88]
 
 
 async def test_connections_that_break_at_any_byte_change_nothing(redis_url: str) -> None:
-    """Asked once more under the same id, the request is not run again."""
+    """A request that is sent again with its id does not run again."""
     points = random.Random(5)
     cuts = [points.randrange(20, 2500) for _ in range(20)]
     expected = greedy(PROMPT, 48)

@@ -1,4 +1,4 @@
-"""`specinfer exact` against our own HTTP service, with and without trees, whose speculator is right now and then."""
+"""`specinfer exact` against our HTTP service, whose speculator is right in some steps."""
 
 import asyncio
 
@@ -12,16 +12,16 @@ from tests.support.system import ScriptedDrafter, running_system
 
 
 async def test_our_own_service_passes(redis_url: str) -> None:
-    """Also in batches; trees are really verified."""
+    """Both single and in batches; the drafter must have been used."""
     drafter = ScriptedDrafter(first(2))
     async with running_system(redis_url, {"a": drafter}) as system, http_service(system.address) as http:
         plain, speculating = sides(
             await asyncio.to_thread(ApiServer.at, http.url), None, {"speculation": "off"}
         )
         questions = [Question(prompt, 12, t, seed=3) for prompt in PROMPTS[:4] for t in (0.0, 0.8)]
-        asked = len(drafter.jobs)
+        requested = len(drafter.jobs)
         outcome = await asyncio.to_thread(check, plain, speculating, questions, 4)
-        assert len(drafter.jobs) > asked
+        assert len(drafter.jobs) > requested
     assert exit_code(outcome, tie=0.0) == 0
     assert [one.tokens for one in outcome] == [12] * 8
     assert {one.kind for one in outcome} == {"greedy", "seeded"}

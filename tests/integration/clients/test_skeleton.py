@@ -1,4 +1,4 @@
-"""Skeleton-of-thought, an example: points are asked for at the same time, each as if it was asked alone."""
+"""The example of skeleton-of-thought: its points are requested concurrently."""
 
 import asyncio
 
@@ -31,23 +31,23 @@ def test_questions_for_points_differ_only_at_their_ends() -> None:
     assert first.endswith("Point 1: a")
 
 
-async def test_points_are_written_at_once_each_as_if_asked_alone(
+async def test_points_are_written_concurrently_with_the_same_text_as_alone(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tiny model makes no sense, so its points are set here."""
+    """The tiny model writes no lists, so the points are given."""
 
     async def points_found(*_: object) -> list[str]:
         return POINTS
 
     monkeypatch.setattr(skeleton, "find_points", points_found)
-    running, most = 0, 0
+    running, max_running = 0, 0
 
     class Counting(AsyncClient):
         async def generate(self, *arguments: object, **options: object) -> object:  # type: ignore[override]
-            nonlocal running, most
+            nonlocal running, max_running
             running += 1
-            most = max(most, running)
-            await asyncio.sleep(0)  # the others of a gather begin
+            max_running = max(max_running, running)
+            await asyncio.sleep(0)  # let the other requests begin
             try:
                 return await super().generate(*arguments, **options)  # type: ignore[arg-type]
             finally:
@@ -55,7 +55,7 @@ async def test_points_are_written_at_once_each_as_if_asked_alone(
 
     async with running_system(redis_url, {}) as system, Counting(system.address) as client:
         text = await skeleton.answer(client, "hm?", 12)
-        assert most == len(POINTS)
+        assert max_running == len(POINTS)
         alone = [
             (await client.generate(skeleton.expand("hm?", POINTS, index), max_new_tokens=4)).text
             for index in range(len(POINTS))

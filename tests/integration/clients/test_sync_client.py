@@ -1,4 +1,4 @@
-"""The client without an event loop, against real gRPC servers; what its options may be; the examples."""
+"""The synchronous client against fake gateways; the checks of its options; the examples."""
 
 import asyncio
 import re
@@ -37,8 +37,8 @@ EXAMPLES = sorted(
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)
 
 
-async def elsewhere(work: Callable[[], Any]) -> Any:
-    """The result of blocking work in a thread, while the gateways go on in this one."""
+async def in_thread(work: Callable[[], Any]) -> Any:
+    """Run blocking work in a thread, so that gateways can run in this one."""
     return await asyncio.to_thread(work)
 
 
@@ -54,7 +54,7 @@ async def test_a_prompt_is_answered_by_either_client() -> None:
             with client_of(second) as client:
                 return client.generate("hi", temperature=0.5, seed=3)
 
-        same = await elsewhere(ask)
+        same = await in_thread(ask)
     for reply in (answer, same):
         assert (reply.text, tuple(reply.token_ids), reply.finish_reason) == (
             TEXT,
@@ -67,7 +67,7 @@ async def test_a_prompt_is_answered_by_either_client() -> None:
         assert call == make_request("hi", temperature=0.5, seed=3)
 
 
-async def test_a_stream_without_a_loop_goes_on_at_the_next_gateway() -> None:
+async def test_a_synchronous_stream_continues_at_the_next_gateway() -> None:
     async with fake_gateways([Turn(replies=5, dies=True)], []) as (first, second):
 
         def ask() -> None:
@@ -78,11 +78,11 @@ async def test_a_stream_without_a_loop_goes_on_at_the_next_gateway() -> None:
                 with client.attach(stream.request_id, 30) as rest:
                     assert tuple(t for piece in rest for t in piece.token_ids) == TOKENS[30:]
 
-        await elsewhere(ask)
+        await in_thread(ask)
     assert [call.from_token for call in second.calls] == [5, 30]
 
 
-async def test_the_other_calls_and_errors_without_a_loop() -> None:
+async def test_status_cancel_and_errors_without_a_loop() -> None:
     script = [Turn(code=specinfer_code("NOT_FOUND"), replies=0, details="no such request")]
     async with fake_gateways(script) as (gateway,):
 
@@ -93,7 +93,7 @@ async def test_the_other_calls_and_errors_without_a_loop() -> None:
                 with pytest.raises(RequestFailedError, match="no such request"):
                     list(client.attach("r2"))
 
-        await elsewhere(ask)
+        await in_thread(ask)
     assert gateway.cancelled == ["r1"]
 
 
@@ -104,7 +104,7 @@ async def test_threads_may_share_a_client() -> None:
             with client_of(gateway) as client, ThreadPoolExecutor(8) as threads:
                 return [reply.text for reply in threads.map(client.generate, ["hi"] * 24)]
 
-        assert await elsewhere(ask) == [TEXT] * 24
+        assert await in_thread(ask) == [TEXT] * 24
     assert threading.active_count() < 24, "the client's thread has ended"
 
 
@@ -139,7 +139,7 @@ def specinfer_code(name: str) -> Any:
         (make_request("hi"), {"seed": 5}, "seed = 5: cannot be given with a message"),
     ],
 )
-def test_what_cannot_be_sent_is_named(prompt: Any, options: Any, message: str) -> None:
+def test_errors_name_options_that_cannot_be_sent(prompt: Any, options: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         AsyncClient("a:1").stream(prompt, **options)
 
@@ -153,7 +153,7 @@ def test_prompts_of_every_kind() -> None:
 
 
 def test_a_summary_is_read_whole() -> None:
-    """Every field of the contract has its value; a reason of a later version is unspecified."""
+    """All fields are read; an unknown finish reason of a later version is UNSPECIFIED."""
     message = generation_pb2.Summary(finish_reason=3, prompt_tokens=4, new_tokens=5, seed=6)
     message.ttft_seconds, message.total_seconds, message.queue_seconds = 0.5, 2.0, 0.25
     stats = message.stats
@@ -170,7 +170,7 @@ def test_a_summary_is_read_whole() -> None:
     assert read_summary(message).finish_reason is FinishReason.UNSPECIFIED
 
 
-def test_the_package_loads_its_client_when_it_is_asked_for() -> None:
+def test_the_package_loads_its_client_on_first_use() -> None:
     code = """if True:
         import sys, specinfer
         assert "grpc" not in sys.modules

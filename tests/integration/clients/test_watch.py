@@ -1,4 +1,4 @@
-"""`Generation.Watch` through a whole gateway: what is told of steps, and to whom."""
+"""`Generation.Watch` of a whole gateway: the content of its replies, and who gets them."""
 
 import asyncio
 import json
@@ -18,25 +18,25 @@ from tests.support.oracle import always, first, greedy
 from tests.support.system import FIRST_CHARACTER, ScriptedDrafter, System, running_system, text_of, until
 
 COUNT, LONG = 12, 300
-"""Tokens of the request that is watched, and of one that runs beside it to the end."""
+"""Number of tokens of the watched request, and of a longer one in the same batch."""
 
 
 def two_children(job: DraftJob) -> TokenTree:
-    """Draft what the target will say, and beside it what it will not, with scores of their own."""
+    """Draft the target's next token and a wrong one, with different probabilities."""
     builder, (right,) = TreeBuilder(job.context[-1]), greedy(job.context, 1)
     builder.propose_points(0, [right, (right + 1) % 97], [0.75, 0.25])
     return builder.build()
 
 
 async def watch(system: System, request_id: str, **options: Any) -> Any:
-    """A call that is told steps from now on."""
+    """Open a call that gets all steps from now on."""
     call = system.stub.Watch(generation_pb2.WatchRequest(request_id=request_id), **options)
     assert await call.read() == generation_pb2.WatchReply()
     return call
 
 
 async def rest_of(call: Any) -> list[Any]:
-    """All that a call is told until it ends."""
+    """Return all further replies of a call."""
     replies = []
     while (reply := await call.read()) is not grpc.aio.EOF:
         replies.append(reply)
@@ -44,14 +44,17 @@ async def rest_of(call: Any) -> list[Any]:
 
 
 async def test_the_steps_of_a_request_are_its_answer(redis_url: str) -> None:
-    """Every token is told once, in order, with its text, the tree it comes from and who proposed it."""
+    """Every token comes once, in order, with its text, its tree and its speculators."""
     drafters = {"a": ScriptedDrafter(first(2)), "b": ScriptedDrafter(two_children)}
     async with running_system(redis_url, drafters) as system:
-        call = await watch(system, "seen")
-        await asyncio.gather(
-            system.tokens([7, 8, 9], max_new_tokens=LONG, request_id="other"),
-            system.tokens(PROMPT, max_new_tokens=COUNT, request_id="seen"),
-        )
+        call, release = await watch(system, "seen"), system.hold()
+        tasks = [
+            asyncio.create_task(system.tokens([7, 8, 9], max_new_tokens=LONG, request_id="other")),
+            asyncio.create_task(system.tokens(PROMPT, max_new_tokens=COUNT, request_id="seen")),
+        ]
+        await until(lambda: len(system.loop.scheduler.states) == 2)
+        release.set()
+        await asyncio.gather(*tasks)
         replies = await rest_of(call)
     expected = greedy(PROMPT, COUNT)
     steps = [reply.step for reply in replies]
@@ -74,7 +77,7 @@ def expected_position(steps: list[Any], number: int) -> int:
 
 
 def check_tree(step: Any, committed: list[int]) -> None:
-    """A step whose tree has two nodes of "a" that are accepted, one that is not, and one of "b" alone."""
+    """Check a step that accepted two nodes of "a", and rejected one only "b" drafted."""
     nodes, root = step.nodes, committed[step.position]
     assert (nodes[0].token_id, nodes[0].parent, nodes[0].chance) == (root, -1, 1.0)
     path = [nodes[index] for index in step.accepted]
@@ -82,7 +85,7 @@ def check_tree(step: Any, committed: list[int]) -> None:
     assert [node.parent for node in path] == [0, step.accepted[0]]
     assert list(step.planner.speculators) == ["a", "b"]
     chances = {p.speculator: round(p.chance, 4) for p in path[0].proposals}
-    assert chances == {0: 0.9, 1: 0.75}, "what each speculator says itself"
+    assert chances == {0: 0.9, 1: 0.75}, "the probabilities that each speculator sent"
     assert {p.kind for node in nodes for p in node.proposals} == {tree_pb2.PROPOSAL_KIND_POINT}
     wrong = next(node for node in nodes[1:] if node.parent == 0 and node.token_id != path[0].token_id)
     assert [(p.speculator, p.chance) for p in wrong.proposals] == [(1, 0.25)]
@@ -102,13 +105,13 @@ async def test_plain_decoding_is_a_root_and_a_bonus(redis_url: str) -> None:
     assert [token.logprob for step in steps for token in step.tokens] == encode_logprobs
 
 
-async def test_what_a_constraint_forces_nobody_guessed(redis_url: str) -> None:
+async def test_forced_tokens_have_no_speculator(redis_url: str) -> None:
     keys = {"type": "object", "properties": {"a_long_name": {"type": "boolean"}}, "required": ["a_long_name"]}
     schema = json.dumps({**keys, "additionalProperties": False})
-    asked = {"constraint": encode_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema))}
+    requested = {"constraint": encode_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema))}
     async with running_system(redis_url, eos=0) as system:
         call = await watch(system, "forced")
-        await system.generate(PROMPT, request_id="forced", max_new_tokens=40, **asked)
+        await system.generate(PROMPT, request_id="forced", max_new_tokens=40, **requested)
         steps = [reply.step for reply in await rest_of(call)]
     accepted = [step.nodes[index] for step in steps for index in step.accepted]
     assert '"a_long_name"' in "".join(token.text for step in steps for token in step.tokens)
@@ -117,28 +120,28 @@ async def test_what_a_constraint_forces_nobody_guessed(redis_url: str) -> None:
     assert not any(step.nodes[0].forced for step in steps)
 
 
-async def test_who_comes_late_is_told_the_rest(redis_url: str) -> None:
-    """Positions and texts go on where the request is; a request that is cancelled ends the stream."""
+async def test_a_late_watcher_gets_the_remaining_steps(redis_url: str) -> None:
+    """Positions and texts begin where the request is; cancelling it ends the stream."""
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         answer = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400, request_id="late"))
         await until(lambda: system.gateway.observer.totals.tokens > 3)
         call = await watch(system, "late")
-        heard = await call.read()
+        reply = await call.read()
         await system.stub.Cancel(generation_pb2.CancelRequest(request_id="late"))
         *_, last = await rest_of(call)
         generated = await answer
-    start = heard.step.position
+    start = reply.step.position
     assert start > 0
-    assert [token.token_id for token in heard.step.tokens] == generated[
-        start : start + len(heard.step.tokens)
+    assert [token.token_id for token in reply.step.tokens] == generated[
+        start : start + len(reply.step.tokens)
     ]
-    assert "".join(token.text for token in heard.step.tokens) == text_of(
-        generated[start : start + len(heard.step.tokens)]
+    assert "".join(token.text for token in reply.step.tokens) == text_of(
+        generated[start : start + len(reply.step.tokens)]
     )
     assert last.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
 
 
-async def test_only_ones_own_requests_are_seen(redis_url: str, tmp_path: Path) -> None:
+async def test_callers_watch_only_their_own_requests(redis_url: str, tmp_path: Path) -> None:
     async with guarded(redis_url, tmp_path, drain_seconds=5.0) as (system, alice, bob):
         stub = system.stub
         assert await refused(stub.Watch(generation_pb2.WatchRequest())) is grpc.StatusCode.UNAUTHENTICATED
@@ -150,11 +153,11 @@ async def test_only_ones_own_requests_are_seen(redis_url: str, tmp_path: Path) -
         seen = [await hers.read() for _ in range(8)]
         assert [reply.request_id for reply in seen] == ["one"] * 4 + ["three"] * 4
         assert (await his.read()).request_id == "two"
-        await system.gateway.drain()  # which tells what is left first
+        await system.gateway.drain()  # which sends the remaining steps first
         assert await refused(stranger) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_what_may_not_be_watched(redis_url: str) -> None:
+async def test_bad_ids_and_too_many_watches_are_refused(redis_url: str) -> None:
     async with running_system(redis_url) as system:
         for request_id in ("", "x" * 257, "a\nb"):
             call = system.stub.Watch(generation_pb2.WatchRequest(request_id=request_id))
@@ -174,7 +177,7 @@ async def test_a_gateway_that_ends_ends_its_watches(redis_url: str) -> None:
         assert await refused(call) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_nothing_is_told_before_it_is_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_step_is_sent_before_it_is_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         call, store, redis_is_back = await watch(system, "held"), system.store, asyncio.Event()
         append = store.append
@@ -189,5 +192,5 @@ async def test_nothing_is_told_before_it_is_stored(redis_url: str, monkeypatch: 
         await until(lambda: system.loop.steps >= COUNT // 2)
         assert not reading.done()
         redis_is_back.set()
-        heard = await reading
-        assert [token.token_id for token in heard.step.tokens] == (await answer)[: len(heard.step.tokens)]
+        reply = await reading
+        assert [token.token_id for token in reply.step.tokens] == (await answer)[: len(reply.step.tokens)]

@@ -1,4 +1,4 @@
-"""Biases and penalties through real services: trees and plain decoding follow the same changed P, exactly."""
+"""Biases and penalties in a whole system: trees and plain decoding use the same changed P."""
 
 import asyncio
 from collections import Counter
@@ -42,7 +42,7 @@ WIDTH = len(PROMPTS[0])
 
 
 def added(wanted: Wish, generated: Sequence[int], size: int) -> np.ndarray:  # type: ignore[type-arg]
-    """OpenAI's formula, written down once more."""
+    """Return what OpenAI's formula adds to logits for biases, presence and frequency."""
     total = np.zeros(size)
     for token, bias in wanted.get("logit_bias", {}).items():
         total[token] += bias
@@ -52,15 +52,17 @@ def added(wanted: Wish, generated: Sequence[int], size: int) -> np.ndarray:  # t
 
 
 def repeated(wanted: Wish, context: Sequence[int], row: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    """The repetition penalty of `transformers`, which reads the prompt, too."""
+    """Apply the repetition penalty of `transformers`, which counts the prompt, too."""
     process = RepetitionPenaltyLogitsProcessor(wanted.get("repetition_penalty", 1.0))
     return np.asarray(process(torch.tensor([list(context)]), torch.from_numpy(row)[None])[0].numpy())
 
 
 @torch.inference_mode()
 def adjusted_greedy(wishes: Sequence[Wish] = WISHES, counted: int = 0) -> list[list[int]]:
-    """Plain greedy decoding of every prompt with a wanted by `transformers`; `counted`: tokens at the end of
-    each prompt that count, too."""
+    """Decode all prompts with their adjustments greedily, by `transformers`.
+
+    `counted` tokens at the end of each prompt are penalised, too.
+    """
     contexts = [list(prompt) for prompt in PROMPTS]
     for _ in range(LENGTH):
         logits = default_target()(torch.tensor(contexts)).logits[:, -1].double().numpy()
@@ -77,7 +79,7 @@ def expected() -> list[list[int]]:
 
 
 def knowing(job: DraftJob) -> TokenTree:
-    """Two tokens that will come, a wrong one behind them, and a wrong one beside the first."""
+    """Draft the next two tokens, a wrong one after them, and a wrong sibling of the first."""
     builder, node = TreeBuilder(job.context[-1]), 0
     (index,) = [i for i, prompt in enumerate(PROMPTS) if job.context[: len(prompt)] == prompt]
     coming = expected()[index][len(job.context) - len(PROMPTS[index]) :]
@@ -89,7 +91,7 @@ def knowing(job: DraftJob) -> TokenTree:
 
 
 async def answers(system: System, temperature: float = 0.0, **fields: Any) -> list[list[int]]:
-    """All prompts with their wishes, in one batch."""
+    """Return the answers to all prompts with their adjustments, in one batch."""
     return await asyncio.gather(
         *(
             system.tokens(
@@ -103,7 +105,7 @@ async def answers(system: System, temperature: float = 0.0, **fields: Any) -> li
     )
 
 
-def test_the_cases_tell_right_from_wrong() -> None:
+def test_the_adjustments_change_the_answers() -> None:
     assert expected()[0] == greedy(PROMPTS[0], LENGTH)
     free, counting = adjusted_greedy([{}] * len(WISHES)), adjusted_greedy(counted=WIDTH)
     for wanted, text, without in zip(WISHES, expected(), free, strict=True):
@@ -121,7 +123,7 @@ async def test_greedy_trees_and_plain_decoding_follow_the_changed_logits(redis_u
     assert accepted > LENGTH, "paths of two tokens, whose counts are those of the path"
 
 
-async def test_sampled_text_is_that_of_plain_decoding_where_nobody_draws(redis_url: str) -> None:
+async def test_sampled_text_is_that_of_plain_decoding_if_drafts_are_not_drawn(redis_url: str) -> None:
     for acceptance in ("traversal", "multi_step", "naive"):
         drafters = {"knowing": ScriptedDrafter(knowing)}
         async with running_system(redis_url, drafters, acceptance=acceptance) as system:
@@ -132,7 +134,7 @@ async def test_sampled_text_is_that_of_plain_decoding_where_nobody_draws(redis_u
 
 
 async def test_counts_are_rebuilt_when_the_verifier_has_forgotten(redis_url: str) -> None:
-    """It forgets every fifth step of all requests: prompt and text are read again, in chunks."""
+    """The verifier drops all requests in every fifth step, and reads them again in chunks."""
     drafters = {"knowing": ScriptedDrafter(knowing)}
     async with running_system(redis_url, drafters, prefill_chunk=16) as system:
         steps = system.forget_every(5)
@@ -162,13 +164,13 @@ TOKENS = 60
 async def test_draws_are_verified_against_the_changed_distribution(
     redis_url: str, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two services that draw and one of points; half of the batch is adjusted, half is free.
+    """Two services draw, one proposes points; half of the requests have adjustments.
 
-    The target is a Markov chain of four tokens. By last token, what was seen next less the sum of its exact
-    probabilities given all tokens before is a sum of martingale differences with known covariance: chi-square
-    with 3 degrees of freedom each, 12 together. False alarms: 1e-4 for each half of a right system. The
-    negative control is a verifier that leaves out the tokens of the path (with 80 tokens p was below 1e-31 in
-    six runs); free requests do not mind.
+    The target is a Markov chain of four tokens. For each last token, the counts of the next token minus its exact
+    probabilities, given the whole text, are sums of martingale differences with known covariance: chi-square with
+    3 degrees of freedom each, 12 in sum. False alarms: 1e-4 for each half. The negative control is a verifier
+    whose counts ignore the tokens of the path (p < 1e-31 in six runs with 80 tokens); requests without
+    adjustments are not affected.
     """
     if broken:
         change = RequestAdjustment.change

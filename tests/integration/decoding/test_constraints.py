@@ -1,4 +1,4 @@
-"""Constrained requests through real services: trees give what plain decoding gives under the same mask."""
+"""Constrained requests in a whole system: trees and plain decoding give the same answers."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ OFF, SEQUENCE, TREE = (
 )
 LONGEST = 160
 EOS = 0
-"""The end has a token of its own: that of other tests is a blank, too."""
+"""Token that ends a sequence; that of other tests is also a blank."""
 FINISHED = generation_pb2.FINISH_REASON_CONSTRAINT
 CONSTRAINTS = [Constraint(ConstraintKind.JSON_SCHEMA, text) for text in TEXTS]
 PROMPTS = [[5 + index, 17, 3, 88, 41] for index in range(len(CONSTRAINTS))]
@@ -51,7 +51,7 @@ def compiler() -> Compiler:
 
 @cache
 def constrained_greedy(prompt: tuple[int, ...], constraint: Constraint) -> list[int]:
-    """Plain greedy decoding by `transformers`, of the tokens that the constraint allows."""
+    """Decode greedily by `transformers`, among the tokens that the constraint allows."""
     matcher, context = compiler().compile(constraint), list(prompt)
     while not matcher.finished and len(context) < len(prompt) + LONGEST:
         logits = reference_logits(default_target(), context)[-1].double().numpy()
@@ -61,7 +61,7 @@ def constrained_greedy(prompt: tuple[int, ...], constraint: Constraint) -> list[
 
 
 def knowing(job: DraftJob) -> TokenTree:
-    """Knows the next three tokens of constrained requests."""
+    """Draft the next three tokens of constrained requests, and wrong ones of others."""
     for prompt, constraint in zip(PROMPTS, CONSTRAINTS, strict=True):
         whole = [*prompt, *constrained_greedy(tuple(prompt), constraint)]
         if len(job.context) >= len(prompt) and list(job.context) == whole[: len(job.context)]:
@@ -70,21 +70,21 @@ def knowing(job: DraftJob) -> TokenTree:
 
 
 def wrong(job: DraftJob) -> TokenTree:
-    """Some text that is hardly what comes, and often forbidden."""
+    """Draft tokens that are mostly wrong and often forbidden."""
     return chain(
         job.context[-1], [(job.context[-1] + add) % VOCABULARY for add in (1, 2)][: job.limits.depth]
     )
 
 
 def drafters() -> dict[str, Any]:
-    """One that is right, one that is wrong for everybody, so that much is forbidden, and n-grams."""
+    """Return drafters that are right, wrong (many nodes are forbidden), and n-grams."""
     return {"knows": ScriptedDrafter(knowing), "wrong": ScriptedDrafter(wrong), "ngram": NgramDrafter(1)}
 
 
 async def ask(
     system: System, prompt: Sequence[int], constraint: Constraint, **fields: Any
 ) -> tuple[list[int], str, generation_pb2.Summary]:
-    """Tokens, text and summary of an answer."""
+    """Return tokens, text and summary of an answer."""
     wanted = {"constraint": encode_constraint(constraint), "max_new_tokens": LONGEST, "ignore_eos": False}
     replies = await system.generate(prompt, **wanted | fields)
     tokens = [token for reply in replies for token in reply.token_ids]
@@ -95,15 +95,17 @@ async def ask(
 async def test_thirty_schemas_are_answered_as_by_constrained_plain_decoding(
     redis_url: str, speculation: int
 ) -> None:
-    """Beside free requests. Nothing but the constraint lets the tiny model write JSON."""
-    asked = list(zip(PROMPTS, CONSTRAINTS, strict=True))
+    """Unconstrained requests are in the same batch."""
+    requested = list(zip(PROMPTS, CONSTRAINTS, strict=True))
     async with running_system(redis_url, drafters(), eos=EOS) as system:
         answers, free = await asyncio.gather(
-            asyncio.gather(*(ask(system, *one, speculation=speculation) for one in asked)),
+            asyncio.gather(*(ask(system, *one, speculation=speculation) for one in requested)),
             asyncio.gather(*(system.tokens(p, speculation=speculation) for p in PROMPTS[:4])),
         )
     assert free == [greedy(prompt, 16) for prompt in PROMPTS[:4]]
-    for (tokens, text, summary), (prompt, constraint), schema in zip(answers, asked, SCHEMAS, strict=True):
+    for (tokens, text, summary), (prompt, constraint), schema in zip(
+        answers, requested, SCHEMAS, strict=True
+    ):
         assert tokens == constrained_greedy(tuple(prompt), constraint), constraint.source
         jsonschema.validate(json.loads(text), schema)
         stopped = summary.finish_reason == generation_pb2.FINISH_REASON_STOP_TOKEN
@@ -114,7 +116,7 @@ async def test_thirty_schemas_are_answered_as_by_constrained_plain_decoding(
 
 
 async def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(redis_url: str) -> None:
-    """Regular expressions, choices and grammars are obeyed, too."""
+    """This covers regular expressions, choices and grammars, too."""
     constraints = [*OTHERS.values(), *CONSTRAINTS[10:26:3]]
 
     async def answers(system: System, **fields: Any) -> list[tuple[list[int], str]]:
@@ -136,17 +138,17 @@ async def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(re
 
 
 async def test_a_matcher_is_rebuilt_when_the_verifier_has_forgotten(redis_url: str) -> None:
-    """It forgets every fifth step of all requests; prompt and text are read again, in chunks."""
-    asked = list(zip(PROMPTS, CONSTRAINTS, strict=True))[20:26]
+    """The verifier drops all requests in every fifth step, and reads them again in chunks."""
+    requested = list(zip(PROMPTS, CONSTRAINTS, strict=True))[20:26]
     async with running_system(redis_url, drafters(), eos=EOS, prefill_chunk=24) as system:
         steps = system.forget_every(5)
-        answers = await asyncio.gather(*(ask(system, *one) for one in asked))
+        answers = await asyncio.gather(*(ask(system, *one) for one in requested))
     assert len(steps) > 10
-    assert [tokens for tokens, *_ in answers] == [constrained_greedy(tuple(p), c) for p, c in asked]
+    assert [tokens for tokens, *_ in answers] == [constrained_greedy(tuple(p), c) for p, c in requested]
 
 
 async def test_forced_tokens_come_without_speculators(redis_url: str) -> None:
-    """Keys of an object are forced: a step brings more than one token though nobody drafts."""
+    """Keys of an object are forced: steps commit several tokens without any drafter."""
     constraint = Constraint(
         ConstraintKind.JSON_SCHEMA,
         json.dumps(
@@ -194,8 +196,8 @@ async def test_bad_constraints_are_refused_by_field_and_position(redis_url: str)
             assert where in details
 
 
-async def test_a_constraint_that_takes_long_to_compile_is_waited_for(redis_url: str) -> None:
-    """Beside requests whose steps are short, and which do not wait for it."""
+async def test_a_constraint_may_take_long_to_compile(redis_url: str) -> None:
+    """Other requests continue while it is compiled."""
     slow = [
         common_pb2.Constraint(json_schema=json.dumps({"type": "integer", "multipleOf": m, "minimum": 0}))
         for m in (99991, 100003)
@@ -215,16 +217,16 @@ async def test_a_constraint_that_takes_long_to_compile_is_waited_for(redis_url: 
                 for constraint, mode in zip(slow, (OFF, TREE), strict=True)
             )
         )
-        assert system.loop.steps - steps > 50, "nobody waits for the compiler"
+        assert system.loop.steps - steps > 50, "the others do not wait for the compiler"
         for other in others:
-            assert not other.done(), "they were answered all the while"
+            assert not other.done(), "they have run all the time"
             other.cancel()
     for replies in answers:
         assert re.fullmatch("0|[1-9][0-9]{0,3}", "".join(reply.text for reply in replies).strip())
 
 
-async def test_masks_that_are_over_dear_are_their_callers_fault(redis_url: str) -> None:
-    """Not the server's: the error names the constraint and the budget, and others go on."""
+async def test_masks_over_the_budget_are_an_invalid_argument(redis_url: str) -> None:
+    """The error names the constraint and the budget, and other requests are not affected."""
     async with running_system(redis_url, eos=EOS) as system:
         system.verifier.masks.budget_s = system.verifier.masks.max_over_s = 0.0
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""Through real gRPC servers and a real Redis: right tokens, hand-computed steps, every message field."""
+"""Requests through gRPC servers and Redis: tokens, hand-computed steps, and fields of messages."""
 
 import asyncio
 from collections.abc import Sequence
@@ -63,18 +63,18 @@ async def test_steps_are_as_computed_by_hand(
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-async def test_drafters_are_told_what_will_not_be_verified(redis_url: str, adaptive: bool) -> None:
-    """The planner weighs nodes against what passes cost; without it every node is verified."""
+async def test_drafters_get_the_probability_below_which_nodes_are_cut(redis_url: str, adaptive: bool) -> None:
+    """The planner sends the probability below which it will cut nodes; without it: 0."""
     drafter = ScriptedDrafter(always)
     async with running_system(redis_url, {"scripted": drafter}, adaptive=adaptive) as system:
         assert await system.tokens(PROMPTS[0], max_new_tokens=24) == greedy(PROMPTS[0], 24)
     drafted = [job.limits.min_path_probability for job in drafter.jobs if not job.limits.empty]
     assert drafted
-    assert all((0 < least < 1) if adaptive else least == 0 for least in drafted)
+    assert all((0 < threshold < 1) if adaptive else threshold == 0 for threshold in drafted)
 
 
-async def test_drafters_share_the_seed_of_the_noise_and_draw_by_seeds_of_their_own(redis_url: str) -> None:
-    """In services of their own: what is drawn for one request must be independent."""
+async def test_drafters_share_the_noise_seed_but_not_the_draw_seed(redis_url: str) -> None:
+    """Draws of two services for one request must be independent."""
     drafters = {name: ScriptedDrafter(always) for name in ("a", "b")}
     async with running_system(redis_url, drafters) as system:
         await system.tokens(PROMPTS[0], temperature=0.7, seed=5)
@@ -96,7 +96,7 @@ async def test_no_speculator_and_speculation_off_take_one_step_per_token(redis_u
 
 @pytest.mark.parametrize("one_service", [False, True])
 async def test_merged_trees_win_where_either_speculator_is_right(redis_url: str, one_service: bool) -> None:
-    """One speculator is right at even positions, the other at odd ones: only their union moves on."""
+    """One speculator is right at even positions, the other one at odd positions."""
 
     def right_at(parity: int) -> ScriptedDrafter:
         def script(job: DraftJob) -> TokenTree:
@@ -132,7 +132,7 @@ async def test_long_prompts_are_read_in_chunks_without_changing_the_answer(
 
 @pytest.mark.parametrize("extra", [1, 2, 15, 16, 17, 40])
 async def test_a_cached_prompt_is_not_read_in_chunks(redis_url: str, extra: int) -> None:
-    """Two steps, or as many chunks as its new part has."""
+    """It takes two steps, or as many as its new part has chunks."""
     known = [(7 * i) % 90 + 3 for i in range(200)]
     prompt = [*known, *known[:extra]]
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}, prefill_chunk=24) as system:
@@ -167,31 +167,29 @@ async def test_a_cache_that_overflows_preempts_and_changes_nothing(redis_url: st
     assert tokens[::2] == [greedy(prompt, 60) for prompt in prompts]
     async with running_system(redis_url, drafters) as roomy:
         again = [await roomy.tokens(p, max_new_tokens=60, temperature=1, seed=1) for p in prompts]
-    assert tokens[1::2] == again, "a preempted request goes on with the same random stream"
+    assert tokens[1::2] == again, "a preempted request continues with the same random stream"
 
 
 async def test_blocks_that_could_not_be_released_are_released_before_the_next_pass(redis_url: str) -> None:
-    """The verifier did not answer just when requests were preempted: forgotten, they would keep the room that
-    the others need."""
+    """`Release` failed once after a preemption; unreleased requests would fill the cache."""
     prompts = [[3 + i] * (5 + 7 * i) for i in range(6)]
     async with running_system(redis_url, max_batch=6, kv_tokens=192) as system:
-        release, asked = system.loop.verifier.release, list[set[str]]()
+        release, requested = system.loop.verifier.release, list[set[str]]()
 
         async def failing_once(names: Sequence[str]) -> None:
             if set(names) & system.loop.scheduler.states.keys():  # preempted, not ended
-                asked.append(set(names))
-                if len(asked) == 1:
+                requested.append(set(names))
+                if len(requested) == 1:
                     raise UnavailableError("the verifier does not answer")
             await release(names)
 
         system.loop.verifier.release = failing_once  # type: ignore[method-assign]
         answers = await asyncio.gather(*(system.tokens(p, max_new_tokens=60) for p in prompts))
     assert answers == [greedy(prompt, 60) for prompt in prompts]
-    assert asked[0] <= asked[1], "in the next attempt"
+    assert requested[0] <= requested[1], "in the next attempt"
 
 
 async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str) -> None:
-    """Batch-mates do not change it."""
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
 
         async def run(prompt: list[int], seed: int) -> list[int]:
@@ -206,7 +204,7 @@ async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str)
 
 @pytest.mark.parametrize("acceptance", ["naive", "multi_step", "traversal"])
 async def test_sampling_repeats_plain_decoding_token_for_token(redis_url: str, acceptance: str) -> None:
-    """Where drafters propose points; naive sampling whatever they propose."""
+    """This holds for drafts that are points; with naive sampling for all drafts."""
     drafters = {"a": ScriptedDrafter(first(2))}
     async with running_system(redis_url, drafters, acceptance=acceptance) as system:
         for prompt in PROMPTS:
@@ -215,7 +213,7 @@ async def test_sampling_repeats_plain_decoding_token_for_token(redis_url: str, a
 
 
 async def test_the_end_of_sequence_cuts_an_accepted_path(redis_url: str) -> None:
-    """Trap 4: a stop token inside an accepted path drops what follows it."""
+    """A stop token inside an accepted path drops the tokens after it."""
     expected = greedy(PROMPTS[0], 16)
     stop = expected[6]
     cut = expected[: expected.index(stop) + 1]
@@ -238,7 +236,7 @@ async def test_the_models_own_end_of_sequence_is_obeyed_unless_ignored(redis_url
 
 
 def _prompt_that_ends() -> list[int]:
-    """A prompt whose greedy continuation contains the end-of-sequence token early."""
+    """Return a prompt whose greedy answer soon contains the end-of-sequence token."""
     for a in range(3, 97):
         for b in range(3, 97, 7):
             if EOS in greedy([a, b], 16)[1:12]:
@@ -287,7 +285,7 @@ async def test_logprobs_are_the_models_own(redis_url: str) -> None:
     assert not any(r.logprobs for r in without)
 
 
-async def test_summary_and_store_tell_the_same_story(redis_url: str) -> None:
+async def test_summary_and_store_agree(redis_url: str) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         replies = await system.generate(PROMPTS[0], seed=99)
         summary = replies[-1].summary
@@ -308,23 +306,25 @@ async def test_summary_and_store_tell_the_same_story(redis_url: str) -> None:
 async def test_a_higher_priority_is_admitted_first(redis_url: str) -> None:
     order: list[str] = []
     async with running_system(redis_url, max_batch=1) as system:
+        release = system.hold()
 
-        async def run(name: str, priority: int, count: int = 30) -> None:
-            await system.tokens(PROMPTS[0], priority=priority, max_new_tokens=count)
+        async def run(name: str, priority: int) -> None:
+            await system.tokens(PROMPTS[0], priority=priority)
             order.append(name)
 
-        busy = asyncio.create_task(run("first", 0, 400))  # until both others have come
+        busy = asyncio.create_task(run("first", 0))
         await until(lambda: system.loop.scheduler.running == 1)
         later = [asyncio.create_task(run("low", -1))]
         await until(lambda: system.loop.scheduler.waiting == 1)
         later.append(asyncio.create_task(run("high", 5)))
         await until(lambda: system.loop.scheduler.waiting == 2)
+        release.set()
         await asyncio.gather(busy, *later)
     assert order == ["first", "high", "low"]
 
 
 def _wide(job: DraftJob) -> TokenTree:
-    """The right token among two wrong siblings at every depth."""
+    """Draft the right token between two wrong siblings at every depth."""
     builder, node = TreeBuilder(job.context[-1]), 0
     for token in greedy(job.context, min(job.limits.depth, job.limits.nodes // 3)):
         nodes = builder.propose_points(node, [(token + 1) % 97, token, (token + 2) % 97], [0.3, 0.3, 0.3])
@@ -333,15 +333,15 @@ def _wide(job: DraftJob) -> TokenTree:
 
 
 async def test_accepted_nodes_scattered_over_a_wide_tree(redis_url: str) -> None:
-    """Trap 5: with siblings between them, accepted entries of the cache have to be moved."""
+    """There are siblings between the accepted nodes, whose cache entries must be moved together."""
     async with running_system(redis_url, {"wide": ScriptedDrafter(_wide)}) as system:
         replies = await system.generate(PROMPTS[0], max_new_tokens=30)
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPTS[0], 30)
     assert replies[-1].summary.stats.steps == 10  # budget 8 holds two levels of three: 10 x 3
 
 
-async def test_a_windowed_cache_goes_beyond_the_models_positions_and_says_it_is_lossy(redis_url: str) -> None:
-    """600 tokens of a model with 128 positions, in a cache of 20 blocks, plain and with trees."""
+async def test_a_windowed_cache_exceeds_the_models_positions_and_is_reported_as_lossy(redis_url: str) -> None:
+    """Answers of 600 tokens, of a model with 128 positions, in a cache of 20 blocks."""
     model = tiny_transformers("llama", max_position_embeddings=128)
     async with running_system(
         redis_url,

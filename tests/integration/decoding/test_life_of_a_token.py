@@ -1,4 +1,4 @@
-"""One plain token of a running request passes through few files, and docs/architecture.md names the way."""
+"""A plain token of a running request passes through few files, listed in docs/architecture.md."""
 
 import sys
 import threading
@@ -11,15 +11,14 @@ from tests.support.system import request_for, running_system
 
 ROOT = str(Path(__file__).resolve().parents[3]) + "/"
 PACKAGES = ("gateway/", "verifier_svc/", "specinfer/")
-MOST = 81
+MAX_FILES = 81
 TOKENS = 40
 
 
 async def test_a_plain_token_passes_through_few_files(redis_url: str) -> None:
-    """All threads are watched; files that run for few of the tokens (leases, gauges) are no part of its life.
+    """Count the files whose functions run before most replies, in all threads.
 
-    A file counts once for each reply before which it ran, so that one look at leases is one, however many calls it
-    makes; leases are long, so that a slow machine looks at them for few tokens, too.
+    Files that run rarely (leases, gauges) do not count. Leases are long, so that they are rare on a slow machine, too.
     """
     seen, ran, watching = Counter[str](), set[str](), False
 
@@ -43,6 +42,8 @@ async def test_a_plain_token_passes_through_few_files(redis_url: str) -> None:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    way = sorted(name for name, count in seen.items() if count > replies / 2)
-    assert any(name.startswith("specinfer/verification/") for name in way), "the verifier's thread is watched"
-    assert len(way) <= MOST, f"{len(way)}: " + " ".join(way)
+    files = sorted(name for name, count in seen.items() if count > replies / 2)
+    assert any(name.startswith("specinfer/verification/") for name in files), (
+        "the verifier's thread is watched"
+    )
+    assert len(files) <= MAX_FILES, f"{len(files)}: " + " ".join(files)

@@ -1,6 +1,6 @@
-"""`LLM` shared by two processes: the same tokens, and nothing is left behind.
+"""`LLM` divided over two processes gives the tokens of one process.
 
-The shared one is in a process of its own: a group is one per process.
+It runs in a separate process, as a process can have only one group of ranks.
 """
 
 import json
@@ -38,8 +38,8 @@ def test_two_processes_give_the_tokens_of_one(tmp_path: Path) -> None:
 
 
 def answer_shared(model: str, sender: Connection) -> None:
-    """In a process of its own."""
-    pass_costs._AGAIN = 0  # times of passes are not what is tested
+    """Send the answers of the divided model; runs in a separate process."""
+    pass_costs._AGAIN = 0  # the test does not depend on pass times
     sender.send(answers(model, 2))
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities through real services: the target's own at every token, with trees as without."""
+"""Log-probabilities in a whole system: those of the target at every token, with and without trees."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ Replies = Sequence[generation_pb2.GenerateReply]
 
 @torch.inference_mode()
 def of_the_model(prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-    """[T, V] log-probabilities at the places of generated tokens, by `transformers`."""
+    """Return the [T, V] log-probabilities of generated tokens, by `transformers`."""
     logits = default_target()(torch.tensor([[*prompt, *tokens]])).logits[0]
     return logits[len(prompt) - 1 : -1].log_softmax(-1)
 
 
 async def answers(system: System, **fields: Any) -> list[Replies]:
-    """One batch: adjusted and free requests, greedy and sampled, with so many tops, none, and without any."""
+    """Run one batch of requests that differ in adjustments, sampling and log-probabilities."""
     kinds: list[dict[str, Any]] = [
         {"logprobs": True, "top_logprobs": TOP},
         {"logprobs": True, "top_logprobs": 1},
@@ -49,7 +49,7 @@ async def answers(system: System, **fields: Any) -> list[Replies]:
 
 
 def reported(replies: Replies) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
-    """Tokens, their log-probabilities, and those beside each."""
+    """Return the tokens, their log-probabilities, and the top ones of each."""
     tokens = [token for reply in replies for token in reply.token_ids]
     tops = [
         list(zip(row.token_ids, row.logprobs, strict=True)) for reply in replies for row in reply.top_logprobs
@@ -57,7 +57,7 @@ def reported(replies: Replies) -> tuple[list[int], list[float], list[list[tuple[
     return tokens, [value for reply in replies for value in reply.logprobs], tops
 
 
-async def test_trees_and_plain_decoding_tell_the_models_own(redis_url: str) -> None:
+async def test_trees_and_plain_decoding_report_the_models_log_probabilities(redis_url: str) -> None:
     async with running_system(redis_url, {"knowing": ScriptedDrafter(knowing)}) as system:
         plain, trees = await answers(system, speculation=OFF), await answers(system)
         assert (await system.stub.Status(generation_pb2.StatusRequest())).accepted > LENGTH

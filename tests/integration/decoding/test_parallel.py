@@ -1,4 +1,4 @@
-"""A model on several ranks says what it says on one: plainly and as trees, in every layout."""
+"""A model on several ranks gives the answers of one rank, with and without trees."""
 
 import os
 import time
@@ -34,24 +34,24 @@ FAMILIES = {
     Layout(1, 3): ("llama", "opt"),
     Layout(2, 2): ("llama-untied", "opt"),
 }
-"""Every kind of layer is divided at least once; a family more is a second or two."""
+"""Families per layout: every kind of layer is divided once; another family takes a second or two."""
 PROMPTS = [[5, 17, 3, 44, 9], [81, 2, 60], [33, 33, 7, 12, 90, 41, 6, 18]]
-"""Different ones."""
+"""Prompts with different answers."""
 COUNT = 12
 CUT = StageCost(fixed_s=0.0, each_s=1.0)
-"""As if tokens were all that costs: then passes are cut as often as may be."""
+"""Cost without a fixed part, for which passes are cut as often as possible."""
 FEATURES = (0, 1, 3)
 CLOSE: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 CLOSE_BFLOAT16: dict[str, Any] = {"atol": 2e-2, "rtol": 2e-2}
 
 
-class Said(NamedTuple):
-    """The answers of one model."""
+class Answers(NamedTuple):
+    """Answers of a model."""
 
     plain: list[list[int]]
     trees: list[list[int]]
     steps: int
-    """Number of steps that the trees took."""
+    """Number of steps with trees."""
     logits: NDArray[np.float32]
     """[tokens of the longest prompt, V]"""
     features: NDArray[np.float32]
@@ -65,7 +65,7 @@ def model_of(family: str) -> Any:
 
 
 class Model(NamedTuple):
-    """One as it is sent to the ranks, which then need not import `transformers`."""
+    """Model as sent to the ranks, which need not import `transformers`."""
 
     config: ModelConfig
     weights: dict[str, NDArray[np.float32]]
@@ -77,13 +77,13 @@ class Model(NamedTuple):
         return cls(from_transformers(model.config), weights)
 
     def runner(self, ranks: Ranks) -> ModelRunner:
-        """At a rank."""
+        """Return the runner of a rank."""
         weights = {name: torch.from_numpy(array) for name, array in self.weights.items()}
         return ModelRunner.build(self.config, weights, RunnerOptions(dtype="float32", kv_tokens=1024), ranks)
 
 
-def say(runner: ModelRunner, known: Sequence[Sequence[int]] | None = None) -> Said:
-    """Greedy tokens without drafts, then with trees that know part of `known`, else of these."""
+def answer(runner: ModelRunner, known: Sequence[Sequence[int]] | None = None) -> Answers:
+    """Return greedy answers without drafts, and with trees from `known` or from those."""
     engine = VerifierEngine(runner)
     plain, _ = decode(engine, None)
     trees, steps = decode(engine, known or plain)
@@ -92,11 +92,11 @@ def say(runner: ModelRunner, known: Sequence[Sequence[int]] | None = None) -> Sa
     (logits,), (features,) = runner.forward_with_features([segment], FEATURES)
     runner.cache.release(sequence)
     memory = runner.parallel.memory if runner.parallel else []
-    return Said(plain, trees, steps, logits.numpy(), features.float().numpy(), memory)
+    return Answers(plain, trees, steps, logits.numpy(), features.float().numpy(), memory)
 
 
 def decode(engine: VerifierEngine, known: Sequence[Sequence[int]] | None) -> tuple[list[list[int]], int]:
-    """COUNT tokens after each prompt, all in one batch; and the steps that took."""
+    """Return COUNT tokens after each prompt, decoded in one batch, and the number of steps."""
     texts, steps = [list(prompt) for prompt in PROMPTS], 0
     cached_lens = [0] * len(texts)
     while min(len(text) - len(prompt) for text, prompt in zip(texts, PROMPTS, strict=True)) < COUNT:
@@ -125,7 +125,7 @@ def decode(engine: VerifierEngine, known: Sequence[Sequence[int]] | None) -> tup
 
 
 def draft(text: Sequence[int], prompt: Sequence[int], known: Sequence[int] | None) -> TokenTree:
-    """The next known token behind a wrong one, so that its keys must be moved, and another one behind it."""
+    """Draft two known tokens, each after a wrong sibling, so that their keys must be moved."""
     builder = TreeBuilder(text[-1])
     following = list(known or ())[len(text) - len(prompt) :][:2]
     node = 0
@@ -134,9 +134,9 @@ def draft(text: Sequence[int], prompt: Sequence[int], known: Sequence[int] | Non
     return builder.build()
 
 
-def parallel_say(ranks: Ranks, models: Mapping[str, Model]) -> dict[str, Said]:
-    """The work of a rank."""
-    said = {}
+def run_rank(ranks: Ranks, models: Mapping[str, Model]) -> dict[str, Answers]:
+    """Run a rank; return the answers of rank 0."""
+    answers = {}
     for family, model in models.items():
         runner = model.runner(ranks)
         parallel = runner.parallel
@@ -144,62 +144,62 @@ def parallel_say(ranks: Ranks, models: Mapping[str, Model]) -> dict[str, Said]:
         if ranks.place.rank:
             parallel.follow()
             continue
-        whole = say(runner)
+        whole = answer(runner)
         parallel.cost = CUT
-        in_parts = say(runner, whole.plain)
+        in_parts = answer(runner, whole.plain)
         assert (in_parts.plain, in_parts.trees) == (whole.plain, whole.trees)
         np.testing.assert_allclose(in_parts.logits, whole.logits, **CLOSE)
         np.testing.assert_allclose(in_parts.features, whole.features, **CLOSE_BFLOAT16)
         parallel.beat()
         parallel.stop()
-        said[family] = whole
+        answers[family] = whole
         if ranks.place.layout.stages > 1:
             assert 0 < parallel.stage_seconds.bubble < 1
-    return said
+    return answers
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Said]:
+def alone() -> dict[str, Answers]:
     families = {family for group in FAMILIES.values() for family in group}
-    return {family: say(runner_of(model_of(family))) for family in families}
+    return {family: answer(runner_of(model_of(family))) for family in families}
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=str)
-def group(request: pytest.FixtureRequest) -> tuple[Layout, dict[str, Said]]:
+def group(request: pytest.FixtureRequest) -> tuple[Layout, dict[str, Answers]]:
     models = {family: Model.of(family) for family in FAMILIES[request.param]}
-    return request.param, run_ranks(request.param, parallel_say, models)
+    return request.param, run_ranks(request.param, run_rank, models)
 
 
-def test_several_ranks_say_what_one_says(
-    group: tuple[Layout, dict[str, Said]], alone: dict[str, Said]
+def test_several_ranks_give_the_answers_of_one(
+    group: tuple[Layout, dict[str, Answers]], alone: dict[str, Answers]
 ) -> None:
-    _, said = group
-    for family, many in said.items():
+    _, answers = group
+    for family, many in answers.items():
         one = alone[family]
         assert many.plain == one.plain == one.trees == many.trees
-        assert many.steps == one.steps < COUNT * 0.7, "trees were accepted, and as many"
+        assert many.steps == one.steps < COUNT * 0.7, "trees were accepted, in equal numbers"
         np.testing.assert_allclose(many.logits, one.logits, **CLOSE)
         np.testing.assert_allclose(many.features, one.features, **CLOSE_BFLOAT16)
     assert len({tuple(row) for row in alone["llama"].plain}) == len(PROMPTS), "the prompts differ"
 
 
-def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Said]]) -> None:
-    """Each rank holds what the arithmetic says, and together they repeat no more than the repeated parts."""
-    layout, said = group
-    for family, heard in said.items():
-        config, memory = from_transformers(model_of(family).config), heard.memory
+def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Answers]]) -> None:
+    """Weights and cache of each rank have the computed sizes."""
+    layout, answers = group
+    for family, ranks_answers in answers.items():
+        config, memory = from_transformers(model_of(family).config), ranks_answers.memory
         planned = [rank_memory(config, Place(layout, rank), 4) for rank in range(layout.ranks)]
         assert [rank.cache_bytes for rank in memory] == [
             1024 * planned_bytes.kv_per_token for planned_bytes in planned
         ]
-        if family != "llama-biased":  # a bias there is no part of a configuration of ours
+        if family != "llama-biased":  # our configurations have no such bias
             assert [rank.weight_bytes for rank in memory] == [
                 planned_bytes.weights for planned_bytes in planned
             ]
 
 
 def lose(ranks: Ranks, model: Model, how: str, who: int) -> None:
-    """One rank dies, or does nothing any more, while the others work or wait."""
+    """Run a rank; rank `who` dies or hangs."""
     runner = model.runner(ranks)
     assert runner.parallel is not None
     if ranks.place.rank == who:
@@ -208,12 +208,12 @@ def lose(ranks: Ranks, model: Model, how: str, who: int) -> None:
         time.sleep(3600)
     if ranks.place.rank:
         runner.parallel.follow()
-    say(runner)
+    answer(runner)
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_dies_ends_all_at_once(who: int) -> None:
-    """Long before anybody is out of patience: `exit_codes` waits for less than that."""
+    """The ranks' timeout is an hour; `exit_codes` waits less."""
     codes = [LOST_GROUP] * 3
     codes[who] = 9
     assert exit_codes(Layout(1, 3), 3600.0, lose, Model.of("llama"), "dies", who) == codes
@@ -225,7 +225,7 @@ def test_a_rank_that_hangs_ends_all(who: int) -> None:
 
 
 def exit_of_others(layout: Layout, hung: int) -> int:
-    """Return the exit code of the rank of two that does not hang."""
+    """Return the exit code of the other one of two ranks."""
     with ranks_of(layout, 5.0, lose, (Model.of("llama"), "hangs", hung)) as (processes, _):
         other = processes[1 - hung]
         other.join(240)

@@ -1,4 +1,4 @@
-"""A verifier of four ranks, TP 2 x PP 2, behind a real gateway: one dies during a request, one hangs."""
+"""A verifier of four ranks (TP 2, PP 2) in a whole system: a rank dies, another hangs."""
 
 import asyncio
 import os
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.slow
 SHAPE = {"vocab_size": 100, "seed": 3}
 PROMPT = "abcabcab"
 COUNT, LONG = 24, 400
-"""Tokens; a request of many is still running when a rank dies."""
+"""Numbers of tokens of a short request, and of one during which a rank dies."""
 KV_TOKENS = 1024
 PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Flags of the verifier."""
+    """The verifier's flags."""
     model = write_model(tmp_path_factory.mktemp("parallel") / "model", **SHAPE)
     return {
         "model": str(model),
@@ -73,7 +73,7 @@ def test_four_ranks_serve_and_end_together(system: LocalSystem, flags: dict[str,
         assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log)[-1] == ("rank 2", "SIGKILL"), log
         until(lambda: not get_status(Connection(system.address)).verifiers[0].ready)
         system._spawn("verifier", "verifier_svc", {"listen": system.verifier, **flags})
-        assert going.result(PATIENCE_S) == expected(LONG), "it went on with the next verifier"
+        assert going.result(PATIENCE_S) == expected(LONG), "it continued with the next verifier"
     pids = ranks(system.children["verifier"].pid)
     os.kill(pids[3], signal.SIGSTOP)
     log = wait_for_the_end(system, pids)
@@ -101,7 +101,7 @@ def expected(count: int) -> str:
 
 
 def check_reports(system: LocalSystem, flags: dict[str, str]) -> None:
-    """Each rank's memory is what the arithmetic gives; the bubble is counted."""
+    """Check that each rank's memory has the computed size, and that idle time is counted."""
     config, layout = load_config(Path(flags["model"])), Layout(2, 2)
     scrape = Scrape.at(f"127.0.0.1:{flags['metrics-port']}")
     for rank in range(layout.ranks):
@@ -114,7 +114,7 @@ def check_reports(system: LocalSystem, flags: dict[str, str]) -> None:
 
 
 def ranks(launcher: int) -> dict[int, int]:
-    """Process ids of the ranks that a launcher has started."""
+    """Return the process ids of a launcher's ranks."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     reported = {}
     for pid in map(int, children):
@@ -125,7 +125,7 @@ def ranks(launcher: int) -> dict[int, int]:
 
 
 def wait_for_the_end(system: LocalSystem, pids: dict[int, int]) -> str:
-    """Wait until a verifier has ended with an error and left no process; return its log."""
+    """Wait until a verifier has failed, check that all its processes ended; return its log."""
     child = system.children.pop("verifier")
     until(lambda: child._process.poll() is not None)
     assert child._process.returncode == 1

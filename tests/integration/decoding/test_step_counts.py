@@ -1,5 +1,8 @@
-"""Messages and commands of plain steps: one exchange with the verifier for a grant of several, at most one write,
-at most one message to each client; exchanges that follow fast share the last two."""
+"""Number of messages and Redis commands of plain steps.
+
+A grant of several steps needs one exchange with the verifier, at most one write, and at most one message to each
+client. Exchanges at short intervals share writes and messages to clients.
+"""
 
 import asyncio
 from collections import Counter
@@ -22,7 +25,7 @@ TOKENS = 60
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Messages that the gateway sends and receives, by type."""
+    """Number of messages that the gateway sends and receives, by type."""
     seen = Counter[str]()
     serializer, deserializer = WireMeter.serializer, WireMeter.deserializer
 
@@ -46,7 +49,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def commands(redis_url: str) -> Counter[str]:
-    """Commands that Redis has run, by name."""
+    """Return the number of commands that Redis has run, by name."""
     async with Redis.from_url(redis_url) as redis:
         stats = await redis.info("commandstats")
     return Counter({name.removeprefix("cmdstat_"): value["calls"] for name, value in stats.items()})
@@ -54,7 +57,7 @@ async def commands(redis_url: str) -> Counter[str]:
 
 @contextmanager
 def counted_writes(system: System) -> Iterator[list[int]]:
-    """Items of each write, and a check that no two are under way at once."""
+    """Yield a list that gets the number of items of each write; check that writes do not overlap."""
     append, rows, under_way = system.store.append, list[int](), [0]
 
     async def counted(progress: Any, *arguments: Any) -> Any:
@@ -89,20 +92,20 @@ async def test_a_plain_step_is_one_exchange_and_at_most_one_write(
     replies = [len(text) for text in texts]
     assert messages["GenerateReply"] == sum(replies)
     assert len(rows) <= exchanges + batch, (
-        "a write beside those of the steps only where a request ends between"
+        "one write for each exchange, and for each request that ends between exchanges"
     )
     assert sum(rows) <= batch * TOKENS + batch
     assert max(replies) <= 1 + len(rows), (
-        "a client gets at most one message for a write, behind the one that accepts"
+        "a client gets the accepting message, and at most one for each write"
     )
-    assert used["setrange"] <= min(sum(rows), batch * len(rows)), "one a request, however many steps it has"
+    assert used["setrange"] <= min(sum(rows), batch * len(rows)), "one for each request of a write"
     assert used["strlen"] == used["setrange"]
 
 
 async def test_fast_steps_share_a_delivery_but_first_tokens_and_ends_do_not_wait(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an hour between deliveries, what does not wait is all that comes."""
+    """Deliveries are an hour apart, except those that do not wait."""
     monkeypatch.setattr(persist, "_APART_S", 3600.0)
     async with running_system(redis_url) as system:
         with counted_writes(system) as rows:
@@ -123,10 +126,10 @@ async def test_more_steps_than_may_wait_are_delivered_before_their_time(
     assert len(replies) > TOKENS // 16
 
 
-async def test_what_comes_while_a_write_is_under_way_is_in_the_next_one(
+async def test_tokens_that_come_during_a_write_are_in_the_next_one(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that does not answer: the loop goes on until its bound, and one write has all of it."""
+    """While the store does not answer, the loop continues to its limit; one write has these steps."""
     monkeypatch.setattr(persist, "_MAX_WAITING", 16)
     async with running_system(redis_url) as system:
         append, going_on, rows = system.store.append, asyncio.Event(), list[list[int]]()
@@ -141,7 +144,7 @@ async def test_what_comes_while_a_write_is_under_way_is_in_the_next_one(
         reading = asyncio.create_task(system.generate(PROMPTS[0], max_new_tokens=TOKENS))
         persistence: Persistence = system.loop.persistence
         await until(lambda: len(persistence._waiting) >= 16)
-        assert len(rows) == 2, "nothing is written beside the write that is under way"
+        assert len(rows) == 2, "writes do not overlap"
         going_on.set()
         replies = await reading
     assert rows[2] == [1] * 16

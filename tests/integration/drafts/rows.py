@@ -1,4 +1,4 @@
-"""Rows of the table of drafters: how to make each for a tiny target."""
+"""Table of all drafters, each with a function that makes it for a tiny target."""
 
 import json
 import random
@@ -33,17 +33,17 @@ HIDDEN, LAYERS, HEADS = 32, 3, 3
 
 @dataclass(frozen=True)
 class Row:
-    """A drafter of the table."""
+    """Drafter of the table."""
 
     make: Callable[[Path], Drafter]
     drafted: int
-    """Tokens that it drafts at least for an answer of sixteen."""
+    """Minimum number of tokens that it drafts for an answer of 16 tokens."""
     draws: bool = False
     family: str = "llama"
 
 
 def guesses(job: DraftJob) -> TokenTree:
-    """Two tokens at the root and one below, some right by chance."""
+    """Draft two random tokens after the root and one below, some right by chance."""
     draw, width = random.Random(sum(job.context) + len(job.context)), job.limits.width or 2
     builder = TreeBuilder(job.context[-1])
     tokens = [draw.randrange(3, VOCABULARY) for _ in range(width)]
@@ -58,7 +58,7 @@ def by_name(name: str, **options: Any) -> Callable[[Path], Drafter]:
 
 
 def with_tokenizer(name: str, **options: Any) -> Callable[[Path], Drafter]:
-    """A drafter that reads the target's tokenizer; if it reads texts, then the answer to a prompt."""
+    """Make a drafter from a tokenizer, and for retrieval from a text with the answer."""
 
     def make(path: Path) -> Drafter:
         ascii_tokenizer()._fast.save(str(path / "tokenizer.json"))
@@ -69,13 +69,13 @@ def with_tokenizer(name: str, **options: Any) -> Callable[[Path], Drafter]:
 
 
 def ssm(kind: ProposalKind, family: str = "llama-untied") -> Callable[[Path], Drafter]:
-    """Another random model; or, of the target's family, the target itself."""
+    """Make an SSM: another random model, or for the family "llama" the target itself."""
     description = DrafterDescription("tiny", VOCABULARY, "", 512)
     return lambda _: SsmDrafter(runner_of(tiny_transformers(family)), description, GrowthShape(kind=kind))
 
 
 def heads(kind: ProposalKind, method: type[HeadsDrafter]) -> Callable[[Path], Drafter]:
-    """Random heads on the last layer."""
+    """Make a drafter with random heads."""
 
     def make(_: Path) -> Drafter:
         torch.manual_seed(1)
@@ -91,7 +91,7 @@ def heads(kind: ProposalKind, method: type[HeadsDrafter]) -> Callable[[Path], Dr
 
 
 def eagle(kind: ProposalKind, executor: str = "torch") -> Callable[[Path], Drafter]:
-    """A layer before its training."""
+    """Make an EAGLE drafter with an untrained layer."""
 
     def make(_: Path) -> Drafter:
         model = tiny_transformers("llama")
@@ -118,7 +118,7 @@ def eagle(kind: ProposalKind, executor: str = "torch") -> Callable[[Path], Draft
 
 
 def published(method: str) -> Callable[[Path], Drafter]:
-    """A random checkpoint in its published layout."""
+    """Make a drafter from a random checkpoint in the published layout of a method."""
 
     def make(path: Path) -> Drafter:
         directory = save_published(path / method, method, save_target(path / "target"))
@@ -131,7 +131,7 @@ def published(method: str) -> Callable[[Path], Drafter]:
 
 
 def flat(causal: bool) -> Callable[[Path], Drafter]:
-    """A random checkpoint of DFlash or JetSpec in `transformers`' layout."""
+    """Make a drafter from a random DFlash or JetSpec checkpoint in `transformers`' layout."""
 
     def make(path: Path) -> Drafter:
         draft_options = {
@@ -163,4 +163,4 @@ ROWS = {
     "dflash, causal": Row(flat(causal=True), 8, family="qwen3"),
 }
 THOROUGH = {"ssm, the target itself", "medusa, WITH_REPLACEMENT", "eagle, WITH_REPLACEMENT"}
-"""Rows that find what others hardly miss."""
+"""Rows that other rows nearly cover; only thorough runs test them."""

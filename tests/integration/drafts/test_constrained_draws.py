@@ -1,4 +1,4 @@
-"""Draws of constrained requests, through real services: the text is distributed as the masked target says."""
+"""Draws of constrained requests in a whole system: texts follow the masked target's distribution."""
 
 import asyncio
 import math
@@ -27,13 +27,13 @@ FORBIDDEN = "|".join([a + b for a in ALLOWED for b in ALLOWED if b not in ALLOWE
 WALK = Constraint(
     ConstraintKind.GRAMMAR, f"start: WALK\nWALK: /[abcd]{{{LENGTH}}}/ & ~/(?s:.*)({FORBIDDEN})(?s:.*)/"
 )
-"""Characters of which each may only be followed by some."""
+"""Grammar in which only some characters may follow each one."""
 LETTERS = np.array(ascii_tokenizer().encode("abcdef"), np.int32)
-"""The last two are never allowed."""
+"""Tokens that drafters draw; the last two are never allowed."""
 
 
 def drawing(seed: int, kind: ProposalKind) -> ScriptedDrafter:
-    """Two draws by a table of its own, and two below the first of them."""
+    """Return a drafter that draws two tokens by a random table, and two below the first one."""
     tables = np.random.default_rng(seed).dirichlet(np.full(6, 0.8), size=6).astype(np.float32)
     tables = np.maximum(tables, 1e-3)
     tables /= tables.sum(-1, keepdims=True)
@@ -55,8 +55,10 @@ def drawing(seed: int, kind: ProposalKind) -> ScriptedDrafter:
 
 
 def p_value(target: Any, texts: Sequence[str]) -> float:
-    """Return the p-value of texts' transitions if the masked Markov chain wrote them: chi-square, 6 degrees of
-    freedom."""
+    """Return the p-value of the texts' transitions (chi-square, 6 degrees of freedom).
+
+    Null hypothesis: the masked Markov chain of the target wrote them.
+    """
     counts = Counter(pair for text in texts for pair in pairwise(text))
     statistic = 0.0
     for before, after in ALLOWED.items():
@@ -67,8 +69,8 @@ def p_value(target: Any, texts: Sequence[str]) -> float:
     return float(stats.chi2.sf(statistic, sum(len(after) - 1 for after in ALLOWED.values())))
 
 
-def careless(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
-    """Drops forbidden draws, and leaves their q as it was."""
+def keep_q(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
+    """Drop forbidden draws without renormalizing q."""
     pruned = without_forbidden(tree, matcher)
     proposals = {(p.speculator, tree.sequence_of(p.parent)): p for p in tree.proposals}
     whole = [proposals[p.speculator, pruned.sequence_of(p.parent)] for p in pruned.proposals]
@@ -80,12 +82,14 @@ def careless(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("prune", [without_forbidden, careless])
+@pytest.mark.parametrize("prune", [without_forbidden, keep_q])
 async def test_draws_follow_the_masked_target(
     redis_url: str, prune: Callable[[TokenTree, TokenMatcher], TokenTree], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two services that draw, with and without replacement, often what is forbidden. The target is a Markov
-    chain, as its attention is silent. False alarms: 1e-4. The negative control is pruning that leaves q."""
+    """Two services draw, with and without replacement, often forbidden tokens.
+
+    The target is a Markov chain, as its attention is off. False alarms: 1e-4. The negative control leaves q unchanged.
+    """
     monkeypatch.setattr(specinfer.planning.trees, "without_forbidden", prune)
     target = tiny_transformers("llama", seed=3, max_position_embeddings=1024, initializer_range=0.12)
     silence_attention(target)
@@ -105,7 +109,7 @@ async def test_draws_follow_the_masked_target(
         step_nodes=6 * REQUESTS,
         kv_tokens=REQUESTS * 512,
     ) as system:
-        # masks that are late cut verdicts short: with them, how much is accepted depends on the machine
+        # late masks shorten accepted paths: the accepted number would depend on the machine
         system.verifier.masks.budget_s = math.inf
         monkeypatch.setattr(system.verifier.masks, "wait_for", lambda _: None)
         system.verifier.masks.until = time.monotonic() + 3600

@@ -1,4 +1,4 @@
-"""Requests that fill the context get the tokens of plain decoding, however wide trees are at its end."""
+"""Requests that fill the context get the tokens of plain decoding, with any trees at its end."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ CONSTRAINTS = (
     common_pb2.Constraint(regex="(abcdefghijklmnop){9}"),
     common_pb2.Constraint(regex="([ab]cde){40}"),
 )
-"""Everything of the second is forced, and most of the third."""
+"""The second one forces all tokens, the third one most."""
 
 
 def wide(job: DraftJob) -> TokenTree:
@@ -36,7 +36,7 @@ def wide(job: DraftJob) -> TokenTree:
 
 
 def deep(job: DraftJob) -> TokenTree:
-    """As deep as is allowed."""
+    """Draft a chain as deep as allowed."""
     builder, node = TreeBuilder(job.context[-1]), 0
     for token in range(min(job.limits.depth, job.limits.nodes)):
         (node,) = builder.propose_points(node, [3 + (job.context[-1] + token) % 90], [0.9])
@@ -44,7 +44,7 @@ def deep(job: DraftJob) -> TokenTree:
 
 
 def ssm(family: str, positions: int) -> SsmDrafter:
-    """A real SSM that agrees with the target now and then, and has fewer positions or more."""
+    """Return an SSM with this number of positions, which is sometimes right."""
     runner = runner_of(tiny_transformers(family, max_position_embeddings=positions), kv_tokens=4096)
     return SsmDrafter(runner, DrafterDescription("tiny", VOCABULARY, "", positions), GrowthShape())
 
@@ -52,7 +52,7 @@ def ssm(family: str, positions: int) -> SsmDrafter:
 async def answer(
     system: System, prompt: list[int], new: int, speculation: int, constraint: common_pb2.Constraint | None
 ) -> tuple[list[int], int]:
-    """Tokens and why they ended."""
+    """Return the tokens and the finish reason of an answer."""
     fields = {} if constraint is None else {"constraint": constraint}
     replies = await system.generate(prompt, max_new_tokens=new, speculation=speculation, **fields)
     return [token for reply in replies for token in reply.token_ids], replies[-1].summary.finish_reason
@@ -63,7 +63,7 @@ async def answer(
 async def test_the_end_of_the_context_is_like_plain_decoding(
     redis_url: str, family: str, context: int
 ) -> None:
-    """Rotary and learnt positions; with an SSM that has fewer positions than the target."""
+    """Models have rotary or learnt positions; one SSM has fewer positions than the target."""
     draw = random.Random(f"{family} {context}")
     drafters: dict[str, Drafter] = {
         "wide": ScriptedDrafter(wide),

@@ -1,5 +1,4 @@
-"""Speculators that draw, through real services: what the gateway does so that draws are verified without
-bias."""
+"""Speculators that draw, in a whole system: what keeps their verification unbiased."""
 
 import asyncio
 import threading
@@ -23,7 +22,7 @@ Q = np.array([40, 41, 42], np.int32), np.array([0.5, 0.3, 0.2], np.float32)
 
 
 def one_draw(job: DraftJob) -> TokenTree:
-    """One child from Q, by the seed that the job gives for draws."""
+    """Draw one child from Q with the job's draw seed."""
     builder = TreeBuilder(job.context[-1])
     token = int(np.random.default_rng([job.draw_seed, len(job.context)]).choice(Q[0], p=[0.5, 0.3, 0.2]))
     builder.propose_samples(0, WITHOUT, [token], Q)
@@ -31,17 +30,17 @@ def one_draw(job: DraftJob) -> TokenTree:
 
 
 def drawing(script: Callable[[DraftJob], TokenTree] = one_draw) -> ScriptedDrafter:
-    """A drafter that says that it draws."""
+    """Return a drafter whose description has `draws`."""
     drafter = ScriptedDrafter(script)
     drafter.description = DrafterDescription(draws=True)
     return drafter
 
 
-async def test_nobody_sees_the_noise_where_anybody_draws(redis_url: str) -> None:
+async def test_no_speculator_gets_the_noise_if_one_draws(redis_url: str) -> None:
     drafters = {"points": ScriptedDrafter(always), "draws": drawing()}
     async with running_system(redis_url, drafters) as system:
         await system.tokens(PROMPT, temperature=0.7, seed=5)
-        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "greedy requests lose nothing by it"
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "greedy requests are not affected"
     jobs = [job for drafter in drafters.values() for job in drafter.jobs if not job.sampling.greedy]
     assert {job.sees_noise for job in jobs} == {False}
     assert 5 not in {job.sampling.seed for job in jobs} | {job.draw_seed for job in jobs}
@@ -58,8 +57,8 @@ async def test_requests_with_the_same_seed_draw_independently(redis_url: str) ->
     assert len(set(seeds.values())) == 2
 
 
-async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_for(redis_url: str) -> None:
-    """Their noise has been shown; requests that come later are drawn for."""
+async def test_a_new_drawing_service_does_not_draft_for_running_requests(redis_url: str) -> None:
+    """Other speculators know their noise already; later requests are drafted for."""
     late, points = drawing(), ScriptedDrafter(always)
     reached, go_on = threading.Event(), threading.Event()
 
@@ -75,7 +74,7 @@ async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_f
         drawing_members, service.drawing = service.drawing, frozenset()
         early = asyncio.create_task(system.tokens(PROMPT, temperature=0.7, seed=5, request_id="early"))
         await asyncio.to_thread(reached.wait, 10)
-        await until(lambda: not service.busy)  # of the same step: it was asked before it began to draw
+        await until(lambda: not service.busy)  # its draft of this step was requested before it draws
         service.drawing = drawing_members
         asked_before = len(late.jobs)
         go_on.set()
@@ -85,7 +84,7 @@ async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_f
     assert "later" in {request_id_of(job.request_id) for job in late.jobs}
 
 
-async def test_draws_of_a_speculator_that_says_it_does_not_draw_are_dropped(redis_url: str) -> None:
+async def test_draws_of_a_speculator_that_does_not_declare_them_are_dropped(redis_url: str) -> None:
     drafter = drawing()
     drafter.description = replace(drafter.description, draws=False)
     async with running_system(redis_url, {"liar": drafter}) as system:
@@ -97,7 +96,7 @@ async def test_draws_of_a_speculator_that_says_it_does_not_draw_are_dropped(redi
 
 
 async def test_a_step_with_draws_waits_for_late_services(redis_url: str) -> None:
-    """The time of a draft depends on what was drawn: dropping late ones would select by token."""
+    """Drafting time depends on the drawn tokens: dropping late drafts would bias the text."""
 
     def slow(job: DraftJob) -> TokenTree:
         threading.Event().wait(0.05)
@@ -110,7 +109,7 @@ async def test_a_step_with_draws_waits_for_late_services(redis_url: str) -> None
         assert service.counters.answered >= 4
 
 
-async def test_a_hung_drawing_service_is_taken_for_dead(redis_url: str) -> None:
+async def test_a_hung_drawing_service_counts_as_lost(redis_url: str) -> None:
     hang, drafter = threading.Event(), drawing()
 
     def script(job: DraftJob) -> TokenTree:
@@ -127,13 +126,15 @@ async def test_a_hung_drawing_service_is_taken_for_dead(redis_url: str) -> None:
 
 
 def chain(seed: int) -> np.ndarray:  # type: ignore[type-arg]
-    """[4, 4] a random Markov chain."""
+    """Return a random Markov chain [4, 4]."""
     return np.random.default_rng(seed).dirichlet(np.ones(4), size=4).astype(np.float32)
 
 
 def table_drafter(seed: int, kind: ProposalKind, lies: bool = False) -> ScriptedDrafter:
-    """Two children of the root and one below the first, drawn from a random Markov chain; or its likeliest
-    tokens. One that lies states another chain as the distribution of its draws."""
+    """Return a drafter whose trees have two children and one grandchild from a random chain.
+
+    Points are the chain's most probable tokens. With `lies`, its stated q is that of another chain.
+    """
     q, stated = chain(seed), chain(seed + 10 if lies else seed)
 
     def script(job: DraftJob) -> TokenTree:
@@ -165,11 +166,11 @@ def table_drafter(seed: int, kind: ProposalKind, lies: bool = False) -> Scripted
 async def test_two_drawing_services_and_one_of_points_follow_the_target(
     redis_url: str, budget: int, lies: bool
 ) -> None:
-    """Every service, message and stream is real, as are the random numbers, which enumeration leaves out.
+    """The whole system is tested with its random numbers, which proofs by enumeration leave out.
 
     The target is a Markov chain of four tokens; chi-square of its transitions (12 degrees of freedom), over
-    requests of which many have the same seed. False alarms: 1e-4 for a right system; power: see `p_value`.
-    The negative control is a service that lies about q.
+    requests of which many have the same seed. False alarms: 1e-4; power: see `p_value`. The negative control is
+    a service with a wrong q.
     """
     target = markov(1)
     kinds = {"a": WITHOUT, "b": ProposalKind.WITH_REPLACEMENT, "c": ProposalKind.POINT}

@@ -1,7 +1,7 @@
-"""Every drafter, in one process, as a service and in the verifier's process: what it drafts changes no token.
+"""Drafts of every drafter change no token: in `LLM`, as a service, and in the verifier's process.
 
-Requests are greedy and sampled, as trees and as sequences. Where nothing is drawn, a seed gives the text of plain
-decoding. Where drafts are drawn, it gives one text for a request's id, whoever runs it.
+Requests are greedy and sampled, with trees and sequences. If drafts are not drawn, a seed gives the text of plain
+decoding. If they are drawn, seed and request id give the same text in every process.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request of the table."""
+class Request:
+    """Request of the tests."""
 
     prompt: list[int]
     mode: str
@@ -45,11 +45,11 @@ class Asked:
     request_id: str = ""
 
 
-Answer: TypeAlias = Callable[[Sequence[Asked]], Awaitable[list[list[int]]]]
+Answer: TypeAlias = Callable[[Sequence[Request]], Awaitable[list[list[int]]]]
 
 
 def recorded(drafter: Drafter) -> list[int]:
-    """Note from now on how many nodes the drafter proposes in each tree."""
+    """Return a list that gets the number of nodes of each tree the drafter proposes."""
     draft, sizes = drafter.draft, list[int]()
 
     def noting(jobs: Sequence[DraftJob]) -> Any:
@@ -62,19 +62,19 @@ def recorded(drafter: Drafter) -> list[int]:
 
 
 def in_process(llm: LLM) -> Answer:
-    """Return a function that answers requests in this process, in one batch where they have no names."""
+    """Return a function that answers requests by `LLM`; those without ids in one batch."""
 
-    async def answer(requests: Sequence[Asked]) -> list[list[int]]:
+    async def answer(requests: Sequence[Request]) -> list[list[int]]:
         params = [
-            SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=asked.mode, **asked.sampling)
-            for asked in requests
+            SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=request.mode, **request.sampling)
+            for request in requests
         ]
         if not requests[0].request_id:
-            outputs = llm.generate([asked.prompt for asked in requests], params)
+            outputs = llm.generate([request.prompt for request in requests], params)
             return [output.outputs[0].token_ids for output in outputs]
         streams = [
-            llm.stream(asked.prompt, sampling, request_id=asked.request_id)
-            for asked, sampling in zip(requests, params, strict=True)
+            llm.stream(request.prompt, sampling, request_id=request.request_id)
+            for request, sampling in zip(requests, params, strict=True)
         ]
         return [[token for delta in stream for token in delta.token_ids] for stream in streams]
 
@@ -82,16 +82,16 @@ def in_process(llm: LLM) -> Answer:
 
 
 def through(system: System) -> Answer:
-    """Return a function that answers requests through the services, in one batch."""
+    """Return a function that answers requests by a system, in one batch."""
 
-    async def answer(requests: Sequence[Asked]) -> list[list[int]]:
+    async def answer(requests: Sequence[Request]) -> list[list[int]]:
         fields = [
-            {"max_new_tokens": TOKENS, "speculation": MODES[asked.mode], **asked.sampling}
-            | ({"request_id": asked.request_id} if asked.request_id else {})
-            for asked in requests
+            {"max_new_tokens": TOKENS, "speculation": MODES[request.mode], **request.sampling}
+            | ({"request_id": request.request_id} if request.request_id else {})
+            for request in requests
         ]
         tokens = [
-            system.tokens(asked.prompt, **params) for asked, params in zip(requests, fields, strict=True)
+            system.tokens(request.prompt, **params) for request, params in zip(requests, fields, strict=True)
         ]
         return await asyncio.gather(*tokens)
 
@@ -100,7 +100,7 @@ def through(system: System) -> Answer:
 
 @asynccontextmanager
 async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIterator[Answer]:
-    """One process, or a system whose speculator is a service or lives in the verifier."""
+    """Yield a function that answers requests with the drafter run as `kind`."""
     model = tiny_transformers(row.family)
     if kind == "LLM":
         yield in_process(tiny_llm({"it": drafter}, model, max_num_seqs=16))
@@ -115,8 +115,10 @@ async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIt
 
 
 async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
-    """All prompts in every mode, at once."""
-    actual = await answer([Asked(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES])
+    """Check that the greedy answers of all modes are equal, in one batch."""
+    actual = await answer(
+        [Request(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES]
+    )
     for place, prompt in enumerate(PROMPTS):
         plain, *others = actual[place * len(MODES) :][: len(MODES)]
         assert row.family != "llama" or plain == greedy(prompt, TOKENS)
@@ -124,16 +126,16 @@ async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
 
 
 async def assert_a_seed_gives_the_plain_text(answer: Answer) -> None:
-    """Nothing is drawn: drafts are proposed to a target whose choice is fixed by its noise."""
-    actual = await answer([Asked(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
+    """Check that a seed gives the same text in all modes; the noise fixes the target's choices."""
+    actual = await answer([Request(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
     plain = [actual[0], actual[len(MODES)]]
     assert actual == [text for text in plain for _ in MODES]
     assert greedy(PROMPT, TOKENS) not in plain
 
 
 async def assert_an_id_gives_a_text(answer: Answer, elsewhere: Answer) -> None:
-    """Drafts are drawn by streams that depend on the request's id, whoever draws."""
-    same, other = [Asked(PROMPT, "tree", SAMPLED[0], name) for name in ("same", "other")]
+    """Check that another process gives the same text for the same id, and not for another id."""
+    same, other = [Request(PROMPT, "tree", SAMPLED[0], name) for name in ("same", "other")]
     (drawn,) = await answer([same])
     assert await elsewhere([same]) == [drawn]
     assert await elsewhere([other]) != [drawn]
@@ -167,13 +169,15 @@ async def test_drafts_change_no_token(redis_url: str, tmp_path: Path, name: str,
 
 
 @pytest.mark.parametrize(("name", "accepted"), [("recycling", 4), ("lookahead", 4), ("suffix", 11)])
-async def test_a_request_profits_from_those_before_it(
+async def test_a_request_profits_from_earlier_ones(
     redis_url: str, tmp_path: Path, name: str, accepted: int
 ) -> None:
     drafter = ROWS[name].make(tmp_path)
     async with running_system(redis_url, {name: drafter}, tree_nodes=24, step_nodes=96) as system:
         await asyncio.gather(*(system.tokens(prompt) for prompt in (PROMPT, PROMPT[3:], PROMPT[::-1])))
-        await until(lambda: not getattr(drafter, "_requests", None))  # a finished answer is learnt from then
+        await until(
+            lambda: not getattr(drafter, "_requests", None)
+        )  # the drafter has learnt from finished answers
         replies = await system.generate(PROMPT)
     assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPT, TOKENS)
     assert replies[-1].summary.stats.accepted >= accepted
@@ -183,12 +187,12 @@ LOOK_UPS = ("ngram", "suffix", "recycling", "lookahead")
 
 
 def look_ups(path: Path) -> dict[str, Drafter]:
-    """Methods without a model of their own, whose trees are merged."""
+    """Return all drafters without a model."""
     return {name: ROWS[name].make(path) for name in LOOK_UPS}
 
 
-async def test_of_merged_methods_all_are_accepted(redis_url: str, tmp_path: Path) -> None:
-    """In texts that repeat themselves."""
+async def test_tokens_of_all_merged_methods_are_accepted(redis_url: str, tmp_path: Path) -> None:
+    """The texts repeat themselves."""
     accepted: Counter[str] = Counter()
     async with running_system(redis_url, look_ups(tmp_path), tree_nodes=24, step_nodes=96) as system:
         for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
@@ -202,9 +206,9 @@ async def test_of_merged_methods_all_are_accepted(redis_url: str, tmp_path: Path
 
 @pytest.mark.statistical
 async def test_merged_points_follow_the_target(redis_url: str, tmp_path: Path) -> None:
-    """Chi-square; a right system fails with probability 1e-4, a total variation of .09 is found with .99.
+    """Chi-square test, see `p_value`; the negative control is another chain.
 
-    See `p_value`. The negative control is another chain.
+    False alarms: 1e-4. A total variation of 0.09 is found with probability 0.99.
     """
     target = markov(1)
     drafters = {

@@ -1,5 +1,7 @@
-"""Hidden states through the real services: every speculator that reads them gets those of its context, once,
-whatever is restarted; nothing is computed where nobody reads."""
+"""Hidden states in a whole system: a speculator gets those of its context once.
+
+Without a reader, none are computed.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,14 +22,14 @@ HIDDEN = 32
 
 
 class Reader(ScriptedDrafter):
-    """Reads hidden states and checks nothing by itself."""
+    """Drafter that records hidden states."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         super().__init__(always)
         self.description = DrafterDescription(feature_layers=tuple(layers), feature_size=HIDDEN)
 
     def stretches(self, request: str = "") -> list[tuple[int, torch.Tensor]]:
-        """Return what came, as (start, states) of stretches without a gap."""
+        """Return the received states as (start, states) of parts without gaps."""
         parts: list[tuple[int, torch.Tensor]] = []
         for job in self.jobs:
             if job.features is None or not len(job.features.states) or request not in job.request_id:
@@ -40,7 +42,7 @@ class Reader(ScriptedDrafter):
         return parts
 
     def last_context(self, request: str = "") -> list[int]:
-        """Return the context of the latest job."""
+        """Return the context of the last job."""
         return [list(job.context) for job in self.jobs if request in job.request_id][-1]
 
 
@@ -71,17 +73,17 @@ async def test_two_services_read_different_layers_of_two_requests(redis_url: str
             assert_are_the_targets(0, states, context, layers)
 
 
-async def test_nobody_reads_and_nothing_is_kept_or_sent(redis_url: str) -> None:
+async def test_without_readers_nothing_is_stored_or_sent(redis_url: str) -> None:
     async with running_system(redis_url, {"blind": (blind := ScriptedDrafter(always))}) as system:
         await system.tokens(PROMPT)
         assert system.verifier.runner.features.layers == ()
     assert all(job.features is None for job in blind.jobs)
 
 
-async def test_a_service_that_forgot_gets_all_of_them_again(
+async def test_a_service_that_lost_its_state_gets_all_states_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway believes that it holds something else in the midst of a request, so it answers RESYNC."""
+    """In the middle of the request, the gateway's view of the service's state is wrong (RESYNC)."""
     forget_once(monkeypatch)
     reader = Reader([3])
     async with running_system(redis_url, {"reader": reader}) as system:
@@ -92,8 +94,8 @@ async def test_a_service_that_forgot_gets_all_of_them_again(
     assert_are_the_targets(0, second[1], reader.last_context(), [3])
 
 
-async def test_a_prompt_in_the_cache_and_a_long_one(redis_url: str) -> None:
-    """The first request's blocks are shared by the second; chunks of a long prompt come one after another."""
+async def test_states_of_cached_and_of_chunked_prompts(redis_url: str) -> None:
+    """The second request shares cached blocks of the first; prompts are read in chunks."""
     reader, prompt = Reader([1, 3]), [3 + i % 90 for i in range(100)]
     async with running_system(redis_url, {"reader": reader}, prefill_chunk=32) as system:
         await system.tokens(prompt, request_id="one", max_new_tokens=12)
@@ -105,14 +107,14 @@ async def test_a_prompt_in_the_cache_and_a_long_one(redis_url: str) -> None:
         assert_are_the_targets(0, states, reader.last_context(name), [1, 3])
 
 
-async def test_what_was_read_before_anybody_asked_is_missing_and_the_rest_comes(redis_url: str) -> None:
+async def test_states_of_tokens_read_before_they_were_requested_are_missing(redis_url: str) -> None:
     reader, prompt = Reader([2]), [3 + i % 90 for i in range(40)]
     async with running_system(redis_url, {"reader": reader}) as system:
         runner = system.verifier.runner
-        runner.forward([Segment(sequence := runner.open(), prompt)])  # before anybody asks
+        runner.forward([Segment(sequence := runner.open(), prompt)])  # before states are requested
         runner.cache.release(sequence)
         await system.tokens([*prompt, 50, 51], max_new_tokens=8)
     ((start, states),) = reader.stretches()
-    assert start == 32, "the shared blocks have none"
+    assert start == 32, "the shared blocks have no states"
     assert start + len(states) == len(reader.last_context()) - 1
     assert_are_the_targets(start, states, reader.last_context(), [2])

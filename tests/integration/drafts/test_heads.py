@@ -1,4 +1,4 @@
-"""Medusa's heads and blockwise parallel decoding: a perfect predictor takes as many passes as they promise."""
+"""Medusa's heads and blockwise parallel decoding: perfect heads take the promised number of passes."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -24,7 +24,7 @@ DESCRIPTION = DrafterDescription("heads", 97, feature_layers=(LAYERS,), feature_
 
 
 class PerfectHeads:
-    """Heads that know the text: a hidden state is looked up among those of the whole of it."""
+    """Heads that know the text, and find a hidden state's place in it."""
 
     markov = None
 
@@ -34,8 +34,7 @@ class PerfectHeads:
         self._states, self._text = states[:, 0].float(), [*text, *[0] * K]
 
     def outs(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, k, V] with one token each: a state is of the token before the root, and the text goes on
-        behind the root."""
+        """Return [R, k, V] one-hot rows: for the state of the token before the root, the tokens after the root."""
         places = torch.cdist(states.float(), self._states).argmin(-1).tolist()
         ids = torch.tensor([self._text[place + 2 : place + 2 + K] for place in places])
         return nn.functional.one_hot(ids, 97).float() * 50
@@ -45,7 +44,7 @@ class PerfectHeads:
 
 
 def perfect(kind: type[HeadsDrafter], count: int) -> HeadsDrafter:
-    """A drafter that knows `count` tokens behind the prompt."""
+    """Return a drafter that knows the `count` tokens after the prompt."""
     heads: Any = PerfectHeads([*PROMPT, *greedy(PROMPT, count)])
     runner = HeadsRunner(heads, torch.float32, "cpu")
     return kind(runner, DESCRIPTION, GrowthShape(), torch.arange(97))
@@ -57,9 +56,11 @@ def stats(replies: list[generation_pb2.GenerateReply]) -> generation_pb2.Specula
 
 @pytest.mark.parametrize("count", [16, 17, 40])
 async def test_a_perfect_predictor_takes_a_pass_for_every_block(redis_url: str, count: int) -> None:
-    """k heads and the target's own choice are a block of k + 1 tokens: after the pass that reads the prompt
-    and says the first token, m tokens take m / (k + 1) passes, since the pass that verifies a block gives
-    the hidden state from which the next one is predicted."""
+    """The tokens of k heads and the target's own one are a block of k + 1 tokens.
+
+    The pass over the prompt gives the first token; m further tokens take m / (k + 1) passes, as the pass that verifies
+    a block also gives the hidden state for the next one.
+    """
     block = K + 1
     async with running_system(redis_url, {"blockwise": perfect(BlockwiseDrafter, count)}) as system:
         replies = await system.generate(PROMPT, max_new_tokens=count)
@@ -68,11 +69,10 @@ async def test_a_perfect_predictor_takes_a_pass_for_every_block(redis_url: str, 
         assert stats(replies).drafted <= K * stats(replies).steps, "a chain, though trees may have more nodes"
 
 
-async def test_heads_draft_again_once_a_service_that_forgot_has_the_newest_state(
+async def test_heads_draft_again_when_a_service_that_lost_its_state_has_the_newest(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway believes that the service holds something else in the midst of a request (RESYNC); one step
-    has no draft, and all others bring a whole block."""
+    """After a RESYNC, one step has no draft; all other steps commit a whole block."""
     forget_once(monkeypatch)
     async with running_system(redis_url, {"medusa": perfect(MedusaDrafter, 41)}) as system:
         replies = await system.generate(PROMPT, max_new_tokens=41)

@@ -1,5 +1,4 @@
-"""The learned planner through real servers: the same text, steps that are recorded, weights that are trained
-from them, and settings that cannot be used."""
+"""The learned planner in a whole system: its text, its recordings, training from them, bad settings."""
 
 import asyncio
 import json
@@ -24,7 +23,7 @@ def drafters() -> dict[str, ScriptedDrafter | NgramDrafter]:
 async def test_greedy_output_is_that_of_transformers(redis_url: str) -> None:
     bare = {"adaptive": True, "planner": "learned"}
     async with running_system(redis_url, drafters(), **bare) as system:
-        for _ in range(2):  # what the first answers taught goes into the next ones
+        for _ in range(2):  # the second answers use what the first ones taught
             answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))
             assert answers == [greedy(prompt, 24) for prompt in PROMPTS]
         reasons = {session.loop.machine.choice.reason for session in system.gateway.sessions}
@@ -34,7 +33,7 @@ async def test_greedy_output_is_that_of_transformers(redis_url: str) -> None:
 async def test_recorded_steps_train_weights_that_a_gateway_takes(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records have no token of the text in them."""
+    """Recordings contain no tokens."""
     steps, weights = tmp_path / "steps.jsonl", tmp_path / "weights.json"
     async with running_system(redis_url, drafters(), record_steps=str(steps)) as system:
         for length in range(20, 26):
@@ -55,7 +54,7 @@ async def test_recorded_steps_train_weights_that_a_gateway_takes(
 
 
 async def test_the_verifier_may_forget_requests(redis_url: str) -> None:
-    """Refused entries are drafted again from the same root; texts stay right."""
+    """Refused entries are drafted again from the same root."""
     drafter = {"always": ScriptedDrafter(always)}
     async with running_system(redis_url, drafter, adaptive=True, planner="learned") as system:
         system.forget_every(3)
@@ -87,7 +86,7 @@ async def test_files_that_cannot_be_used_end_the_start(
         ('{"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {}}', "requests is empty"),
     ],
 )
-def test_what_is_wrong_in_a_recording_is_said(
+def test_errors_name_the_fault_of_a_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, says: str
 ) -> None:
     steps = tmp_path / "steps.jsonl"

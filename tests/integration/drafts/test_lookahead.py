@@ -1,4 +1,4 @@
-"""Lookahead decoding through the real services: the window rides in the verifier's passes and comes back."""
+"""Lookahead decoding in a whole system: passes compute the window, and return its predictions."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ async def test_windows_come_back(redis_url: str, monkeypatch: pytest.MonkeyPatch
     assert len(columns) >= 5 * 10, "all columns of most steps"
 
 
-async def test_a_target_that_depends_on_one_token_is_foreseen_from_the_window_alone(redis_url: str) -> None:
-    """A few iterations find every n-gram of a greedy chain: then each step brings N tokens."""
+async def test_the_window_predicts_a_target_that_depends_on_one_token(redis_url: str) -> None:
+    """A few iterations find every n-gram of a greedy chain; then each step commits N tokens."""
     async with serving(redis_url, {"lookahead": lookahead(4, 3)}, markov(1), 24) as system:
         replies = await system.generate([1], max_new_tokens=40)
         tokens = [t for reply in replies for t in reply.token_ids]

@@ -1,4 +1,4 @@
-"""Published drafts in the verifier: what they guess right is accepted."""
+"""Drafters in published formats, in the verifier's process: right tokens are accepted."""
 
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,18 @@ def loaded(directory: Path, **options: Any) -> FeatureRowsDrafter:
 
 
 async def run(system: System, prompt: list[int], **fields: Any) -> tuple[list[int], Any]:
-    """Tokens of an answer and its statistics."""
+    """Return tokens and statistics of an answer."""
     replies = await system.generate(prompt, max_new_tokens=TOKENS, **fields)
     return [t for reply in replies for t in reply.token_ids], replies[-1].summary.stats
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_right_guesses_are_accepted(redis_url: str, tmp_path: Path, method: str) -> None:
-    """A target that repeats its token, and drafts that know only that one (or, MTP, are the target): after the
-    prompt's pass and a step without states every step yields a whole path and the target's own token."""
+    """The target repeats its last token, and the drafter's vocabulary has only that token.
+
+    An MTP drafter computes the same as the target. After the prompt's pass and a step without hidden states, every
+    step accepts a whole path.
+    """
     model = repeating()
     target, token, depth = save_target(tmp_path / "target", model), PROMPT[-1], 4
     drafted = {"drafted": [token]} if method != "mtp" else {}
@@ -51,7 +54,7 @@ async def test_right_guesses_are_accepted(redis_url: str, tmp_path: Path, method
 
 
 def repeating() -> Any:
-    """A target that says its last token again: hidden states are the embeddings, and the head is theirs."""
+    """Return a target that repeats its last token: its hidden states and head are the embeddings."""
     model = tiny_transformers("qwen3", tie_word_embeddings=True)
     silence_attention(model)
     for layer in model.model.layers:
@@ -64,7 +67,7 @@ def repeating() -> Any:
 
 
 def make_it_the_target(directory: Path, model: Any) -> None:
-    """An MTP layer that passes the embedding of its token on."""
+    """Change a saved MTP layer so that it returns the embedding of its token."""
     from safetensors.torch import load_file, save_file
 
     file, hidden = directory / "model.safetensors", model.config.hidden_size

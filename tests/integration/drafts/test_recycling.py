@@ -1,4 +1,4 @@
-"""Predictions of the target through the real services, and token recycling, which drafts from them."""
+"""Top-k predictions of the target in a whole system, and token recycling, which uses them."""
 
 import asyncio
 from itertools import pairwise
@@ -23,13 +23,13 @@ def recycler(k: int = 4) -> RecyclingDrafter:
 
 
 class Reader(ScriptedDrafter):
-    """Guesses two tokens right and the rest wrong; reads k predictions per node."""
+    """Drafter with two right tokens per tree; reads k predictions per node."""
 
     def __init__(self, k: int) -> None:
         super().__init__(self._tree)
         self.description = DrafterDescription(target_top_k=k)
         self.steps: list[tuple[str, list[int], TokenTree, TargetTopK | None]] = []
-        """Request, context, tree and predictions."""
+        """Request id, context, tree and predictions of each job."""
 
     def _tree(self, job: DraftJob) -> TokenTree:
         tree = first(2)(job)
@@ -37,8 +37,8 @@ class Reader(ScriptedDrafter):
         return tree
 
 
-async def test_two_services_read_what_the_target_predicted_at_all_nodes(redis_url: str) -> None:
-    """Predictions are of the step before, also at nodes that were not accepted. Each gets as many as it reads."""
+async def test_two_services_read_predictions_at_all_nodes(redis_url: str) -> None:
+    """They are those of the last step's tree. Each service gets as many as it reads."""
     few, many, blind = Reader(2), Reader(5), ScriptedDrafter(first(2))
     async with running_system(redis_url, {"few": few, "many": many, "blind": blind}) as system:
         prompts = {"one": PROMPT, "two": PROMPT[::-1][:6]}
@@ -60,9 +60,7 @@ async def test_two_services_read_what_the_target_predicted_at_all_nodes(redis_ur
                 assert texts.top_k.tolist() == rows.topk(k).indices.tolist()
 
 
-async def test_nothing_is_computed_where_nobody_reads(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_readers_nothing_is_computed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 
     def counted(logits: torch.Tensor, k: int) -> torch.Tensor:

@@ -1,5 +1,7 @@
-"""References through the real services: they make answers that copy faster and change nothing; only what
-reads them gets them, once for each request; they survive whoever dies."""
+"""References in a whole system: they speed up answers that copy, and change no token.
+
+Only services that read references get them, once per request; requests keep them when a process dies.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -34,20 +36,20 @@ from tests.support.system import (
 )
 
 PROMPT = [88, 41, 60, 7, 9, 20, 33]
-"""Its answer says nothing twice that would help."""
+"""Prompt whose answer repeats too little for n-grams."""
 TOKENS = 20
 OTHER = "something else, and nothing of it is said here"
 METHODS: dict[str, Callable[[], Drafter]] = {"ngram": lambda: NgramDrafter(1, 4, 3), "suffix": SuffixDrafter}
 
 
 class Reader(ScriptedDrafter):
-    """Guesses one token right; reads references."""
+    """Drafter with one right token per tree; records references."""
 
     def __init__(self) -> None:
         super().__init__(self._tree)
         self.description = DrafterDescription(reads_references=True)
         self.texts: dict[str, set[tuple[int, ...]]] = {}
-        """By request, all tokens of its references."""
+        """Tokens of all references, by request."""
 
     def _tree(self, job: DraftJob) -> TokenTree:
         tokens = tuple(job.references._tokens) if job.references is not None else ()
@@ -57,7 +59,7 @@ class Reader(ScriptedDrafter):
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Request, base_len and number of references of every entry that a speculator service reads."""
+    """Request id, base_len and number of references of every entry at a speculator service."""
     entries: list[tuple[str, int, int]] = []
     decode = servicer._decode
 
@@ -71,7 +73,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 @pytest.fixture
 def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The references that a gateway tokenizes."""
+    """References that a gateway tokenizes."""
     texts: list[str] = []
     encode = Tokenizer.encode_part
 
@@ -84,7 +86,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def steps(system: System, expected: list[int], **fields: object) -> int:
-    """Return the number of steps of an answer, which must be the expected one."""
+    """Check an answer, and return its number of steps."""
     replies = await system.generate(PROMPT, max_new_tokens=TOKENS, **fields)
     assert [token for reply in replies for token in reply.token_ids] == expected
     return replies[-1].summary.stats.steps
@@ -99,9 +101,11 @@ async def test_an_answer_that_copies_takes_fewer_steps_and_is_the_same(method: s
         assert await steps(system, answer, references=copied) <= 6 < without, "four tokens a step"
         assert await steps(system, answer, references=[OTHER]) >= without - 2
         with_seed = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
-        said = await system.tokens(PROMPT, max_new_tokens=TOKENS, speculation=3, **with_seed)
-        without = await steps(system, said, **with_seed)
-        assert await steps(system, said, references=[text_of(said)], **with_seed) < min(10, without)
+        sampled_tokens = await system.tokens(PROMPT, max_new_tokens=TOKENS, speculation=3, **with_seed)
+        without = await steps(system, sampled_tokens, **with_seed)
+        assert await steps(system, sampled_tokens, references=[text_of(sampled_tokens)], **with_seed) < min(
+            10, without
+        )
 
 
 async def test_a_request_sees_its_own_references_only(redis_url: str) -> None:
@@ -109,17 +113,17 @@ async def test_a_request_sees_its_own_references_only(redis_url: str) -> None:
     async with running_system(redis_url, {"reader": drafter, "suffix": suffix}, one_service=True) as system:
         answer = greedy(PROMPT, TOKENS)
         alone = await steps(system, answer, request_id="alone")
-        with_them, beside = await asyncio.gather(
+        with_them, plain_steps = await asyncio.gather(
             steps(system, answer, request_id="with", references=[text_of(answer)]),
             steps(system, answer, request_id="beside"),
         )
         assert with_them < alone
-        assert beside == alone
+        assert plain_steps == alone
     end = -1
     assert drafter.texts == {"alone": {()}, "with": {(*answer, end)}, "beside": {()}}
 
 
-async def test_clients_with_requests_of_one_name_see_their_own() -> None:
+async def test_requests_of_two_clients_with_the_same_id_have_their_own_references() -> None:
     drafter = Reader()
     async with speculator_service({"reader": drafter}) as (address, _), open_channel(address) as channel:
         it = Examined(address, channel, 5.0)
@@ -134,7 +138,7 @@ async def test_clients_with_requests_of_one_name_see_their_own() -> None:
     assert actual == [[5, 6, -1], [], [7, -1]] * 2
 
 
-async def test_they_are_sent_once_and_again_to_a_service_that_lost_them(
+async def test_references_are_sent_once_and_again_to_a_service_that_lost_them(
     redis_url: str, sent: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_once(monkeypatch)
@@ -149,11 +153,11 @@ async def test_they_are_sent_once_and_again_to_a_service_that_lost_them(
     assert len(drafter.texts["r"]) == 1, "the same after it started over"
 
 
-@pytest.mark.parametrize("asks", [False, True])
-async def test_where_nobody_asks_nothing_is_tokenized_stored_or_sent(
-    asks: bool, redis_url: str, sent: list[tuple[str, int, int]], tokenized: list[str]
+@pytest.mark.parametrize("reads", [False, True])
+async def test_references_are_tokenized_stored_and_sent_only_for_readers(
+    reads: bool, redis_url: str, sent: list[tuple[str, int, int]], tokenized: list[str]
 ) -> None:
-    drafters = {"blind": ScriptedDrafter(first(1))} | ({"reader": Reader()} if asks else {})
+    drafters = {"blind": ScriptedDrafter(first(1))} | ({"reader": Reader()} if reads else {})
     async with running_system(redis_url, drafters) as system:
         for name, speculation in (("off", 3), ("tree", 1)):
             fields = {"request_id": name, "speculation": speculation, "references": ["abc"]}
@@ -164,14 +168,14 @@ async def test_where_nobody_asks_nothing_is_tokenized_stored_or_sent(
         ]
         with pytest.raises(grpc.aio.AioRpcError, match=r"references = '': every reference must have text"):
             await system.tokens(PROMPT, references=["abc", ""])
-    assert tokenized == ["abc"] * asks
-    assert ["references" in text for text in content] == [False, asks]
-    assert [entry for entry in sent if entry[2]] == [("tree", 0, 1)] * asks
+    assert tokenized == ["abc"] * reads
+    assert ["references" in text for text in content] == [False, reads]
+    assert [entry for entry in sent if entry[2]] == [("tree", 0, 1)] * reads
     assert {name for name, _, _ in sent} == {"tree"}
 
 
-async def test_a_gateway_that_goes_on_with_a_request_has_them(redis_url: str) -> None:
-    """The first one took the request and tokenized them, then it dies."""
+async def test_a_gateway_that_continues_a_request_has_its_references(redis_url: str) -> None:
+    """The first gateway accepts the request, tokenizes its references, and dies."""
     drafter = Reader()
     async with (
         running_system(redis_url, {"reader": drafter}, lease_s=0.6, linger_seconds=5.0) as system,
@@ -189,7 +193,7 @@ async def test_a_gateway_that_goes_on_with_a_request_has_them(redis_url: str) ->
         assert drafter.texts == {"r": {(67, 68, 69, -1, 70, 71, -1)}}
 
 
-async def test_a_gateway_without_a_lane_keeps_them_for_the_one_that_has_one(redis_url: str) -> None:
+async def test_a_gateway_without_a_verifier_stores_references_for_another(redis_url: str) -> None:
     drafter = Reader()
     async with (
         running_system(redis_url, {"reader": drafter}) as system,
@@ -202,7 +206,9 @@ async def test_a_gateway_without_a_lane_keeps_them_for_the_one_that_has_one(redi
     assert drafter.texts == {"r": {(67, 68, 69, -1)}}
 
 
-async def test_the_client_and_the_http_service_pass_them_on(redis_url: str, tokenized: list[str]) -> None:
+async def test_the_client_and_the_http_service_forward_references(
+    redis_url: str, tokenized: list[str]
+) -> None:
     async with (
         running_system(redis_url, {"ngram": NgramDrafter()}) as system,
         AsyncClient(system.address) as client,

@@ -1,4 +1,4 @@
-"""Speculators in the verifier's process: their trees come with the verdicts, and change nothing but the speed."""
+"""Resident speculators: drafters in the verifier's process change no token."""
 
 import asyncio
 import random
@@ -35,8 +35,8 @@ PROMPT = [5, 17, 3, 88, 41]
 OFF, SEQUENCE, TREE = 3, 2, 1
 
 
-async def test_no_step_but_the_first_goes_without_a_tree(redis_url: str) -> None:
-    """All tokens of a step of right guesses are accepted; no step but the first goes without a tree."""
+async def test_every_step_but_the_first_has_a_tree(redis_url: str) -> None:
+    """All drafts are right, so that every other step commits four tokens."""
     contexts: list[list[int]] = []
 
     def note(job: DraftJob) -> TokenTree:
@@ -55,8 +55,8 @@ async def test_no_step_but_the_first_goes_without_a_tree(redis_url: str) -> None
     assert service.counters.answered == 5, "the step that reads the prompt has no drafts"
 
 
-async def test_independent_services_are_merged_with_them(redis_url: str) -> None:
-    """Numbers, names and statistics are those of any speculators; the verifier's own come first."""
+async def test_independent_services_are_merged_with_residents(redis_url: str) -> None:
+    """Both kinds have names and statistics; the residents come first."""
     service, other = ScriptedDrafter(first(1)), ScriptedDrafter(always)
     async with running_system(redis_url, {"own": service, "other": other}, resident={"own"}) as system:
         replies = await system.generate(PROMPT)
@@ -67,7 +67,7 @@ async def test_independent_services_are_merged_with_them(redis_url: str) -> None
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-async def test_a_verifier_that_forgets_requests_drafts_on(redis_url: str, every: int) -> None:
+async def test_residents_draft_again_after_the_verifier_drops_requests(redis_url: str, every: int) -> None:
     drafters = {"own": ScriptedDrafter(first(2)), "states": StateReader([1, 3])}
     async with running_system(redis_url, drafters, resident=True) as system:
         system.forget_every(every + 1)
@@ -156,8 +156,8 @@ async def test_the_end_of_the_context_is_like_plain_decoding(redis_url: str, con
         assert not service.faults.malformed, "no tree is deeper than the context allows"
 
 
-async def test_hidden_states_do_not_travel_and_are_the_targets(redis_url: str) -> None:
-    """Two drafters read different layers; the gateway asks for none."""
+async def test_hidden_states_of_residents_are_the_targets_and_are_not_sent(redis_url: str) -> None:
+    """Two drafters read different layers; the gateway requests none."""
     low, high = StateReader([1]), StateReader([2, 3])
     async with running_system(redis_url, {"low": low, "high": high}, resident=True) as system:
         prompts = {"one": PROMPT, "two": [3 + i % 90 for i in range(40)]}
@@ -175,7 +175,7 @@ async def test_hidden_states_do_not_travel_and_are_the_targets(redis_url: str) -
 
 
 async def test_gateway_and_residents_read_different_hidden_states(redis_url: str) -> None:
-    """Each gets those of its layers: an independent speculator's travel, the resident's stay."""
+    """Both get the states of their layers; only the independent speculator's are sent."""
     service, other = StateReader([2]), StateReader([1, 3])
     async with running_system(redis_url, {"own": service, "other": other}, resident={"own"}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
@@ -218,7 +218,7 @@ async def test_references_are_read_once(redis_url: str) -> None:
 
 
 async def test_sampled_text_follows_the_target(redis_url: str) -> None:
-    """Drawn trees, merged with points: chi-square as in `tests.support.exactness.markov`, and its negative control."""
+    """Drawn trees are merged with points; chi-square and negative control as in `markov`."""
     target = markov(1)
     drafters = {"draws": drawing(_draws), "points": ScriptedDrafter(_point)}
     async with running_system(
@@ -263,26 +263,28 @@ def test_drafters_that_do_not_fit_the_target_are_refused() -> None:
         ResidentSpeculators(SpeculatorEngine([reader]), ["reader"], engine.runner)
 
 
-async def test_a_step_that_is_put_off_uses_its_drafts_again(redis_url: str) -> None:
-    """To drop a drawn tree for what the verifier made of its size would select by token."""
+async def test_a_deferred_step_uses_its_drafts_again(redis_url: str) -> None:
+    """Dropping a drawn tree because of its size would bias the text."""
     seen: list[tuple[int, list[int], bool]] = []
     async with running_system(redis_url, {"draws": drawing()}, resident=True) as system:
         verify = system.verifier.verify
 
-        def putting_off(jobs: Any) -> Any:
+        def deferring(jobs: Any) -> Any:
             (job,) = jobs
             late = job.base_len > 0 and len(seen) % 3 == 2
             seen.append((job.base_len, job.tree.token_ids.tolist(), late))
             return [VerifyOutcome(job.request_id, EntryStatus.EXHAUSTED)] if late else verify(jobs)
 
-        system.verifier.verify = putting_off  # type: ignore[method-assign]
+        system.verifier.verify = deferring  # type: ignore[method-assign]
         tokens = await system.tokens(PROMPT, temperature=0.8, seed=3, max_new_tokens=24)
     assert len(tokens) == 24
     again = [(first, second) for first, second in pairwise(seen) if first[2]]
     assert len(again) > 3
     for (base, tree, _), (next_base, next_tree, _) in again:
         assert (next_base, next_tree) == (base, tree)
-    assert all(len(tree) == 2 for base, tree, _ in seen[:-2] if base), "none but the ends are without a draw"
+    assert all(len(tree) == 2 for base, tree, _ in seen[:-2] if base), (
+        "only the first and last steps have no draw"
+    )
 
 
 async def test_a_fault_in_drafting_costs_one_step(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,14 +304,14 @@ async def test_a_fault_in_drafting_costs_one_step(redis_url: str, monkeypatch: p
     assert replies[-1].summary.stats.steps <= 12, "two of three tokens are right in all steps but two"
 
 
-async def test_a_request_that_drafters_refuse_is_not_asked_for_again(redis_url: str) -> None:
-    """Its prompt has a token that they do not know."""
+async def test_refused_requests_are_not_drafted_for_again(redis_url: str) -> None:
+    """Its prompt has a token outside the drafters' vocabulary."""
     drafter = ScriptedDrafter(first(1))
     drafter.description = DrafterDescription(vocab_size=VOCABULARY - 1)
     async with running_system(redis_url, {"own": drafter}, resident=True) as system:
         prompt = [*PROMPT, VOCABULARY - 1, 7]
         assert await system.tokens(prompt) == greedy(prompt, 16)
         (service,) = system.loop.pool.services
-        assert service.statistics.outcomes["failed"] == 0, "counts were taken"
+        assert service.statistics.outcomes["failed"] == 0, "the counts are already in the status"
         status = await system.stub.Status(generation_pb2.StatusRequest())
     assert status.speculators[0].failed == 1

@@ -1,4 +1,4 @@
-"""Typical acceptance through the services: only who asks for it gets it, and is told."""
+"""Typical acceptance in a whole system: only requests that set it use it, and are marked lossy."""
 
 import asyncio
 
@@ -12,14 +12,14 @@ PROMPT = [5, 17, 3, 88, 41]
 
 
 def second_best(job: DraftJob) -> TokenTree:
-    """One node: the target's second most probable token."""
+    """Draft the target's second most probable token."""
     logits = reference_logits(tiny_transformers("llama"), list(job.context))[-1]
     builder = TreeBuilder(job.context[-1])
     builder.propose_points(0, [int(logits.topk(2).indices[1])], [0.5])
     return builder.build()
 
 
-async def test_only_requests_that_ask_for_it_accept_what_is_merely_plausible(redis_url: str) -> None:
+async def test_only_requests_that_set_it_accept_plausible_tokens(redis_url: str) -> None:
     asks = {"sampling": {"temperature": 1.0, "typical_epsilon": 1e-6, "typical_delta": 1.0, "seed": 3}}
     async with running_system(redis_url, {"second": ScriptedDrafter(second_best)}) as system:
         typical, lossless, plain, careful = await asyncio.gather(

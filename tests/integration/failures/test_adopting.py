@@ -1,4 +1,4 @@
-"""Adoption goes by priority, and a gateway looks at no more requests than it may take."""
+"""Adoption of waiting requests by gateways: its order, and its cost in Redis commands."""
 
 import random
 import secrets
@@ -16,14 +16,14 @@ MODELS = ("m1", "m2", "m3")
 
 
 class Waiting:
-    """The waiting requests as a plain list, and what the rule says of them."""
+    """Reference model of the waiting requests."""
 
     def __init__(self) -> None:
         self.requests: dict[str, tuple[float, str, str]] = {}
-        """By id: when it came, its caller, its model."""
+        """Creation time, caller and model, by id."""
 
-    def first(self, most: int, models: list[str]) -> list[str]:
-        """Callers in turn, of each the oldest first."""
+    def first(self, count: int, models: list[str]) -> list[str]:
+        """Return the next `count` ids: callers take turns, each with its oldest request first."""
         fit = sorted(
             (came, caller, name)
             for name, (came, caller, model) in self.requests.items()
@@ -34,7 +34,7 @@ class Waiting:
         for came, caller, name in fit:
             turns[caller] = turns.get(caller, 0) + 1
             ranked.append((turns[caller], came, name))
-        return [name for _, _, name in sorted(ranked)[:most]]
+        return [name for _, _, name in sorted(ranked)[:count]]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -52,9 +52,9 @@ async def test_callers_are_adopted_in_turn_whatever_happened_before(redis_url: s
                 came = float(await connection.redis.hget(request_key(name), "created"))
                 waiting.requests[name] = (came, caller, "")
             elif what == "adopt":
-                models, most = draw.sample(MODELS, draw.randrange(3)), draw.randrange(1, 6)
-                expected = waiting.first(most, models)
-                names = [record.request.request_id for record in await stores.b.adopt(most, models)]
+                models, count = draw.sample(MODELS, draw.randrange(3)), draw.randrange(1, 6)
+                expected = waiting.first(count, models)
+                names = [record.request.request_id for record in await stores.b.adopt(count, models)]
                 assert names == expected
                 owned |= {name: waiting.requests.pop(name) for name in names}
             elif what == "give" and owned:
@@ -97,7 +97,7 @@ async def _commands(redis: Redis) -> int:
 
 
 @pytest.mark.parametrize("callers", [1, 50])
-async def test_it_costs_what_is_taken_however_many_wait(redis_url: str, callers: int) -> None:
+async def test_the_cost_of_adoption_does_not_grow_with_the_queue(redis_url: str, callers: int) -> None:
     async with connected(redis_url) as connection:
         stores, costs = Pair(connection), list[int]()
         for many in (100, 900):
@@ -112,8 +112,8 @@ async def test_it_costs_what_is_taken_however_many_wait(redis_url: str, callers:
         assert costs[1] < 100
 
 
-async def test_what_a_gateway_of_an_earlier_version_gave_away_is_adopted(redis_url: str) -> None:
-    """It knows only the list of all."""
+async def test_requests_disowned_by_a_gateway_of_an_earlier_version_are_adopted(redis_url: str) -> None:
+    """It writes only the list of all waiting requests."""
     async with connected(redis_url) as connection:
         stores, redis = Pair(connection), connection.redis
         given, taken = state_of([]).request, state_of([]).request

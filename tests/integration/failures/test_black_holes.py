@@ -1,4 +1,4 @@
-"""One service swallows all that is sent to it: nobody else waits for it, least of all a lease."""
+"""A service that never answers does not delay other services or the renewal of leases."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -21,7 +21,7 @@ from tests.support.system import another_gateway, crash, request_for, running_sy
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks a service what it is waits for ever if there is no answer."""
+    """Make `Describe` calls wait forever for services that do not answer."""
     describe_verifier, describe_speculators = VerifierClient.describe, drafts.describe_speculators
 
     def waiting(ask: Any) -> Any:
@@ -38,7 +38,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_gateway_takes_over_beside_verifiers_and_speculators_that_say_nothing(redis_url: str) -> None:
+async def test_a_gateway_takes_over_although_some_services_do_not_answer(redis_url: str) -> None:
     async with AsyncExitStack() as stack:
         holes = [await stack.enter_async_context(black_hole()) for _ in range(4)]
         system = await stack.enter_async_context(running_system(redis_url, lease_s=0.6, linger_seconds=5.0))
@@ -53,12 +53,12 @@ async def test_a_gateway_takes_over_beside_verifiers_and_speculators_that_say_no
         replies = await rest(stub, request.request_id, len(reader.tokens))
         assert reader.tokens + tokens_of(replies) == greedy(PROMPT, LONG)
         assert len(other.sessions) == 1
-        assert all(hole.callers for hole in holes), "both speculators were asked"
+        assert all(hole.callers for hole in holes), "both speculators were called"
         system.gateway = other
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_verifier_that_comes_is_taken_while_another_one_says_nothing(redis_url: str) -> None:
+async def test_a_new_verifier_is_used_although_another_one_does_not_answer(redis_url: str) -> None:
     async with black_hole() as hole, running_system(redis_url, verifiers=2, lease_s=0.6) as system:
         first, second = system.gateway.settings.verifiers.split(",")
         update = {"verifiers": f"{hole.address},{first}", "redis_url": redis_url.replace("/0", "/1")}
@@ -68,10 +68,10 @@ async def test_a_verifier_that_comes_is_taken_while_another_one_says_nothing(red
             await until(lambda: len(other.sessions) == 2)
 
 
-async def test_a_lease_is_renewed_while_a_lane_cannot_end(
+async def test_leases_are_renewed_while_a_session_hangs_at_its_end(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another gateway got its verifier, and what its end waits for never comes."""
+    """The session ends because another gateway drives its verifier, and its end hangs."""
     async with running_system(redis_url, verifiers=2, lease_s=0.6, linger_seconds=5.0) as system:
         gone, stays = list(system.gateway.sessions)
         may_end, renewals, renew = asyncio.Event(), 0, system.gateway.lease_manager._leases.renew
@@ -96,7 +96,7 @@ async def test_a_lease_is_renewed_while_a_lane_cannot_end(
         may_end.set()
 
 
-async def test_lanes_end_side_by_side(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_end_concurrently(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_system(redis_url, verifiers=2) as system:
         both = asyncio.Barrier(2)
         for session in system.gateway.sessions:
@@ -113,23 +113,22 @@ async def test_lanes_end_side_by_side(redis_url: str, monkeypatch: pytest.Monkey
         assert not len(system.gateway.sessions)
 
 
-class Asked:
-    """The stub of a service that answers when so many have been asked."""
+class BarrierStub:
+    """Stub whose `Describe` answers when all services of a barrier have been called."""
 
     def __init__(self, name: str, together: asyncio.Barrier) -> None:
         self._name, self._together = name, together
 
     async def Describe(self, *_: object, **__: object) -> speculator_pb2.DescribeSpeculatorReply:
-        """As gRPC names it."""
         await self._together.wait()
         return speculator_pb2.DescribeSpeculatorReply(instance_id=self._name)
 
 
-async def test_services_are_asked_at_once_and_answer_in_the_order_of_the_settings() -> None:
+async def test_services_are_described_concurrently_in_the_order_of_the_settings() -> None:
     together, never = asyncio.Barrier(3), asyncio.Barrier(2)
     stubs: list[Any] = [
-        *(("one", Asked("one", together)), ("two", Asked("two", together))),
-        *(("silent", Asked("silent", never)), ("three", Asked("three", together))),
+        *(("one", BarrierStub("one", together)), ("two", BarrierStub("two", together))),
+        *(("silent", BarrierStub("silent", never)), ("three", BarrierStub("three", together))),
     ]
     answers = await describe_together(stubs, 1.0)
     assert [getattr(answer, "instance_id", "") for answer in answers] == ["one", "two", "", "three"]

@@ -1,4 +1,4 @@
-"""Requests that are cancelled, or whose client hangs up, end and leave nothing behind."""
+"""Requests that are cancelled, or whose client hangs up, end and free their resources."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def test_a_client_that_hangs_up_is_cancelled_at_the_next_iteration(redis_u
 async def test_a_client_may_hang_up_just_when_its_request_has_ended(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last tokens are on their way to the store; nothing is left to cancel."""
+    """Its last tokens are being stored; there is nothing to cancel."""
     async with running_system(redis_url) as system:
         stored, append = asyncio.Event(), system.store.append
 
@@ -78,12 +78,14 @@ async def test_cancel_ends_the_stream_with_a_summary(redis_url: str) -> None:
 
 async def test_a_waiting_request_can_be_cancelled(redis_url: str) -> None:
     async with running_system(redis_url, max_batch=1) as system:
+        release = system.hold()
         running = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=60))
         await until(lambda: system.loop.scheduler.running == 1)
         request = request_for(PROMPT)
         waiting = asyncio.create_task(_collect(system.stub.Generate(request)))
         await until(lambda: system.loop.scheduler.waiting == 1)
         await system.stub.Cancel(generation_pb2.CancelRequest(request_id=request.request_id))
+        release.set()
         accepted, last = await waiting
         assert (accepted.prompt_tokens, accepted.token_ids) == (len(PROMPT), [])
         assert last.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED

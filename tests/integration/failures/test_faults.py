@@ -1,4 +1,4 @@
-"""An exception in a step ends the request that causes it, if any, and never the gateway."""
+"""An exception in a step ends at most the request that causes it, never the gateway."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ PROMPT = [5, 17, 3, 88, 41]
 
 
 def _poisoned(monkeypatch: pytest.MonkeyPatch, module: Any, where: str) -> None:
-    """From now on a function of the loop raises in every step that holds the request "poison"."""
+    """Make a function of the loop raise in every step with the request "poison"."""
     original = getattr(module, where)
 
     def raises(entries: Any, *rest: Any) -> Any:
@@ -45,7 +45,7 @@ async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
         assert await asyncio.gather(*others) == [greedy([3 + i, 5], 24) for i in range(3)]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await poison
-        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the loop goes on"
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the loop continues"
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "internal error: IndexError" in (caught.value.details() or "")
     assert any("request poison ends by an internal fault" in record.getMessage() for record in caplog.records)
@@ -64,7 +64,7 @@ async def test_a_fault_in_merging_costs_the_trees_and_no_request(
 
 
 @pytest.mark.parametrize("where", ["enrol", "choose"])
-async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
+async def test_a_fault_in_planning_costs_drafts_and_no_request(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     def raises(*_: Any) -> None:
@@ -75,14 +75,14 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
         session = system.loop
         texts = await asyncio.gather(*(system.tokens([3 + i, 5]) for i in range(3)))
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
-        assert system.loop is session, "it goes on"
+        assert system.loop is session, "the session continues"
         assert session.machine.choice == PLAIN
     records = [record for record in caplog.records if "decodes without drafts" in record.getMessage()]
     assert len(records) == 1, "not a line for every step"
 
 
 def _fault_for_poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """From now on one part of the gateway cannot bear the request "poison", whose stop string is a "~"."""
+    """Make a part of the gateway raise for the request "poison", whose stop string is "~"."""
 
     def raises(original: Any, is_poison: Callable[..., bool]) -> Any:
         def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -110,17 +110,17 @@ async def rest_of(replies: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("where", ["plan", "text", "write", "publish"])
-async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
+async def test_a_fault_outside_a_step_ends_only_the_request_that_causes_it(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         session = system.loop
         request = request_for(PROMPT, request_id="poison", max_new_tokens=150, stop_strings=["~"])
         poison = aiter(system.stub.Generate(request))
-        asked = [request_for([3 + i, 5], max_new_tokens=40) for i in range(3)]
-        others = [aiter(system.stub.Generate(one)) for one in asked]
+        other_requests = [request_for([3 + i, 5], max_new_tokens=40) for i in range(3)]
+        others = [aiter(system.stub.Generate(one)) for one in other_requests]
         for name in (poison, *others):
-            await anext(name)  # it is accepted, and without tokens yet
+            await anext(name)  # the reply that accepts it, before any token
         _fault_for_poison(monkeypatch, where)
         texts = await asyncio.gather(*map(rest_of, others))
         assert [[t for reply in text for t in reply.token_ids] for text in texts] == [
@@ -128,7 +128,7 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
         ]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(rest_of(poison), 60)
-        assert system.loop is session, "it goes on"
+        assert system.loop is session, "the session continues"
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         await until(lambda: "poison" not in session.persistence.unfinished)
         assert not session.scheduler.states
@@ -144,9 +144,7 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
     assert [getattr(record, "request_id", "") for record in failed] == ["poison"]
 
 
-async def test_what_operators_are_told_of_a_request_cannot_end_it(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_in_metrics_ends_no_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
@@ -157,10 +155,10 @@ async def test_what_operators_are_told_of_a_request_cannot_end_it(
         assert system.loop is session
 
 
-async def test_a_lane_that_cannot_plan_at_all_is_built_anew_and_loses_nothing(
+async def test_a_session_that_cannot_plan_is_rebuilt_and_loses_nothing(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault that no single request causes: what the scheduler holds is thrown away, Redis has it all."""
+    """No single request causes the fault: a new scheduler gets all requests from Redis."""
     original, calls = Scheduler.plan, 0
 
     def raises_once(scheduler: Scheduler, *arguments: Any) -> Any:
@@ -178,9 +176,7 @@ async def test_a_lane_that_cannot_plan_at_all_is_built_anew_and_loses_nothing(
         assert system.loop is not session
 
 
-async def test_a_fault_in_what_is_learnt_costs_no_request(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_in_learning_costs_no_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 

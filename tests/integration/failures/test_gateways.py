@@ -1,6 +1,6 @@
-"""Requests outlive gateways: several of them on one Redis; some die, sleep, leave or are never asked.
+"""Requests survive the death, sleep and end of gateways that share a Redis.
 
-Every test compares with what an undisturbed run gives, token for token.
+Every answer must have the tokens of an undisturbed run.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Stub = generation_pb2_grpc.GenerationStub
 async def two_gateways(
     redis_url: str, **options: Any
 ) -> AsyncIterator[tuple[System, Gateway, generation_pb2_grpc.GenerationStub]]:
-    """The first one drives the only verifier."""
+    """Run two gateways; the first one drives the only verifier."""
     drafters = {"a": ScriptedDrafter(first(1))}
     async with (
         running_system(redis_url, drafters, lease_s=0.6, **options) as system,
@@ -52,18 +52,18 @@ async def two_gateways(
 
 
 def running(*gateways: Gateway) -> int:
-    """Number of requests that run at these, whichever drives the verifier: on a busy machine a lease may end."""
+    """Return the number of running requests; the verifier may have changed its gateway."""
     return sum(session.loop.scheduler.running for gateway in gateways for session in gateway.sessions)
 
 
 async def rest(stub: Stub, request_id: str, from_token: int) -> list[generation_pb2.GenerateReply]:
-    """Return the replies that a client gets that comes back."""
+    """Return all replies of an `Attach` call."""
     request = generation_pb2.AttachRequest(request_id=request_id, from_token=from_token)
     return [reply async for reply in stub.Attach(request)]
 
 
 def tokens_of(replies: Sequence[generation_pb2.GenerateReply]) -> list[int]:
-    """Also checks that each reply begins where the one before ended."""
+    """Check that replies have no gaps, and return their tokens."""
     position = replies[0].position
     for reply in replies:
         assert reply.position == position
@@ -73,7 +73,7 @@ def tokens_of(replies: Sequence[generation_pb2.GenerateReply]) -> list[int]:
 
 @dataclass(slots=True)
 class Reader:
-    """A call, and what was read of it."""
+    """Call, and the tokens and text read from it."""
 
     call: Any
     tokens: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Reader:
     last: generation_pb2.GenerateReply | None = None
 
     async def read(self) -> bool:
-        """Reads a reply; says whether there was one."""
+        """Read a reply; return False at the end."""
         reply = await self.call.read()
         if reply is grpc.aio.EOF:
             return False
@@ -92,21 +92,21 @@ class Reader:
         return True
 
     async def finish(self) -> list[int]:
-        """All tokens."""
+        """Read to the end, and return all tokens."""
         while await self.read():
             pass
         return self.tokens
 
 
-async def begin(stub: Stub, request: generation_pb2.GenerateRequest, least: int = 10) -> Reader:
-    """A call of which so many tokens have been read."""
+async def begin(stub: Stub, request: generation_pb2.GenerateRequest, count: int = 10) -> Reader:
+    """Start a request, and read at least `least` tokens."""
     reader = Reader(stub.Generate(request))
-    while len(reader.tokens) < least:
+    while len(reader.tokens) < count:
         assert await reader.read()
     return reader
 
 
-async def test_a_stream_goes_on_where_it_was_cut(redis_url: str) -> None:
+async def test_a_stream_continues_where_it_was_cut(redis_url: str) -> None:
     async with running_system(redis_url, linger_seconds=5.0) as system:
         request = request_for(PROMPT, max_new_tokens=LONG, stop_strings=["no such text"], logprobs=True)
         reader = await begin(system.stub, request)
@@ -120,13 +120,13 @@ async def test_a_stream_goes_on_where_it_was_cut(redis_url: str) -> None:
     assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
     assert reader.text + "".join(r.text for r in replies) == "".join(r.text for r in whole)
     assert tokens_of(again) == greedy(PROMPT, LONG)[-3:]
-    assert tokens_of(whole) == greedy(PROMPT, LONG), "the same request is attached to, not run again"
+    assert tokens_of(whole) == greedy(PROMPT, LONG), "the same request does not run again"
     logprobs = [value for r in whole for value in r.logprobs]
     assert len(logprobs) == LONG
     assert [value for r in replies for value in r.logprobs] == pytest.approx(logprobs[len(seen) :])
 
 
-async def test_attaching_to_what_is_not_there_or_too_far(redis_url: str) -> None:
+async def test_attaching_to_unknown_requests_or_beyond_the_end_is_an_error(redis_url: str) -> None:
     async with running_system(redis_url) as system:
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await rest(system.stub, "nobody", 0)
@@ -139,7 +139,7 @@ async def test_attaching_to_what_is_not_there_or_too_far(redis_url: str) -> None
 
 
 async def test_any_gateway_answers_for_any_request(redis_url: str) -> None:
-    """The second one has no verifier: it records what it is asked, the first one runs it."""
+    """The second one has no verifier: it stores its requests, and the first one runs them."""
     async with two_gateways(redis_url) as (system, other, stub):
         assert len(other.sessions) == 0
         request = request_for(PROMPT, max_new_tokens=40, logprobs=True)
@@ -187,7 +187,7 @@ LETTERS = common_pb2.Constraint(regex="([a-f]g|[h-p]){200}")
     [{}, {"temperature": 0.8, "seed": 7}, {"temperature": 0.8, "seed": 7, "constraint": LETTERS}],
     ids=["greedy", "sampled", "constrained"],
 )
-async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: dict[str, Any]) -> None:
+async def test_another_gateway_continues_when_one_dies(redis_url: str, sampling: dict[str, Any]) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         undisturbed = await system.tokens(PROMPT, max_new_tokens=LONG, request_id="calm", **sampling)
         requests = [
@@ -198,7 +198,7 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
         names = [request.request_id for request in [*requests, same]]
 
         def waits() -> bool:
-            """Until all have been submitted, and from their first tokens on."""
+            """Wait until all are submitted, and again when all have eight tokens."""
             return any(name not in system.loop.scheduler.states for name in names) or all(
                 system.generated(name) >= 8 for name in names
             )
@@ -208,7 +208,7 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
         seen = [reader.tokens for reader in begun]
         await crash(system.gateway)
         for reader in begun:
-            with pytest.raises(grpc.aio.AioRpcError):  # what was on its way still arrives
+            with pytest.raises(grpc.aio.AioRpcError):  # after the replies that were sent before
                 await reader.finish()
         rests = await asyncio.gather(
             *(rest(stub, name, len(tokens)) for name, tokens in zip(names, seen, strict=True))
@@ -226,9 +226,8 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
         _replaced(system, other)
 
 
-async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_on(redis_url: str) -> None:
-    """It sleeps for longer than its lease, in the midst of a step; its first message after that is a step,
-    not a renewal, by which it would learn what happened."""
+async def test_a_gateway_that_slept_changes_nothing_and_its_streams_continue(redis_url: str) -> None:
+    """It sleeps longer than its lease, in a step; then it sends the step before it renews."""
     async with two_gateways(redis_url) as (system, other, _):
         loop, fenced = system.loop, []
         request = request_for(PROMPT, max_new_tokens=LONG, request_id="r")
@@ -263,7 +262,7 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
 
 
 async def test_a_drained_gateway_hands_over_to_another_one(redis_url: str) -> None:
-    """The other one had no verifier until then; the streams of the first follow their requests there."""
+    """The other one gets the verifier; the streams of the first follow their requests."""
     async with two_gateways(redis_url, drain_seconds=20.0) as (system, other, stub):
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=400))
         draining = asyncio.create_task(system.gateway.drain())
@@ -278,7 +277,7 @@ async def test_a_drained_gateway_hands_over_to_another_one(redis_url: str) -> No
         _replaced(system, other)
 
 
-async def test_a_drained_gateway_without_another_one_finishes_what_it_has(redis_url: str) -> None:
+async def test_a_single_drained_gateway_finishes_its_requests(redis_url: str) -> None:
     async with running_system(redis_url, drain_seconds=20.0) as system:
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         draining = asyncio.create_task(system.gateway.drain())
@@ -311,10 +310,12 @@ async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> Non
         running = request_for(PROMPT, max_new_tokens=LONG)
         waiting = request_for(PROMPT[::-1], max_new_tokens=20)
         reader = await begin(system.stub, running)
+        release = system.hold()
         later = asyncio.create_task(read_all(system.stub, waiting))
         await until(lambda: system.loop.scheduler.waiting == 1)
         async with Redis.from_url(redis_url) as redis:
             await redis.flushall()
+        release.set()
         assert await reader.finish() == greedy(PROMPT, LONG)
         assert tokens_of(await later) == greedy(PROMPT[::-1], 20)
         record = await system.store.load(running.request_id)
@@ -323,7 +324,7 @@ async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> Non
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the verifier's lease is back, too"
 
 
-async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) -> None:
+async def test_an_outage_of_redis_stops_no_request(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     command = [*redis_command(port, tmp_path), "--appendonly", "yes", "--appendfsync", "always"]
     redis = await _started(command, port)
@@ -345,7 +346,7 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
 
 
 async def _started(command: Sequence[str], port: int) -> asyncio.subprocess.Process:
-    """A Redis that listens. Without a fork of this process: gRPC's threads do not survive one."""
+    """Start a Redis, and wait until it listens; without a fork, as gRPC's threads run."""
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
     async with asyncio.timeout(60):
         while True:
@@ -362,7 +363,7 @@ async def _killed(process: asyncio.subprocess.Process) -> None:
 
 
 async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(redis_url: str) -> None:
-    """Its requests go on at the other one; a request goes where its beginning was read."""
+    """Its requests continue at the other verifier."""
     async with running_system(redis_url, verifiers=2, lease_s=0.6, max_batch=4, linger_seconds=5.0) as system:
         requests = [request_for([*PROMPT, 20 + i], max_new_tokens=400) for i in range(4)]
         readers = await asyncio.gather(*(begin(system.stub, request) for request in requests))
@@ -381,25 +382,27 @@ async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
         running_system(redis_url, verifiers=2, lease_s=2.0) as system,
         another_gateway(system.gateway.settings) as (other, stub, _),
     ):
-        assert (len(system.gateway.sessions), len(other.sessions)) == (2, 0), "what is held is not taken away"
+        assert (len(system.gateway.sessions), len(other.sessions)) == (2, 0), (
+            "no gateway takes the verifier of another"
+        )
         for session in list(system.gateway.sessions)[1:]:
             await system.gateway.sessions.end(session)
         await until(lambda: len(other.sessions) == 1)
-        assert len(system.gateway.sessions) == 1, "half of them are its share"
+        assert len(system.gateway.sessions) == 1, "each gateway has half of the verifiers"
         many = [request_for([*PROMPT, 20 + i % 3], max_new_tokens=LONG) for i in range(24)]
         texts = await asyncio.gather(*(read_all(system.stub, request) for request in many))
         right = [greedy([*PROMPT, 20 + i], LONG) for i in range(3)]
         assert [tokens_of(replies) for replies in texts] == right * 8
         (session,) = other.sessions
-        assert session.loop.steps > 0, "what waited at the first ran at the second"
+        assert session.loop.steps > 0, "waiting requests of the first ran at the second"
         assert tokens_of(await read_all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)
 
 
 async def read_all(stub: Stub, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateReply]:
-    """All replies to a request."""
+    """Return all replies to a request."""
     return [reply async for reply in stub.Generate(request)]
 
 
 def _replaced(system: System, other: Gateway) -> None:
-    """The first gateway is gone, as was intended: `running_system` looks at the second instead."""
+    """Make `running_system` check the second gateway, as the first one has ended."""
     system.gateway = other

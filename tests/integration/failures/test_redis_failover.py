@@ -1,5 +1,7 @@
-"""Redis fails over behind one name while the old primary stays up, read only: whoever has connections to it
-makes new ones, whatever it was about to do."""
+"""Redis fails over to another server with the same name; the old primary becomes read-only.
+
+Every command that the old primary refuses is repeated with a new connection.
+"""
 
 import asyncio
 import secrets
@@ -50,7 +52,7 @@ def _progress(name: str) -> Progress:
 
 
 async def _prepared(pair: RedisPair, connection: RedisConnection) -> tuple[Pair, str]:
-    """Two gateways' stores and a request, on several open connections."""
+    """Return the stores of two gateways and a request's id, with several open connections."""
     stores = Pair(connection)
     name = await stores.begin(state_of([]))
     free = state_of([]).request
@@ -88,13 +90,13 @@ async def test_reads_follow_as_soon_as_any_write_was_refused(redis_pair: RedisPa
 async def test_a_read_that_a_cut_off_replica_refuses_is_answered_by_the_new_primary(
     redis_pair: RedisPair, name: str
 ) -> None:
-    """MASTERDOWN: it may not show what is old, and its primary is unknown to it."""
+    """It has lost its primary, and answers MASTERDOWN."""
     async with connected(redis_pair.url) as connection:
         stores, request = await _prepared(redis_pair, connection)
         await redis_pair.fail_over()
         async with redis_pair.server(0) as first:
             await first.config_set("replica-serve-stale-data", "no")
-            await first.execute_command("REPLICAOF", "127.0.0.1", 1)  # nobody listens there
+            await first.execute_command("REPLICAOF", "127.0.0.1", 1)  # a port without a server
             assert await READS[name](stores, request)
             await first.execute_command("REPLICAOF", "NO", "ONE")
 
@@ -109,8 +111,8 @@ async def test_commands_that_fail_together_make_new_connections_once(redis_pair:
         assert len(connection._left) == 1
 
 
-async def test_a_server_that_loads_is_asked_again_by_another_connection() -> None:
-    """It may be the old primary that was started again, while the name leads to the new one by now."""
+async def test_a_command_to_a_server_that_loads_is_repeated_with_a_new_connection() -> None:
+    """It may be the old primary after a restart; a new connection reaches the new one."""
     seen = 0
 
     async def load(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -125,7 +127,7 @@ async def test_a_server_that_loads_is_asked_again_by_another_connection() -> Non
     async with listener, connected(f"redis://127.0.0.1:{port}/0") as connection:
         with pytest.raises(UnavailableError, match="loading"):
             await connection.check()
-        assert seen == 2, "once more by another connection, and no more"
+        assert seen == 2, "repeated once, with another connection"
 
 
 @pytest.mark.parametrize(
@@ -142,12 +144,12 @@ async def test_a_server_that_loads_is_asked_again_by_another_connection() -> Non
         (ResponseError("WRONGTYPE Operation against a key"), False),
     ],
 )
-def test_which_errors_say_that_the_server_is_no_primary(error: Exception, is_it: bool) -> None:
+def test_which_errors_show_that_the_server_is_not_the_primary(error: Exception, is_it: bool) -> None:
     assert is_no_primary(error) is is_it
 
 
-async def test_streams_go_on_through_a_failover(redis_pair: RedisPair) -> None:
-    """On the gateway that runs a request and on one that follows it; then new ones at both."""
+async def test_streams_continue_through_a_failover(redis_pair: RedisPair) -> None:
+    """This holds at the gateway that runs a request and at one that only follows it."""
     async with two_gateways(redis_pair.url, linger_seconds=5.0) as (system, _, stub):
         request = request_for(PROMPT, max_new_tokens=LONG)
         reader = await begin(system.stub, request)
@@ -162,7 +164,7 @@ async def test_streams_go_on_through_a_failover(redis_pair: RedisPair) -> None:
 
 
 async def _answered(stub: "generation_pb2_grpc.GenerationServiceAsyncStub") -> list[int]:
-    """The tokens of a new request; a gateway refuses it until it has renewed its lease at the new primary."""
+    """Return the tokens of a new request; retry until the gateway has renewed its lease."""
     while True:
         request = request_for(PROMPT, max_new_tokens=8, request_id=secrets.token_hex(6))
         try:

@@ -1,4 +1,4 @@
-"""Redis forgets, or answers late or not at all: nothing is lost or comes twice, no gateway dies of it."""
+"""Redis loses data, or answers late or never: no token is lost or doubled, no gateway dies."""
 
 import asyncio
 import math
@@ -26,7 +26,7 @@ from tests.support.oracle import greedy
 from tests.support.system import crash, request_for, running_system, until
 
 
-def asked(**options: Any) -> GenerationRequest:
+def new_request(**options: Any) -> GenerationRequest:
     return GenerationRequest(
         secrets.token_hex(6),
         tuple(PROMPT),
@@ -37,7 +37,7 @@ def asked(**options: Any) -> GenerationRequest:
 
 
 def failing_once(method: Any) -> Any:
-    """The first call has no answer."""
+    """Return the method with a first call that fails."""
     calls = 0
 
     async def call(*arguments: Any, **options: Any) -> Any:
@@ -51,8 +51,7 @@ def failing_once(method: Any) -> Any:
 
 
 async def test_tokens_that_redis_lost_the_end_of_are_written_again(redis_url: str) -> None:
-    """As after a machine fails that wrote its file every second: the request is there, its latest tokens
-    are not."""
+    """This happens with `appendfsync everysec` when the machine fails."""
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         request = request_for(PROMPT, max_new_tokens=400)
         reader = await begin(system.stub, request)
@@ -81,7 +80,7 @@ async def test_an_adopted_request_whose_tokens_redis_lost_shows_none_twice(redis
         system.gateway = other
 
 
-async def test_a_redis_that_is_away_again_while_it_is_filled(redis_url: str) -> None:
+async def test_redis_may_fail_again_while_it_is_filled(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=30.0, linger_seconds=5.0) as system:
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         system.store.restore = failing_once(system.store.restore)  # type: ignore[method-assign]
@@ -90,13 +89,13 @@ async def test_a_redis_that_is_away_again_while_it_is_filled(redis_url: str) -> 
             assert await reader.finish() == greedy(PROMPT, LONG)
 
 
-async def test_what_waits_is_written_again_though_redis_fails_in_between(redis_url: str) -> None:
+async def test_waiting_requests_are_stored_again_although_redis_fails_in_between(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=0.6, max_batch=1, linger_seconds=5.0) as system:
         running = await begin(system.stub, request_for(PROMPT, max_new_tokens=500))
         waiting = request_for(PROMPT[::-1], max_new_tokens=5)
+        go_on = system.hold()  # so that it waits until the end
         later = asyncio.create_task(system.stub.Generate(waiting).read())
         await until(lambda: system.loop.scheduler.waiting == 1)
-        go_on = system.hold()  # so it does not wait any less
         system.gateway.lease_manager._leases.claim = failing_once(system.gateway.lease_manager._leases.claim)  # type: ignore[method-assign]
         await system.store._connection.redis.flushall()
         while await system.store.load(waiting.request_id) is None:  # noqa: ASYNC110  # nothing signals it
@@ -106,10 +105,10 @@ async def test_what_waits_is_written_again_though_redis_fails_in_between(redis_u
         await later
 
 
-async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopted(redis_url: str) -> None:
-    """All its tokens are there; its owner died before it wrote the end."""
+async def test_a_finished_request_is_shown_although_redis_failed_at_its_adoption(redis_url: str) -> None:
+    """Its tokens are stored, but its owner died before it stored the end."""
     async with running_system(redis_url, lease_s=0.6) as system:
-        request, store = asked(max_new_tokens=5), RequestStore(system.store._connection, "dead", 60)
+        request, store = new_request(max_new_tokens=5), RequestStore(system.store._connection, "dead", 60)
         await store.create(request, "idempotency_key", ANYBODY, owned=True)
         state = state_of([])
         state.request, state.tokens = request, [*PROMPT, *greedy(PROMPT, 5)]
@@ -124,9 +123,9 @@ async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopt
         assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
 
 
-async def test_requests_that_waited_while_no_gateway_was_there_are_run_not_failed(redis_url: str) -> None:
+async def test_requests_that_waited_without_any_gateway_run(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=0.6, patience_s=30.0) as system:
-        request = asked()
+        request = new_request()
         system.gateway.lease_manager._rebalancer.pause(1.5)  # as when Redis has just come back
         await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
@@ -135,17 +134,17 @@ async def test_requests_that_waited_while_no_gateway_was_there_are_run_not_faile
         assert tokens_of(replies) == greedy(PROMPT, 16)
 
 
-async def test_a_request_that_nobody_can_run_ends_after_the_patience(redis_url: str) -> None:
-    """It is adopted and given away again and again, which is no progress."""
+async def test_a_request_that_no_gateway_can_run_ends_after_the_patience(redis_url: str) -> None:
+    """Gateways adopt and disown it repeatedly, without progress."""
     async with running_system(redis_url, lease_s=0.6, patience_s=2.0, kv_tokens=64) as system:
-        request = asked(max_new_tokens=300)
+        request = new_request(max_new_tokens=300)
         await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         record = await system.ended(request.request_id)
         assert record.ending is not None
         assert record.ending.finish is FinishReason.ERROR
 
 
-async def test_a_gateway_that_wakes_up_does_not_write_to_what_was_cancelled(redis_url: str) -> None:
+async def test_a_gateway_that_slept_does_not_write_to_a_cancelled_request(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
@@ -158,8 +157,8 @@ async def test_a_gateway_that_wakes_up_does_not_write_to_what_was_cancelled(redi
         assert record.tokens == []
 
 
-async def test_what_a_forgotten_gateway_recorded_is_adopted(redis_url: str) -> None:
-    """Redis lost its data, the gateway recorded a request before it renewed its lease, and died."""
+async def test_requests_stored_by_a_gateway_without_a_lease_are_adopted(redis_url: str) -> None:
+    """Redis lost its data; a gateway stored a request before it renewed its lease, and died."""
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([])
         await stores.a.create(state.request, "idempotency_key", ANYBODY, owned=True)
@@ -191,21 +190,21 @@ async def test_a_caller_with_many_waiting_requests_does_not_keep_others_from_bei
         await stores.b.disown([record.request.request_id for record in adopted])
 
 
-async def test_what_newer_gateways_say_of_themselves_is_understood(redis_url: str) -> None:
+async def test_reports_of_newer_gateways_are_readable(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores = Pair(connection)
         await stores.lease_a.renew(GatewayReport(stores.a.gateway_id, 2), [])
         key = f"{PREFIX}gateway:{stores.a.gateway_id}"
-        said = await connection.redis.get(key)
-        await connection.redis.set(key, said.replace("}", ', "invented": 1}'), keepttl=True)
+        report = await connection.redis.get(key)
+        await connection.redis.set(key, report.replace("}", ', "invented": 1}'), keepttl=True)
         renewal = await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])
         assert GatewayReport(stores.a.gateway_id, 2) in renewal.alive
 
 
-async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> None:
+async def test_a_deadline_ends_an_unowned_request(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         store = Pair(connection).a
-        soon, later = asked(deadline_s=0.001), asked(deadline_s=1000.0)
+        soon, later = new_request(deadline_s=0.001), new_request(deadline_s=1000.0)
         for request in (soon, later):
             await store.create(request, "idempotency_key", ANYBODY, owned=False)
         await asyncio.sleep(0.01)
@@ -218,8 +217,8 @@ async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> Non
         assert open_.ending is None
 
 
-async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url: str) -> None:
-    """The next request needs the room, and fails after fifty steps without any."""
+async def test_a_slow_redis_does_not_delay_the_release_of_the_cache(redis_url: str) -> None:
+    """The next request needs that room of the cache."""
     async with running_system(redis_url, kv_tokens=96, linger_seconds=5.0) as system:
         append = system.store.append
 
@@ -236,10 +235,10 @@ async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url:
 async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Were its adoption to fail, all that are adopted with it would wait for ever."""
+    """If its adoption failed, those adopted with it would wait forever."""
     async with running_system(redis_url, lease_s=0.6) as system:
-        damaged, whole = asked(), [asked() for _ in range(3)]
-        system.gateway.lease_manager._rebalancer.adopt_from = math.inf  # until all is as the test wants it
+        damaged, whole = new_request(), [new_request() for _ in range(3)]
+        system.gateway.lease_manager._rebalancer.adopt_from = math.inf  # until the records are prepared
         for request in (damaged, *whole):
             await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
@@ -257,7 +256,7 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     assert set(ids) == {damaged.request_id}
 
 
-async def test_who_follows_a_record_that_cannot_be_read_is_told_and_the_others_go_on(
+async def test_followers_of_an_unreadable_record_get_an_error_and_others_continue(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
@@ -275,11 +274,13 @@ async def test_who_follows_a_record_that_cannot_be_read_is_told_and_the_others_g
             assert await reader.read()
         key = tokens_key(requests[0].request_id)
         async with Redis.from_url(redis_url) as redis:
-            await redis.setrange(key, 440 * TOKEN_WIDTH, "no token")  # its owner has not come so far
+            await redis.setrange(
+                key, 440 * TOKEN_WIDTH, "no token"
+            )  # beyond the tokens that are written so far
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(damaged.finish(), 60)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
-        assert not other.running.done(), "the gateway goes on"
+        assert not other.running.done(), "the gateway continues"
         going_on.set()
         assert await followed.finish() == greedy(PROMPT, LONG)
         assert await readers[1].finish() == greedy(PROMPT, LONG)

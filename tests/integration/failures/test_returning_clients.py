@@ -1,4 +1,4 @@
-"""Clients that leave, come back, or read one request at several gateways at once."""
+"""Clients that leave, return, or read a request at several gateways at once."""
 
 import asyncio
 from typing import Any
@@ -15,12 +15,12 @@ from tests.support.system import request_for, running_system, until
 
 
 def attach(stub: Any, request_id: str, from_token: int = 0) -> Reader:
-    """A call that goes on with a request."""
+    """Continue a request from a position."""
     message = generation_pb2.AttachRequest(request_id=request_id, from_token=from_token)
     return Reader(stub.Attach(message), [0] * from_token)
 
 
-async def test_who_comes_back_to_a_gateway_that_only_follows_is_not_cancelled_later(redis_url: str) -> None:
+async def test_a_request_whose_client_returns_to_a_following_gateway_is_not_cancelled(redis_url: str) -> None:
     async with two_gateways(redis_url, linger_seconds=60.0) as (system, other, stub):
         request = request_for(PROMPT, max_new_tokens=400)
         reader = await begin(stub, request)
@@ -48,10 +48,10 @@ async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: 
         first = requests._lingering[request.request_id]
         system.gateway.settings.__dict__["linger_seconds"] = 0.0
         with requests.reading(token_stream):
-            pass  # came back, and left again
+            pass  # a client returns and leaves
         assert requests._lingering[request.request_id] is not first
         await until(lambda: not requests._tasks)
-        assert first.cancelled(), "the first time that it was left does not count any more"
+        assert first.cancelled(), "the first linger task is cancelled"
         go_on.set()
         await until(lambda: token_stream.ending is not None)
         assert token_stream.ending is not None
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_one_gateway_does_not_end_the_stream_at_anoth
         assert reader.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
 
 
-async def test_attaching_in_vain_leaves_nothing_behind(redis_url: str) -> None:
+async def test_a_failed_attach_leaves_nothing(redis_url: str) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, _):
         request = request_for(PROMPT, max_new_tokens=LONG)
         reader = await begin(system.stub, request)
@@ -81,7 +81,7 @@ async def test_attaching_in_vain_leaves_nothing_behind(redis_url: str) -> None:
         await reader.finish()
 
 
-async def test_who_attaches_while_the_last_other_client_leaves_is_served(redis_url: str) -> None:
+async def test_a_client_that_attaches_while_the_last_one_leaves_is_served(redis_url: str) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         request = request_for(PROMPT, max_new_tokens=400)
         reader = await begin(system.stub, request)

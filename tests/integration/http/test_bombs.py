@@ -1,4 +1,4 @@
-"""Bodies and connections that cost the HTTP service more than they cost whoever sends them."""
+"""Bodies and connections that are cheap for clients, and must be cheap for the HTTP service."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.support.network.http_service import ASKED, CHAT, MODEL, http_service
 from tests.support.system import until
 
 MANY = 20_000
-"""More than any list may have but that of a prompt's tokens."""
+"""More items than any list may have, except a prompt's tokens."""
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def completion(prompt: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": prompt, **fields}
 
 
-def said(content: Any) -> list[dict[str, Any]]:
+def user_message(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
@@ -45,8 +45,8 @@ BOMBS: dict[str, tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = 
     "tokens": (CompletionBody, completion([1] * (MAX_TOKENS + 1)), "prompt"),
     "messages": (ChatBody, chat(messages=[0] * MANY), "messages"),
     "few messages": (ChatBody, chat(messages=[{}] * 1000), "messages[0].role"),
-    "parts": (ChatBody, chat(messages=said([0] * MANY)), "messages[0].content"),
-    "few parts": (ChatBody, chat(messages=said([0] * 1000)), "messages[0].content[0]"),
+    "parts": (ChatBody, chat(messages=user_message([0] * MANY)), "messages[0].content"),
+    "few parts": (ChatBody, chat(messages=user_message([0] * 1000)), "messages[0].content[0]"),
     "tools": (ChatBody, chat(tools=[{}] * MANY), "tools"),
     "stops": (ChatBody, chat(stop=[0] * MANY), "stop[0]"),
     "biases": (ChatBody, chat(logit_bias={str(i): "x" for i in range(MANY)}), "logit_bias"),
@@ -66,8 +66,8 @@ BOMBS: dict[str, tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = 
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_body_ends_to_be_checked_at_its_first_fault(name: str) -> None:
-    """So that its errors are few, however long it is."""
+def test_the_check_of_a_body_stops_at_its_first_fault(name: str) -> None:
+    """Otherwise a long body would give a long list of errors."""
     kind, body, param = BOMBS[name]
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(body)
@@ -80,7 +80,7 @@ def test_a_body_ends_to_be_checked_at_its_first_fault(name: str) -> None:
 
 def test_choices_of_a_long_prompt_are_refused_before_they_are_built() -> None:
     text = "x" * (MAX_BYTES // 100)
-    many = ChatBody.model_validate({"model": "m", "messages": said(text), "n": 128})
+    many = ChatBody.model_validate({"model": "m", "messages": user_message(text), "n": 128})
     with pytest.raises(InvalidInputError, match=f"choices are .* bytes together, at most {MAX_BYTES}"):
         chat_requests(many, ChatForm(), "r")
     for make, body in (
@@ -94,7 +94,7 @@ def test_choices_of_a_long_prompt_are_refused_before_they_are_built() -> None:
 
 
 async def test_no_byte_of_a_body_is_read_without_a_key() -> None:
-    """The answer comes though the body never does."""
+    """The service answers although the body is never sent."""
     refusing = Turn(code=grpc.StatusCode.UNAUTHENTICATED, details="authorization: no such key")
     async with fake_gateways([]) as (gateway,):
         gateway.refused = refusing
@@ -111,18 +111,18 @@ async def test_no_byte_of_a_body_is_read_without_a_key() -> None:
         assert gateway.calls == []
 
 
-async def test_a_key_is_asked_about_once_in_a_while() -> None:
+async def test_the_answer_about_a_key_is_cached_for_seconds() -> None:
     now = 100.0
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
         async with AsyncClient(gateway.address) as client:
             callers = CallerKeys(client, Models(lambda: now), lambda: now)
-            asked = []
+            requested = []
             for key, later in (("a", 0.0), ("a", 4.0), ("b", 0.0), ("a", 2.0), (None, 0.0)):
                 now += later
                 await callers.admit(Headers({} if key is None else {"authorization": f"Bearer {key}"}))
-                asked.append(len(gateway.metadata))
-            assert asked == [1, 1, 2, 3, 4]
+                requested.append(len(gateway.metadata))
+            assert requested == [1, 1, 2, 3, 4]
             with pytest.raises(ApiError):
                 await callers.admit(Headers({"authorization": "Basic abc"}))
             assert len(gateway.metadata) == 4
@@ -140,8 +140,8 @@ async def test_calls_that_wait_for_their_key_are_counted() -> None:
             assert (await waiting).status_code == 200
 
 
-async def test_bodies_that_no_gateway_can_be_sent_are_their_callers_fault() -> None:
-    """Half a surrogate pair is JSON and no text; a tool of 300 levels is more than its JSON may have again."""
+async def test_bodies_that_no_gateway_can_be_sent_are_invalid() -> None:
+    """A lone surrogate is valid JSON, but no text; a tool of 300 levels is nested too deeply."""
     deep: dict[str, Any] = {}
     for _ in range(300):
         deep = {"properties": deep}
@@ -152,7 +152,7 @@ async def test_bodies_that_no_gateway_can_be_sent_are_their_callers_fault() -> N
     bodies = [
         chat(tools=[tool({"x": "\udfff"})]),
         chat(tools=[tool(deep)]),
-        chat(messages=said("\ud800")),
+        chat(messages=user_message("\ud800")),
         chat(stop="\ud800"),
         chat(structured_outputs={"regex": "\ud800"}),
     ]

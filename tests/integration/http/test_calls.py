@@ -1,6 +1,6 @@
-"""Calls of the HTTP service: statuses of gateways, streams, models, bounds, headers, and its description.
+"""Calls of the HTTP service: errors of gateways, streams, models, limits, headers, its OpenAPI.
 
-Gateways are real servers that follow a script, so that no model runs.
+Gateways are fake ones that follow a script.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ STATUSES = [
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_statuses_of_gateways(stream: bool) -> None:
-    """Streams that were asked for have not begun: they are refused alike."""
+    """A stream that has not begun is refused with the same status."""
     async with served(*(turn_of(case[0]) for case in STATUSES), Turn(skip=3, replies=0)) as (gateway, http):
         for case, status, param, retry_after in STATUSES:
             reply = await http.plain.post(CHAT, json={**ASKED, "stream": stream})
@@ -74,14 +74,14 @@ async def test_statuses_of_gateways(stream: bool) -> None:
 
 
 def turn_of(case: Turn) -> Turn:
-    """The same, before anything was said."""
+    """Return the script of a gateway that fails before its first reply."""
     from dataclasses import replace
 
     return replace(case, replies=0)
 
 
 async def test_a_full_queue_is_not_waited_for() -> None:
-    """The caller is told when to come back, however patient the service is with lost gateways."""
+    """The caller gets a retry hint, although the service waits for lost gateways."""
     full = Turn(replies=0, code=Code.RESOURCE_EXHAUSTED, details="queue full", hint_ms="10")
     async with served(full, patience_seconds=30.0) as (gateway, http):
         assert (await http.plain.post(CHAT, json=ASKED)).status_code == 429
@@ -102,7 +102,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
 
 
 async def test_a_stream_begins_when_its_requests_are_accepted() -> None:
-    """Long before there is a token: proxies and clients wait for headers. What is refused has a status."""
+    """Proxies and clients wait for headers, before there is a token. Refusals have a status."""
     accepted = Turn(accepts=True, replies=0, hangs=True)
     full = Turn(replies=0, code=Code.RESOURCE_EXHAUSTED, details="queue full")
     async with served(accepted, accepted, full) as (gateway, http):
@@ -114,8 +114,8 @@ async def test_a_stream_begins_when_its_requests_are_accepted() -> None:
         assert (refused.status_code, error_of(refused)["message"]) == (429, "queue full")
 
 
-async def test_every_event_has_the_usage_if_that_is_wanted() -> None:
-    """As vLLM has it, for its load generators: only beside `include_usage`."""
+async def test_every_event_has_the_usage_if_requested() -> None:
+    """As with vLLM, for its load generators: only with `include_usage`."""
     async with served(*[Turn(accepts=True)] * 3) as (_, http):
         for options, expected in (
             ({"include_usage": True, "continuous_usage_stats": True}, [7, 8, 9]),
@@ -134,14 +134,14 @@ async def test_every_event_has_the_usage_if_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "sch\u00f6n"])
-async def test_an_idempotency_key_that_cannot_be_one(key: str) -> None:
+async def test_bad_idempotency_keys_are_refused(key: str) -> None:
     async with served() as (_, http):
         reply = await http.plain.post(CHAT, json=ASKED, headers={"Idempotency-Key": key.encode("latin-1")})
         assert (reply.status_code, error_of(reply)["param"]) == (400, "Idempotency-Key")
 
 
 async def test_comments_break_the_silence_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are no events, for a client either."""
+    """Clients do not get comments as events."""
     monkeypatch.setattr("http_svc.streaming._QUIET_S", 0.05)
     async with served(Turn(replies=3, hangs=True), Turn(replies=3, hangs=True)) as (_, http):
         async with http.plain.stream("POST", CHAT, json={**ASKED, "stream": True}) as reply:
@@ -162,8 +162,8 @@ async def test_comments_break_the_silence_of_a_stream(monkeypatch: pytest.Monkey
             await stream.close()
 
 
-async def test_a_lost_gateway_is_not_noticed() -> None:
-    """The stream goes on at the next one."""
+async def test_clients_do_not_notice_a_lost_gateway() -> None:
+    """The call continues at the next gateway."""
     async with fake_gateways([Turn(replies=5, dies=True)], []) as (one, other):
         one.states.append(MODEL)
         async with http_service(f"{one.address},{other.address}") as http:
@@ -172,7 +172,7 @@ async def test_a_lost_gateway_is_not_noticed() -> None:
     assert len(other.calls) == 1
 
 
-async def test_a_model_is_called_by_the_names_that_it_is_given() -> None:
+async def test_a_model_has_the_configured_names() -> None:
     async with served(served_model_name="gpt-4o, mini") as (_, http):
         listed = (await http.plain.get("/v1/models")).json()["data"]
         assert [(model["id"], model["max_model_len"]) for model in listed] == [("gpt-4o", 512), ("mini", 512)]
@@ -214,10 +214,10 @@ async def test_bounds_are_named() -> None:
         large = json.dumps(turn(content="x" * MAX_BODY_BYTES))
         large_reply = await http.plain.post(CHAT, content=large, headers=JSON)
 
-        async def untold() -> AsyncIterator[bytes]:
+        async def without_length() -> AsyncIterator[bytes]:
             yield large.encode()
 
-        streamed = await http.plain.post(CHAT, content=untold(), headers=JSON)
+        streamed = await http.plain.post(CHAT, content=without_length(), headers=JSON)
         for reply in (large_reply, streamed):
             error = error_of(reply)
             assert (reply.status_code, error["param"]) == (413, "body")
@@ -252,22 +252,27 @@ async def test_the_trace_context_and_the_key_are_passed_on() -> None:
 
 
 async def test_pages_of_chosen_origins_may_call() -> None:
-    asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
-    asked["Access-Control-Request-Headers"] = "authorization,content-type"
+    requested = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    requested["Access-Control-Request-Headers"] = "authorization,content-type"
     async with served(cors_origins="https://chat.example, https://b.example") as (_, http):
-        allowed = await http.plain.request("OPTIONS", CHAT, headers=asked)
+        allowed = await http.plain.request("OPTIONS", CHAT, headers=requested)
         assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
         refused = await http.plain.post(CHAT, json={}, headers={"Origin": "https://chat.example"})
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (400, asked["Origin"])
-        foreign = await http.plain.request("OPTIONS", CHAT, headers={**asked, "Origin": "https://c.example"})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (
+            400,
+            requested["Origin"],
+        )
+        foreign = await http.plain.request(
+            "OPTIONS", CHAT, headers={**requested, "Origin": "https://c.example"}
+        )
         assert "access-control-allow-origin" not in foreign.headers
     async with served() as (_, http):
         nobody = await http.plain.post(CHAT, json=ASKED, headers={"Origin": "https://chat.example"})
         assert "access-control-allow-origin" not in nobody.headers
 
 
-def named_on_the_page() -> tuple[set[str], set[str]]:
-    """Paths and statuses of errors in the tables of docs/http.md."""
+def documented_paths_and_statuses() -> tuple[set[str], set[str]]:
+    """Return the paths and error statuses in the tables of docs/http.md."""
     page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
     paths = page.partition("| path | what |")[2].partition("\n## ")[0]
     named = re.findall(r"`(?:GET |POST )?(/[\w/.]*)", paths)
@@ -295,16 +300,16 @@ async def test_the_api_describes_itself() -> None:
                 assert (method["security"] == []) == (path in ("/health", "/metrics"))
         answers = description["paths"][CHAT]["post"]["responses"]
         assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
-        paths, statuses = named_on_the_page()
+        paths, statuses = documented_paths_and_statuses()
         assert set(answers) - {"200"} == statuses
         assert {path.partition("/{")[0] for path in description["paths"]} == paths - {"/", "/openapi.json"}
         assert (await http.plain.get("/version")).json() == {"version": __version__}
 
 
-async def test_a_fault_of_ours_tells_no_text(
+async def test_an_internal_error_shows_no_text_of_the_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the log nor an answer quotes what the fault quotes."""
+    """The exception quotes the request; log and answer do not."""
 
     def fail(body: ChatBody, form: ChatForm, request_id: str) -> None:
         raise KeyError(str(body.messages))
@@ -320,14 +325,14 @@ async def test_a_fault_of_ours_tells_no_text(
 
 
 async def test_health_follows_the_gateways() -> None:
-    """The gateways that play here have no health service."""
+    """The fake gateways have no health service."""
     async with served() as (gateway, http):
         reply = await http.plain.get("/health")
         assert reply.status_code == 503
         assert error_of(reply)["message"].startswith(f"gateway at {gateway.address}: ")
 
 
-async def test_calls_that_outlast_the_drain_are_told_so() -> None:
+async def test_calls_that_exceed_the_drain_time_get_an_error() -> None:
     hanging = [Turn(replies=3, hangs=True), Turn(replies=0, hangs=True)]
     async with fake_gateways(hanging) as (gateway,):
         gateway.states.append(MODEL)

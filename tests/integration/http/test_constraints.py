@@ -1,4 +1,4 @@
-"""Forms of answers over HTTP by the real client: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Constrained answers over HTTP: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
 import re
@@ -32,7 +32,7 @@ FORMS: list[tuple[dict[str, Any], str]] = [
 
 @asynccontextmanager
 async def served(redis_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    """A client of an HTTP service in front of a system without speculators."""
+    """Yield OpenAI's client of a system without speculators."""
     async with (
         running_system(redis_url, eos=0) as system,
         http_service(system.address) as http,
@@ -63,7 +63,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_answers_have_the_form_that_was_asked_for(redis_url: str) -> None:
+async def test_answers_have_the_requested_form(redis_url: str) -> None:
     async with served(redis_url) as client:
         whole = await client.chat.completions.create(**ASKED, messages=MESSAGES, response_format=FORMAT)
         answer = json.loads(whole.choices[0].message.content or "")
@@ -85,7 +85,7 @@ async def test_answers_have_the_form_that_was_asked_for(redis_url: str) -> None:
         assert (some.choices[0].message.content or "").startswith("{")
 
 
-async def test_forms_that_cannot_be_are_refused_by_field_and_position(redis_url: str) -> None:
+async def test_errors_name_field_and_position_of_bad_forms(redis_url: str) -> None:
     async with served(redis_url) as client:
         for fields, param, reason in REFUSED:
             with pytest.raises(openai.BadRequestError) as caught:

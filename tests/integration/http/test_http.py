@@ -1,4 +1,4 @@
-"""OpenAI's API over HTTP: real clients and a real system with a tiny model. Texts are what gRPC gives."""
+"""OpenAI's API over HTTP, with real clients and a tiny model: texts equal those of gRPC."""
 
 import asyncio
 import json
@@ -28,14 +28,14 @@ LONG = {**ASKED, "max_tokens": 400, "stream": True}
 
 @asynccontextmanager
 async def served(redis_url: str, **options: Any) -> AsyncIterator[tuple[System, HttpService]]:
-    """A system and its HTTP service."""
+    """Run a system and its HTTP service."""
     drafters = {"a": ScriptedDrafter(first(1))} | options.pop("drafters", {})
     async with running_system(redis_url, drafters, **options) as system, http_service(system.address) as http:
         yield system, http
 
 
 def wide(job: DraftJob) -> TokenTree:
-    """All nodes that are allowed, side by side."""
+    """Draft all allowed nodes as children of the root."""
     builder, nodes = TreeBuilder(job.context[-1]), job.limits.nodes
     builder.propose_points(0, list(range(3, 3 + nodes)), [0.1] * nodes)
     return builder.build()
@@ -47,7 +47,7 @@ async def over_grpc(system: System, **options: Any) -> str:
 
 
 def data_of(lines: str) -> list[Any]:
-    """Return the events of a stream, without its end."""
+    """Return the events of a stream, without the final [DONE]."""
     events = [line.removeprefix("data: ") for line in lines.splitlines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     return [json.loads(event) for event in events[:-1]]
@@ -57,7 +57,7 @@ def text_in(events: list[Any]) -> str:
     return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
 
 
-async def test_the_openai_client_gets_what_grpc_gives(redis_url: str) -> None:
+async def test_the_openai_client_gets_the_answers_of_grpc(redis_url: str) -> None:
     async with served(redis_url) as (system, http), http.openai() as client:
         expected = await over_grpc(system)
         whole = await client.chat.completions.create(**ASKED)
@@ -98,34 +98,35 @@ async def test_the_openai_client_without_a_loop(redis_url: str) -> None:
 
 
 async def test_completions_of_texts_and_tokens(redis_url: str) -> None:
-    """Choices of a prompt differ by their seeds; the first has the one that was given."""
+    """Choices of a prompt have different seeds; the first has the requested one."""
     async with served(redis_url) as (_, http), http.openai() as client:
-        asked: Any = {"model": "tiny", "max_tokens": 6, "seed": 3}
-        one = await client.completions.create(prompt="ab", **asked)
+        requested: Any = {"model": "tiny", "max_tokens": 6, "seed": 3}
+        one = await client.completions.create(prompt="ab", **requested)
         assert (one.object, one.choices[0].finish_reason) == ("text_completion", "length")
-        four = await client.completions.create(prompt=["ab", "cd"], n=2, **asked)
+        four = await client.completions.create(prompt=["ab", "cd"], n=2, **requested)
         texts = [choice.text for choice in four.choices]
         assert [choice.index for choice in four.choices] == [0, 1, 2, 3]
         assert texts[0] == one.choices[0].text
         assert len(set(texts)) == 4
         assert four.usage is not None
         assert (four.usage.prompt_tokens, four.usage.completion_tokens) == (4, 24)
-        second = await client.completions.create(prompt="cd", **{**asked, "seed": 4})
+        second = await client.completions.create(prompt="cd", **{**requested, "seed": 4})
         assert texts[3] == second.choices[0].text
-        tokens = await client.completions.create(prompt=[67, 68], **asked)  # "ab"
+        tokens = await client.completions.create(prompt=[67, 68], **requested)  # "ab"
         assert tokens.choices[0].text == texts[0]
         default = await client.completions.create(prompt="ab", model="tiny", temperature=0)  # no early end
         assert default.usage is not None
         assert default.usage.completion_tokens == 16
 
         chunks = [
-            c async for c in await client.completions.create(prompt=["ab", "cd"], n=2, stream=True, **asked)
+            c
+            async for c in await client.completions.create(prompt=["ab", "cd"], n=2, stream=True, **requested)
         ]
         streamed = ["".join(c.choices[0].text for c in chunks if c.choices[0].index == i) for i in range(4)]
         assert streamed == texts
 
 
-async def test_speculation_is_ours_to_choose_and_its_statistics_come(redis_url: str) -> None:
+async def test_speculation_can_be_chosen_and_its_statistics_are_returned(redis_url: str) -> None:
     async with served(redis_url) as (_, http), http.openai() as client:
         texts = {}
         for mode in ("off", "sequence", "tree"):
@@ -141,7 +142,7 @@ async def test_speculation_is_ours_to_choose_and_its_statistics_come(redis_url: 
 
 
 async def test_the_answer_fills_the_context_unless_it_is_limited(redis_url: str) -> None:
-    """The limit goes by either name. Trees are wide to the end."""
+    """Both names of the limit work. Trees are wide to the end."""
     limits, drafters = EngineLimits(max_context_len=64), {"b": ScriptedDrafter(wide)}
     async with served(redis_url, engine_limits=limits, drafters=drafters) as (_, http):
         body = {key: value for key, value in ASKED.items() if key != "max_tokens"}
@@ -172,8 +173,8 @@ async def test_stops_and_parts_and_roles(redis_url: str) -> None:
 
 
 async def test_hundreds_of_streams_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has its own prompt and gets its own answer, whole."""
-    # of the check of the name, beside so many
+    """Each stream gets the complete answer to its own prompt."""
+    # the check of the model's name takes long with so many calls
     monkeypatch.setattr("specinfer.client.gateways._UNARY_TIMEOUT_S", 120.0)
     count = 200
     async with (
@@ -210,7 +211,7 @@ async def test_curl_streams(redis_url: str) -> None:
 
 
 async def first_lines(lines: AsyncIterator[str]) -> str:
-    """The first part of a stream that has text, and what came before it."""
+    """Return a stream's lines up to the first with text."""
     seen = ""
     async for line in lines:
         seen += line + "\n"
@@ -220,13 +221,13 @@ async def first_lines(lines: AsyncIterator[str]) -> str:
 
 
 def cancelled(system: System) -> float:
-    """Requests that ended because they were cancelled."""
+    """Return the number of cancelled requests."""
     labels = {"finished_reason": "cancelled"}
     return system.registries["gateway"].get_sample_value("specinfer_request_success_total", labels) or 0
 
 
 async def test_hanging_up_cancels(redis_url: str) -> None:
-    """At once: the gateway itself would let the request run on for a minute."""
+    """The HTTP service cancels at once; without it, the request would run for a minute more."""
     async with served(redis_url, linger_seconds=60.0) as (system, http):
         async with http.plain.stream("POST", CHAT, json=LONG) as stream:
             await first_lines(stream.aiter_lines())
@@ -238,7 +239,7 @@ async def test_hanging_up_cancels(redis_url: str) -> None:
         assert http.metric("hung_up_total") == 2
 
 
-async def test_what_is_cancelled_from_elsewhere_does_not_pass_for_an_answer(redis_url: str) -> None:
+async def test_a_request_cancelled_by_another_client_is_an_error(redis_url: str) -> None:
     mine = {"Idempotency-Key": "mine"}
     async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
         async with http.plain.stream("POST", CHAT, json=LONG, headers=mine) as stream:
@@ -254,7 +255,7 @@ async def test_what_is_cancelled_from_elsewhere_does_not_pass_for_an_answer(redi
         assert (again.status_code, again.json()["error"]["code"]) == (409, "cancelled")
 
 
-async def test_a_resumable_stream_goes_on_where_it_was_left(redis_url: str) -> None:
+async def test_a_resumable_stream_continues_where_it_was_left(redis_url: str) -> None:
     body = {**LONG, "max_tokens": 60, "resumable": True, "stream_options": {"include_usage": True}}
     async with (
         served(redis_url, linger_seconds=60.0) as (system, http),
@@ -302,8 +303,8 @@ async def test_keys_are_the_gateways(redis_url: str, tmp_path: Path) -> None:
         assert resumed.status_code == 404
 
 
-async def test_a_request_id_names_many_calls(redis_url: str) -> None:
-    """Infrastructure sends one for all that belongs to one action: in answers and logs, never a clash."""
+async def test_calls_may_share_an_x_request_id(redis_url: str) -> None:
+    """Proxies send one X-Request-Id with several calls: it is no unique id."""
     async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
         trace = {"X-Request-Id": "trace-1"}
         one = await http.plain.post(CHAT, json=ASKED, headers=trace)
@@ -318,9 +319,10 @@ async def test_a_request_id_names_many_calls(redis_url: str) -> None:
 
 async def test_an_idempotency_key_makes_a_call_repeatable(redis_url: str) -> None:
     async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
-        asked, mine = {**ASKED, "temperature": 1.0}, {"Idempotency-Key": "mine"}
+        requested, mine = {**ASKED, "temperature": 1.0}, {"Idempotency-Key": "mine"}
         first_one, again = [
-            await http.plain.post(CHAT, json=asked, headers=mine | {"X-Request-Id": name}) for name in "ab"
+            await http.plain.post(CHAT, json=requested, headers=mine | {"X-Request-Id": name})
+            for name in "ab"
         ]
         assert [first_one.headers["x-request-id"], again.headers["x-request-id"]] == ["a", "b"]
         assert first_one.json()["id"] == again.json()["id"] == "chatcmpl-mine"

@@ -1,4 +1,4 @@
-"""`/v1/responses` by OpenAI's real client: answers, streams, schemas, calls, and what is not understood."""
+"""`/v1/responses` by OpenAI's client: answers, streams, schemas, calls, and refusals."""
 
 import json
 from collections.abc import AsyncIterator
@@ -91,11 +91,11 @@ async def test_answers_are_those_of_conversations(redis_url: str) -> None:
 async def test_schemas_and_calls(redis_url: str) -> None:
     async with served(redis_url) as (http, client):
         form: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}}
-        asked: Any = {**SAY, "max_output_tokens": 100}
-        formed = await client.responses.create(**asked, text=form)
+        requested: Any = {**SAY, "max_output_tokens": 100}
+        formed = await client.responses.create(**requested, text=form)
         assert formed.status == "completed"
         assert json.loads(formed.output_text)["a"] in ("x", "y")
-        async with client.responses.stream(**asked, text=form) as stream:
+        async with client.responses.stream(**requested, text=form) as stream:
             assert (await stream.get_final_response()).output_text == formed.output_text
 
         must: Any = {**ASKED, "input": "hi", "tools": FLAT, "max_output_tokens": 70, "temperature": 0.9}
@@ -125,7 +125,7 @@ async def test_schemas_and_calls(redis_url: str) -> None:
 
 
 async def test_items_become_turns(redis_url: str) -> None:
-    """The prompt has as many tokens as the same conversation in the older form."""
+    """Prompt and answer equal those of the same chat completion."""
     call = {"id": "c", "type": "function", "function": {"name": "time", "arguments": "{}"}}
     messages: Any = [
         {"role": "user", "content": "hi"},
@@ -178,7 +178,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_not_understood_is_refused_by_name(redis_url: str) -> None:
+async def test_errors_name_unsupported_fields(redis_url: str) -> None:
     async with served(redis_url) as (http, _):
         for fields, param in BAD:
             reply = await http.plain.post("/v1/responses", content=json.dumps(SAY | fields), headers=JSON)

@@ -1,4 +1,4 @@
-"""LangChain's adapter for OpenAI on our API: it sends and expects more than the plain client does."""
+"""LangChain's adapter for OpenAI, which uses more fields than OpenAI's client."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ SCHEMA = {
 
 
 async def test_langchain_answers_streams_and_keeps_to_a_schema(redis_url: str) -> None:
-    from langchain_openai import ChatOpenAI  # for seconds, which other workers need not take
+    from langchain_openai import ChatOpenAI  # the import takes seconds: only the worker of this test needs it
 
     drafters: dict[str, Any] = {"a": ScriptedDrafter(first(1))}
     async with (

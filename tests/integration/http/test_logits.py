@@ -1,4 +1,4 @@
-"""Biases, penalties and log-probabilities over HTTP: real clients and a real system with a tiny model."""
+"""Biases, penalties and log-probabilities over HTTP, with OpenAI's client and a tiny model."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ WISH: dict[str, Any] = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
 BIAS = {60: 4.0, 5: -100.0}
 
 
-async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
+async def test_biases_and_penalties_work_as_over_grpc(redis_url: str) -> None:
     async with served(redis_url) as (system, http), http.openai() as client:
         free = await over_grpc(system)
         for wanted, ours in (
@@ -25,7 +25,7 @@ async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
         text = (
             (await client.completions.create(model="tiny", prompt="hi", max_tokens=5, **only)).choices[0].text
         )
-        assert text == 5 * chr(32 + 60 - 2), "100 is as good as alone"
+        assert text == 5 * chr(32 + 60 - 2), "a bias of 100 decides"
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
         ),
     ],
 )
-async def test_what_is_out_of_range_is_refused_by_name(
+async def test_errors_name_fields_out_of_range(
     redis_url: str, fields: dict[str, Any], param: str, message: str
 ) -> None:
     async with served(redis_url) as (_, http), http.openai() as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(**ASKED, **fields)
     assert caught.value.param == param
-    said = caught.value.body["message"]  # type: ignore[index]
-    assert said.startswith(f"{param} = ")
-    assert said.endswith(message)
+    error_text = caught.value.body["message"]  # type: ignore[index]
+    assert error_text.startswith(f"{param} = ")
+    assert error_text.endswith(message)
 
 
 async def test_log_probabilities_of_a_conversation(redis_url: str) -> None:
@@ -62,9 +62,9 @@ async def test_log_probabilities_of_a_conversation(redis_url: str) -> None:
         AsyncClient(system.address) as ours,
     ):
         expected = await ours.generate(MESSAGES, max_new_tokens=12, logprobs=True, top_logprobs=3)
-        asked = {**ASKED, "logprobs": True, "top_logprobs": 3}
-        whole = (await client.chat.completions.create(**asked)).choices[0].logprobs
-        stream: Any = await client.chat.completions.create(**asked, stream=True)
+        requested = {**ASKED, "logprobs": True, "top_logprobs": 3}
+        whole = (await client.chat.completions.create(**requested)).choices[0].logprobs
+        stream: Any = await client.chat.completions.create(**requested, stream=True)
         pieces = [chunk.choices[0] async for chunk in stream]
         alone = (await client.chat.completions.create(**ASKED, logprobs=True)).choices[0].logprobs
         none = (await client.chat.completions.create(**ASKED)).choices[0].logprobs
@@ -85,16 +85,16 @@ async def test_log_probabilities_of_a_conversation(redis_url: str) -> None:
 
 
 async def test_log_probabilities_of_completions(redis_url: str) -> None:
-    asked: Any = {"model": "tiny", "prompt": ["hi", "you"], "max_tokens": 6, "seed": 2}
+    requested: Any = {"model": "tiny", "prompt": ["hi", "you"], "max_tokens": 6, "seed": 2}
     async with served(redis_url) as (_, http), http.openai() as client:
-        whole = (await client.completions.create(**asked, logprobs=2)).choices
-        alone = (await client.completions.create(**asked, logprobs=0)).choices
+        whole = (await client.completions.create(**requested, logprobs=2)).choices
+        alone = (await client.completions.create(**requested, logprobs=0)).choices
         parts = [
             chunk.choices[0]
-            async for chunk in await client.completions.create(**asked, logprobs=2, stream=True)
+            async for chunk in await client.completions.create(**requested, logprobs=2, stream=True)
         ]
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.completions.create(**asked, logprobs=6)
+            await client.completions.create(**requested, logprobs=6)
     assert caught.value.param == "logprobs"
     for index, choice in enumerate(whole):
         logprobs = choice.logprobs

@@ -1,4 +1,4 @@
-"""Bodies that real clients send beyond what OpenAI's own does: all are answered."""
+"""Bodies of real clients with other fields than those of OpenAI's client: all are answered."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ CACHED = {"cache_control": {"type": "ephemeral"}}
 
 
 def called(arguments: Any, **more: Any) -> dict[str, Any]:
-    """A conversation with an earlier call."""
+    """Return fields of a conversation with an earlier call of a function."""
     call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": arguments}} | more
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     return {
@@ -20,7 +20,7 @@ def called(arguments: Any, **more: Any) -> dict[str, Any]:
 
 
 def tool(field: dict[str, Any]) -> dict[str, Any]:
-    """A conversation with a function whose parameters have this field."""
+    """Return fields of a conversation with a function that has this parameter."""
     parameters = {"type": "object", "properties": {"x": field}}
     return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
 
@@ -88,8 +88,8 @@ async def test_bodies_of_real_clients_are_answered(redis_url: str) -> None:
         assert wrong == {}
 
 
-async def test_no_limit_is_the_room_of_the_context(redis_url: str) -> None:
-    """Also for completions, which get 16 tokens where nothing is said."""
+async def test_without_a_limit_an_answer_fills_the_context(redis_url: str) -> None:
+    """This holds for completions, too, whose default is 16 tokens."""
     async with running_system(redis_url) as system, http_service(system.address) as http:
         body = {"model": "tiny", "prompt": "ab", "max_tokens": -1, "temperature": 0, "ignore_eos": True}
         usage = (await http.plain.post(COMPLETIONS, json=body)).json()["usage"]

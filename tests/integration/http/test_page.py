@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser, in front of a real system with a tiny model."""
+"""The page at `/` in a real browser, with a tiny model."""
 
 import random
 from collections.abc import AsyncIterator
@@ -29,14 +29,14 @@ LOOKS: list[tuple[Literal["light", "dark"], int]] = [("light", 1280), ("dark", 1
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Browser]:
-    """One for all tests: it takes a second to start."""
+    """Browser of all tests, as it takes a second to start."""
     async with browser() as running:
         yield running
 
 
 @asynccontextmanager
 async def served(redis_url: str, **options: str) -> AsyncIterator[tuple[System, HttpService]]:
-    """A system of two speculators: each step accepts a guess of both and one of "far", and adds a token."""
+    """Run a system whose steps accept a token of both speculators and one only "far" drafted."""
     drafters = {"near": ScriptedDrafter(first(1)), "far": ScriptedDrafter(two_right)}
     async with (
         running_system(redis_url, drafters, tree_nodes=6, **options) as system,
@@ -50,7 +50,7 @@ def two_right(job: DraftJob) -> TokenTree:
 
 
 async def ask(page: Page, question: str = QUESTION, tokens: int = TOKENS) -> str:
-    """Types a question with the keyboard and waits for the whole answer."""
+    """Type a question with the keyboard, and return the whole answer."""
     await page.get_by_text("Options").click()
     await page.get_by_label("Maximum tokens").fill(str(tokens))
     await page.get_by_text("Options").click()
@@ -61,7 +61,7 @@ async def ask(page: Page, question: str = QUESTION, tokens: int = TOKENS) -> str
 
 
 async def answer_of(system: System, question: str = QUESTION) -> str:
-    """The same by gRPC and plain decoding."""
+    """Return the answer over gRPC with plain decoding."""
     prompt = ascii_tokenizer().encode_chat([{"role": "user", "content": question}])
     replies = await system.generate(prompt, max_new_tokens=TOKENS, ignore_eos=False, speculation=3)
     return "".join(reply.text for reply in replies)
@@ -86,7 +86,7 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
 
 
 async def see_marks(page: Page, expected: str) -> None:
-    """All of the answer belongs to steps, and tokens to those who guessed them."""
+    """Check that all text is marked by steps, and tokens by their speculators."""
     marked = page.locator(".answer > .text > .step")
     assert await marked.count() == STEPS
     assert "".join(await marked.all_text_contents()) == expected
@@ -97,7 +97,7 @@ async def see_marks(page: Page, expected: str) -> None:
 
 
 async def see_trees(page: Page) -> None:
-    """The slider goes back by keyboard; each step has its tree, its tokens are marked in the answer."""
+    """Check that the keyboard moves the slider, and that a step shows its tree and tokens."""
     slider, tree = page.get_by_role("slider", name="Step"), page.locator("#tree svg")
     await slider.focus()
     await page.keyboard.press("Home")
@@ -108,12 +108,12 @@ async def see_trees(page: Page) -> None:
     kinds = [await tree.locator(f".node.{kind}").count() for kind in ("root", "accepted", "bonus")]
     assert kinds == [1, 2, 1]
     rejected = await tree.locator(".node.rejected").count()
-    assert rejected > 0, "what only one speculator guessed"
+    assert rejected > 0, "the token that only one speculator drafted"
     words = await tree.locator(".accepted .word, .bonus .word").all_text_contents()
     shown = await page.locator(".step.chosen").text_content()
     assert sorted("".join(words)) == sorted((shown or "").replace(" ", "·"))
     bars = [await tree.locator(".accepted").nth(index).locator(".bar").count() for index in range(2)]
-    assert bars == [2, 1], "colours of those who guessed it"
+    assert bars == [2, 1], "colours of the token's speculators"
     assert await tree.locator(".chance").count() == 2 + rejected
     facts = await page.locator("#facts").inner_text()
     assert "near and far, trees of up to 6 nodes (always so, as configured)" in facts
@@ -149,7 +149,7 @@ STYLED = [
     ["code", "| list | `n` |"],
     ["code", "|------|-----|"],
 ]
-"""Classes of what looks otherwise than words; text that is open or runs over lines stays as it is."""
+"""Class and text of all styled parts; marks that are open or span lines are not styled."""
 SHOW = """async ([texts, at]) => {
     const { AnswerText } = await import("/page/answer.js");
     const step = (tokens) => ({ tokens: tokens.map((text) => ({ text })), nodes: [], accepted: [] });
@@ -163,10 +163,10 @@ SHOW = """async ([texts, at]) => {
     const styled = [...element.querySelectorAll(".token > span")].map((one) => [one.className, one.textContent]);
     return [element.textContent, styled, element.querySelectorAll(".token").length];
 }"""
-"""Shows tokens, `at` of them in a step; returns the text, what is styled, and the number of tokens."""
+"""JavaScript that shows tokens, `at` in a step; returns text, styled parts, number of tokens."""
 
 
-async def test_markdown_looks_like_what_it_means_however_it_comes(chromium: Browser) -> None:
+async def test_markdown_is_styled_however_it_is_split_into_tokens(chromium: Browser) -> None:
     draws = random.Random(0)
     async with http_service("127.0.0.1:1") as http:
         context = await chromium.new_context()
@@ -187,8 +187,8 @@ async def test_markdown_looks_like_what_it_means_however_it_comes(chromium: Brow
             assert whole == expected, tokens
 
 
-async def test_nobody_is_kept_out(redis_url: str, chromium: Browser) -> None:
-    """axe-core finds nothing, empty or full, light, dark and on a narrow screen, which nothing overflows."""
+async def test_the_page_is_accessible(redis_url: str, chromium: Browser) -> None:
+    """axe-core finds no barriers: empty or full, light or dark, wide or narrow."""
     async with served(redis_url) as (_, http), visit(chromium, http.url) as page:
         await expect(page.locator("#model")).to_have_text("tiny")
         assert await barriers(page) == []
@@ -209,7 +209,7 @@ async def test_keys_and_errors(redis_url: str, tmp_path: Path, chromium: Browser
     key, stored = make_key("alice")
     write_keys(tmp_path / "keys", [stored])
     async with served(redis_url, api_keys=str(tmp_path / "keys")) as (_, http):
-        context = await chromium.new_context()  # refused calls are told on the console, by the browser
+        context = await chromium.new_context()  # the browser writes refused calls to the console
         page = await context.new_page()
         await page.goto(http.url)
         await expect(page.locator("#model")).to_contain_text("authorization: must be given once")
@@ -224,10 +224,8 @@ async def test_keys_and_errors(redis_url: str, tmp_path: Path, chromium: Browser
         await expect(page.get_by_role("alert")).to_contain_text("over the context of 512")
 
 
-async def test_an_answer_comes_where_nobody_tells_steps(
-    chromium: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As from a gateway of an older version."""
+async def test_an_answer_is_shown_without_steps(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways of older versions have no `Watch`."""
     monkeypatch.delattr(FakeGateway, "Watch")
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)

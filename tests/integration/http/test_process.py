@@ -1,4 +1,4 @@
-"""The HTTP service as a process: how it ends, and what it cannot start with."""
+"""The HTTP service as a process: its end, and errors at its start."""
 
 import asyncio
 import signal
@@ -20,7 +20,7 @@ async def start(*flags: str) -> asyncio.subprocess.Process:
 
 
 async def test_the_process_drains_and_ends_well() -> None:
-    """A stream that runs when SIGTERM comes is finished; new connections are refused."""
+    """A stream that runs at SIGTERM is finished, even if its gateway restarts."""
     port = free_ports(1)[0]
     async with fake_gateways([Turn(replies=3, hangs=True)]) as (gateway,):
         gateway.states.append(MODEL)
@@ -34,14 +34,14 @@ async def test_the_process_drains_and_ends_well() -> None:
             process.send_signal(signal.SIGTERM)
             while b"draining" not in await process.stderr.readline():
                 pass
-            await gateway.stop()  # the stream is lost and comes back
+            await gateway.stop()  # the stream is lost and resumed
             await gateway.start(gateway.port)
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         assert await process.wait() == 0
     assert text == TEXT
 
 
-def test_what_it_cannot_start_with() -> None:
+def test_errors_at_the_start_name_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         for flags, words in [

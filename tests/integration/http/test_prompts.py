@@ -1,4 +1,4 @@
-"""The text that the model reads: conversations that go on, and tokens by themselves, over HTTP."""
+"""Prompts over HTTP: continued messages, tokenization and cached tokens."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ ON = {"messages": TURNS, "continue_final_message": True}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-async def test_an_answer_goes_on_with_the_last_message(redis_url: str) -> None:
-    """The test's template writes `a: Hel ;` of an answer: the model goes on before the semicolon."""
+async def test_an_answer_continues_the_last_message(redis_url: str) -> None:
+    """The template writes `a: Hel ;` for an answer: the model continues before the semicolon."""
     async with running_system(redis_url) as system, http_service(system.address) as http:
 
         async def text(**fields: Any) -> str:
@@ -54,9 +54,9 @@ async def test_tokens_of_texts_and_conversations(redis_url: str) -> None:
         text = await http.plain.post("/detokenize", json={"model": "tiny", "tokens": [*whole, 1]})
         assert text.json() == {"prompt": "u:hi;a: Hel ;a:<bos>"}
         assert await tokens(**ON) == whole[: len("u:hi;a: Hel ")]
-        asked = {"messages": TURNS, "tools": [TOOL]}
-        used = (await http.plain.post(CHAT, json=ASKED | asked | {"max_tokens": 1})).json()["usage"]
-        assert len(await tokens(**asked)) == used["prompt_tokens"] > len(whole)
+        requested = {"messages": TURNS, "tools": [TOOL]}
+        used = (await http.plain.post(CHAT, json=ASKED | requested | {"max_tokens": 1})).json()["usage"]
+        assert len(await tokens(**requested)) == used["prompt_tokens"] > len(whole)
 
         for path, fields, param in (
             ("/tokenize", {}, "prompt"),
@@ -76,8 +76,8 @@ async def test_tokens_of_texts_and_conversations(redis_url: str) -> None:
             assert (reply.status_code, error_of(reply)["param"]) == (404, "model")
 
 
-async def test_usage_counts_the_prompt_s_tokens_that_were_cached(redis_url: str) -> None:
-    """Whole blocks of 16 tokens, but never the last token; once for all choices of a prompt."""
+async def test_usage_counts_cached_tokens_of_prompts(redis_url: str) -> None:
+    """Cached are whole blocks of 16 tokens without the last token, once for all choices."""
     prompt = "ab" * 20
     async with running_system(redis_url) as system, http_service(system.address) as http:
 
@@ -93,5 +93,5 @@ async def test_usage_counts_the_prompt_s_tokens_that_were_cached(redis_url: str)
         same = await usage("/v1/responses", input=prompt, max_output_tokens=3)
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}
     assert (again["prompt_tokens"], again["prompt_tokens_details"]) == (73, {"cached_tokens": 32 + 0 + 16})
-    assert other["input_tokens_details"] == {"cached_tokens": 0}, "the template begins otherwise"
+    assert other["input_tokens_details"] == {"cached_tokens": 0}, "its template begins with other text"
     assert same["input_tokens_details"] == {"cached_tokens": 32}

@@ -1,6 +1,6 @@
 """Refusals of bodies by the HTTP service: status, shape, name of the field.
 
-Gateways are real servers that follow a script, so that no model runs.
+Gateways are fake ones that follow a script.
 """
 
 import json
@@ -27,7 +27,7 @@ DEEP = "[" * 100_000
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """A schema with so many levels."""
+    """Return a schema with a number of levels."""
     schema: dict[str, Any] = {}
     for _ in range(levels):
         schema = {"properties": schema}
@@ -35,7 +35,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def called(arguments: Any) -> dict[str, Any]:
-    """An answer with a call."""
+    """Return an answer that calls a function."""
     return {
         "role": "assistant",
         "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],
@@ -194,18 +194,18 @@ async def test_a_body_that_is_no_json_object(content: Any) -> None:
 
 
 def unsupported(model: type[BaseModel]) -> list[str]:
-    """Fields of which only some values are taken, which change nothing."""
+    """Return the fields that accept only values without effect."""
     fields = model.model_fields.items()
     return [name for name, field in fields if any(isinstance(part, Neutral) for part in field.metadata)]
 
 
-async def test_what_is_not_supported_is_refused_by_name() -> None:
+async def test_errors_name_fields_that_are_not_supported() -> None:
     async with served() as (gateway, http):
-        asked = [(CHAT, ASKED, "", name) for name in unsupported(ChatBody)]
-        asked += [(COMPLETIONS, PROMPTED, "", name) for name in unsupported(CompletionBody)]
-        asked += [(CHAT, ASKED, "messages[0].", name) for name in unsupported(Message)]
-        assert {"min_tokens", "echo", "audio", "suffix"} <= {name for *_, name in asked}
-        for path, good, before, name in asked:
+        requested = [(CHAT, ASKED, "", name) for name in unsupported(ChatBody)]
+        requested += [(COMPLETIONS, PROMPTED, "", name) for name in unsupported(CompletionBody)]
+        requested += [(CHAT, ASKED, "messages[0].", name) for name in unsupported(Message)]
+        assert {"min_tokens", "echo", "audio", "suffix"} <= {name for *_, name in requested}
+        for path, good, before, name in requested:
             body = {**good, **(turn(**{name: "x"}) if before else {name: "x"})}
             reply = await http.plain.post(path, json=body)
             error = error_of(reply)
@@ -215,8 +215,8 @@ async def test_what_is_not_supported_is_refused_by_name() -> None:
         assert gateway.calls == []
 
 
-async def test_what_asks_for_nothing_is_taken() -> None:
-    """Clients fill in defaults."""
+async def test_values_without_effect_are_accepted() -> None:
+    """Clients send defaults of fields."""
     defaults: dict[str, Any] = {
         "n": 1,
         "stop": None,

@@ -1,4 +1,4 @@
-"""Clients of the HTTP service that send slowly, or without end."""
+"""Clients of the HTTP service that send slowly or endlessly."""
 
 import asyncio
 import time
@@ -16,13 +16,13 @@ from tests.support.network.http_service import ASKED, CHAT, MODEL, HttpService, 
 from tests.support.system import until
 
 BOUNDS = {"HEADER_SECONDS": 60.0, "BODY_SECONDS": 60.0, "HEADER_BYTES": 16 * bounds.KIBIBYTE}
-"""Tests that wait for a bound have a short one."""
+"""Limits of all tests except those that wait for one."""
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
 async def bounded(**seconds: float) -> AsyncIterator[tuple[HttpService, Callable[..., Awaitable[Pipe]]]]:
-    """A service with bounds, a gateway that takes every key, and connections that end with them."""
+    """Run a service with limits; yield it and a function that opens connections."""
     writers = []
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
@@ -33,11 +33,11 @@ async def bounded(**seconds: float) -> AsyncIterator[tuple[HttpService, Callable
             settings = {name: value for name, value in seconds.items() if name.islower()}
             async with http_service(gateway.address, **settings) as http:
 
-                async def connect(said: bytes = b"") -> Pipe:
+                async def connect(data: bytes = b"") -> Pipe:
                     host, port = http.url.removeprefix("http://").split(":")
                     reader, writer = await asyncio.open_connection(host, int(port))
                     writers.append(writer)
-                    writer.write(said)
+                    writer.write(data)
                     return reader, writer
 
                 yield http, connect
@@ -48,7 +48,7 @@ async def bounded(**seconds: float) -> AsyncIterator[tuple[HttpService, Callable
 
 
 def kind_of_connections(http: HttpService) -> type[BoundedConnection]:
-    """Return the class that a service makes its connections of."""
+    """Return the class of a service's connections."""
     kind = http.server._server.config.http
     assert isinstance(kind, type)
     assert issubclass(kind, BoundedConnection)
@@ -56,7 +56,7 @@ def kind_of_connections(http: HttpService) -> type[BoundedConnection]:
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the service closes the connection."""
+    """Return all bytes until the service closes the connection."""
     try:
         async with asyncio.timeout(60):
             return await reader.read()
@@ -68,11 +68,11 @@ HALF = b"GET /health HTTP/1.1\r\nHost: x\r\nX-A"
 WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
+async def test_a_connection_with_an_incomplete_head_is_closed() -> None:
     async with bounded(HEADER_SECONDS=0.3) as (_, connect):
-        for said in (b"", b"GET", HALF):
-            reader, _ = await connect(said)
-            assert await rest(reader) == b"", said
+        for data in (b"", b"GET", HALF):
+            reader, _ = await connect(data)
+            assert await rest(reader) == b"", data
     async with bounded() as (http, connect):
         reader, writer = await connect(WHOLE)  # the second call of a connection
         await reader.readuntil(b"\r\n\r\n")
@@ -81,7 +81,7 @@ async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
         assert b"HTTP/1.1" not in await rest(reader)
 
 
-async def test_a_head_that_drips_is_not_waited_for_longer() -> None:
+async def test_a_head_that_drips_gets_no_more_time() -> None:
     async with bounded(HEADER_SECONDS=0.3) as (_, connect):
         reader, writer = await connect(HALF)
 
@@ -120,14 +120,14 @@ async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
 
 
-async def test_a_body_that_does_not_come_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_not_sent_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     async with bounded(max_calls=1) as (http, connect):
         reader, writer = await connect(HEAD.encode() + b"{")
         await until(lambda: http.metric("calls_running") == 1)
         assert (await http.plain.post(CHAT, json=ASKED)).status_code == 503
         with monkeypatch.context() as over:
             over.setattr(bounds, "body_time_s", lambda *_: 0.0)
-            writer.write(b" ")  # with which the service looks how long it waits for more
+            writer.write(b" ")  # makes the service compute the time for the rest
             line = await reader.readline()
         assert line.startswith(b"HTTP/1.1 408 ")
         assert (await http.plain.post(CHAT, json=ASKED)).status_code == 200
@@ -155,7 +155,7 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for_long() -> None:
 
 
 async def test_a_slow_body_above_the_rate_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part takes ten seconds of a clock that is read before and after it; 100 bytes a second will do."""
+    """On the fake clock, each part of 1024 bytes takes ten seconds."""
     clock = SimpleNamespace(monotonic=count(0.0, 10.0).__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr(middleware, "time", clock)
     async with bounded(BODY_RATE=100) as (http, _):
@@ -170,7 +170,7 @@ async def test_a_slow_body_above_the_rate_is_taken(monkeypatch: pytest.MonkeyPat
 
 
 async def test_connections_without_a_call_give_way_to_new_ones() -> None:
-    """Whoever opens many keeps nobody out; a connection with a call is not closed for others."""
+    """The oldest idle connection is closed for a new one; one with a call is not."""
     async with bounded(CONNECTIONS=4) as (_, connect):
         busy, writer = await connect(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
         writer.write(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n")
@@ -183,8 +183,8 @@ async def test_connections_without_a_call_give_way_to_new_ones() -> None:
         assert (await busy.readuntil(b"\r\n")).startswith(b"HTTP/1.1 4")
 
 
-async def test_names_of_others_are_refused() -> None:
-    """A page of a name that was rebound to this machine calls by that name."""
+async def test_foreign_host_names_are_refused() -> None:
+    """After DNS rebinding, a foreign page calls with its own host name."""
     async with bounded() as (http, _):
         for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::x]"):
             reply = await http.plain.get("/v1/models", headers={"Host": host})

@@ -1,4 +1,4 @@
-"""Calls of functions over HTTP by the real client: chosen, constrained, parsed, streamed, answered."""
+"""Calls of functions over HTTP with OpenAI's client."""
 
 import json
 import re
@@ -97,7 +97,7 @@ async def test_a_function_that_must_be_called_is_called_with_arguments_of_its_sc
 
 
 async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> None:
-    """The tiny model does both, with some seeds."""
+    """The tiny model does both, depending on the seed."""
     async with served(redis_url) as client:
         kinds = set()
         for seed in range(12):
@@ -105,7 +105,7 @@ async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> 
             answer = await client.chat.completions.create(**ASKED | bias, seed=seed, tools=[WEATHER])
             (choice,) = answer.choices
             if choice.message.tool_calls:
-                assert choice.finish_reason in ("tool_calls", "length")  # behind words it may be cut off
+                assert choice.finish_reason in ("tool_calls", "length")  # after text it may be cut off
                 kinds.add("call")
             else:
                 assert choice.message.content is not None
@@ -117,11 +117,11 @@ async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> 
         assert without.choices[0].message.content == free.choices[0].message.content
 
 
-async def test_a_call_that_comes_again_ends_the_answer(redis_url: str) -> None:
-    told_to_go_on: Any = {"logit_bias": {2: 100, 0: -100}, "tools": [TIME]}  # a blank, the end
+async def test_a_repeated_call_ends_the_answer(redis_url: str) -> None:
+    continuing: Any = {"logit_bias": {2: 100, 0: -100}, "tools": [TIME]}  # a blank, the end
     async with served(redis_url) as client:
-        asked: Any = {**ASKED, **told_to_go_on, "max_tokens": 120, "tool_choice": "required"}
-        answer = await client.chat.completions.create(**asked)
+        requested: Any = {**ASKED, **continuing, "max_tokens": 120, "tool_choice": "required"}
+        answer = await client.chat.completions.create(**requested)
         (choice,) = answer.choices
         (call,) = choice.message.tool_calls or ()
         assert call.type == "function"
@@ -129,7 +129,7 @@ async def test_a_call_that_comes_again_ends_the_answer(redis_url: str) -> None:
         assert choice.finish_reason == "tool_calls"
         assert answer.usage is not None
         assert answer.usage.completion_tokens < 120
-        stream = await client.chat.completions.create(**asked, stream=True)
+        stream = await client.chat.completions.create(**requested, stream=True)
         parts = [chunk.choices[0] async for chunk in stream]
         pieces = [part for one in parts for part in one.delta.tool_calls or ()]
         assert [part.index for part in pieces if part.id] == [0]
@@ -141,13 +141,13 @@ async def test_a_call_that_comes_again_ends_the_answer(redis_url: str) -> None:
             {"logit_bias": {0: 100}},
         ]
         for single in singles:
-            answer = await client.chat.completions.create(**asked | single)
+            answer = await client.chat.completions.create(**requested | single)
             assert len(answer.choices[0].message.tool_calls or ()) == 1
             assert answer.choices[0].finish_reason == "tool_calls"
 
 
-async def test_calls_or_an_answer_of_a_form(redis_url: str) -> None:
-    """As agents with a type of their answers ask for in every turn."""
+async def test_calls_or_a_constrained_answer(redis_url: str) -> None:
+    """Agents with typed answers request both in every turn."""
     form: Any = {
         "type": "json_schema",
         "json_schema": {
@@ -164,14 +164,14 @@ async def test_calls_or_an_answer_of_a_form(redis_url: str) -> None:
     async with served(redis_url) as client:
         kinds = set()
         for seed, sign in enumerate([67, 80]):  # a, n
-            asked: Any = {
+            requested: Any = {
                 **ASKED,
                 "seed": seed,
                 "logit_bias": {sign: 100},
                 "tools": [TIME],
                 "response_format": form,
             }
-            (choice,) = (await client.chat.completions.create(**asked)).choices
+            (choice,) = (await client.chat.completions.create(**requested)).choices
             if choice.message.tool_calls:
                 assert choice.finish_reason == "tool_calls"
                 kinds.add("call")
@@ -179,7 +179,7 @@ async def test_calls_or_an_answer_of_a_form(redis_url: str) -> None:
                 assert json.loads(choice.message.content or "") == {"a": 1}
                 kinds.add("form")
         assert kinds == {"call", "form"}
-        must = await client.chat.completions.create(**{**asked, "tool_choice": "required"})
+        must = await client.chat.completions.create(**{**requested, "tool_choice": "required"})
         assert must.choices[0].message.tool_calls
 
 
@@ -192,20 +192,20 @@ MCP: list[tuple[Any, str, str]] = [
     ),
     ({"type": "string", "pattern": "^(?=a)", "maxLength": 3}, r'".{0,3}"', "regex parse error"),
 ]
-"""A field, what is left of it to follow, and what the error of a strict function names."""
+"""Schema of a field, pattern of the values it allows, and the reason a strict one is refused."""
 
 
-async def test_keywords_that_cannot_be_followed_are_left_out_unless_the_function_is_strict(
+async def test_unsupported_keywords_are_ignored_unless_the_function_is_strict(
     redis_url: str,
 ) -> None:
-    """As MCP tools have them; what can be followed is."""
+    """MCP tools have such keywords; the others are obeyed."""
     async with served(redis_url) as client:
         for field, left, reason in MCP:
             parameters = {"properties": {"x": field}, "required": ["x"], "additionalProperties": False}
             function: dict[str, Any] = {"name": "mcp", "parameters": parameters}
-            asked: Any = {**ASKED, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
+            requested: Any = {**ASKED, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
             tools: Any = [{"type": "function", "function": function}]
-            answer = await client.chat.completions.create(**asked, tools=tools)
+            answer = await client.chat.completions.create(**requested, tools=tools)
             (call,) = answer.choices[0].message.tool_calls or ()
             assert call.type == "function"
             assert re.fullmatch(r'\{"x": ' + left + r"\}", call.function.arguments)
@@ -214,8 +214,8 @@ async def test_keywords_that_cannot_be_followed_are_left_out_unless_the_function
                 await client.chat.completions.create(**ASKED, tools=strict)
 
 
-async def test_results_go_back_through_the_template(redis_url: str) -> None:
-    """The test's template knows no tools, so they are told in words: the prompt is as long as those."""
+async def test_results_of_functions_become_text(redis_url: str) -> None:
+    """The template has no tools, so they are written as text: the prompts are equally long."""
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     turns: Any = [
         *QUESTION,
@@ -228,9 +228,9 @@ async def test_results_go_back_through_the_template(redis_url: str) -> None:
         {"role": "user", "content": "Result of the function: rain"},
     ]
     async with served(redis_url) as client:
-        asked = {**ASKED, "seed": 1, "max_tokens": 8}
-        reply = await client.chat.completions.create(**asked | {"messages": turns})
-        same = await client.chat.completions.create(**asked | {"messages": words})
+        requested = {**ASKED, "seed": 1, "max_tokens": 8}
+        reply = await client.chat.completions.create(**requested | {"messages": turns})
+        same = await client.chat.completions.create(**requested | {"messages": words})
     assert reply.choices[0].message.content == same.choices[0].message.content
     assert reply.usage is not None
     assert same.usage is not None

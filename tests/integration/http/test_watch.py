@@ -1,4 +1,4 @@
-"""`GET /v1/watch`: a request's steps as server-sent events, from whichever gateway runs it."""
+"""`GET /v1/watch`: the steps of a request as server-sent events, from any gateway."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ WATCH = "/v1/watch"
 
 @asynccontextmanager
 async def events(http: HttpService, request_id: str, **headers: str) -> AsyncIterator[AsyncIterator[Any]]:
-    """The events of a request, from the one on that says that nothing is missed."""
+    """Yield the events of a request after the empty first one."""
     query = {"params": {"request_id": request_id}, "headers": headers}
     async with http.plain.stream("GET", WATCH, **query) as reply:  # type: ignore[arg-type]
         assert reply.headers["content-type"].startswith("text/event-stream")
@@ -26,7 +26,7 @@ async def events(http: HttpService, request_id: str, **headers: str) -> AsyncIte
 
 
 async def test_the_steps_of_a_call_come_from_the_gateway_that_runs_it(redis_url: str) -> None:
-    """Two gateways, of which the second has no verifier, and one that is away."""
+    """There are two gateways, one without a verifier, and an unavailable one."""
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         settings = system.gateway.settings.model_copy(update={"metrics_port": 0})
         async with another_gateway(settings) as (_, _, other):
@@ -50,7 +50,7 @@ async def test_the_steps_of_a_call_come_from_the_gateway_that_runs_it(redis_url:
     assert step["bonus"]["text"] == step["tokens"][-1]["text"]
 
 
-async def test_what_may_not_be_watched(redis_url: str, tmp_path: Any) -> None:
+async def test_bad_watches_are_refused(redis_url: str, tmp_path: Any) -> None:
     key, stored = make_key("alice")
     write_keys(tmp_path / "keys", [stored])
     async with (

@@ -1,4 +1,4 @@
-"""`specinfer serve`: one process with OpenAI's API, whose tokens are those of `LLM`, and whose file outlives it."""
+"""`specinfer serve`: a single process with OpenAI's API and a store in a file."""
 
 import asyncio
 import itertools
@@ -34,7 +34,7 @@ from tests.support.models.gguf_models import write_model_file
 from verifier_svc.settings import VerifierSettings
 
 PROMPT = [2 + n % 7 for n in range(24)]
-"""Repetitive, so that n-grams find something."""
+"""Repetitive prompt, for n-grams."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def server(model: Path, folder: Path, *flags: str) -> Service:
-    """The server of a tiny model, not started yet."""
+    """Return a server of a tiny model, not started yet."""
     (port,) = free_ports(1)
     given = ["--model", str(model), "--dtype", "float32", "--kv-tokens", "4096", *flags]
     command = [sys.executable, "-m", "all_in_one", "--listen", f"127.0.0.1:{port}", *given]
@@ -52,7 +52,7 @@ def server(model: Path, folder: Path, *flags: str) -> Service:
 
 @dataclass(frozen=True)
 class Served:
-    """A server with keys and a file, which runs between tests."""
+    """Server with API keys and a store, shared by the tests."""
 
     service: Service
     key: str
@@ -60,7 +60,7 @@ class Served:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """A client that has the key."""
+        """Yield a client that sends the key."""
         address = f"http://127.0.0.1:{self.service.port}"
         headers = {"Authorization": f"Bearer {self.key}"}
         async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
@@ -80,8 +80,8 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     asyncio.run(service.stop())
 
 
-def body(**asked: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, **asked}
+def body(**options: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, **options}
 
 
 LONG = body(max_tokens=300, ignore_eos=True)
@@ -95,7 +95,7 @@ async def text_of_plain_answer(client: httpx2.AsyncClient) -> str:
 
 
 def text_of_event(line: str) -> str:
-    """The text in a line of a stream."""
+    """Return the text in a line of a stream."""
     if not line.startswith("data: {"):
         return ""
     choices = json.loads(line.removeprefix("data: "))["choices"]
@@ -103,10 +103,10 @@ def text_of_event(line: str) -> str:
 
 
 async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, served: Served) -> None:
-    asked = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "speculation": "off"}]
+    options = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "speculation": "off"}]
     params = [
         SamplingParams(max_tokens=40, temperature=one.get("temperature", 0.0), seed=one.get("seed"))
-        for one in asked
+        for one in options
     ]
     with LLM(str(model), dtype="float32") as llm:
         expected = [llm.generate({"prompt_token_ids": PROMPT}, one)[0].outputs[0].text for one in params]
@@ -115,7 +115,7 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
         assert (await client.post("/v1/completions", json=body(), headers=keyless)).status_code == 401
         for at_once in (1, 2):  # also in a batch
             replies = await asyncio.gather(
-                *(client.post("/v1/completions", json=body(**one)) for one in asked * at_once)
+                *(client.post("/v1/completions", json=body(**one)) for one in options * at_once)
             )
             texts = [reply.json()["choices"][0]["text"] for reply in replies]
             assert texts == expected * at_once
@@ -136,9 +136,9 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
     assert sum(float(line.split()[-1]) for line in accepted) > 0
 
 
-async def test_a_gguf_file_is_served_as_it_lies(tmp_path: Path) -> None:
-    """Under the file's name; the log shows what the start does."""
-    unseen = f"{{# {tmp_path} #}}"  # else the cache may have it
+async def test_a_gguf_file_is_served_directly(tmp_path: Path) -> None:
+    """The model has the file's name; the log shows the progress of the start."""
+    unseen = f"{{# {tmp_path} #}}"  # makes the file unknown to the cache
     file = write_model_file(tmp_path / "files" / "Tiny.F32.gguf", template=unseen)
     served = server(file, tmp_path, "--draft", "none")
     served.start()
@@ -156,8 +156,8 @@ async def test_a_gguf_file_is_served_as_it_lies(tmp_path: Path) -> None:
         assert f"INFO    server specinfer.progress: {what}" in log, what
 
 
-async def test_a_stream_goes_on_after_the_process_was_killed(served: Served) -> None:
-    """With `--store`: what the client has is not sent again, and nothing is missing."""
+async def test_a_stream_continues_after_the_process_was_killed(served: Served) -> None:
+    """With `--store`, the rest of the stream has no token twice, and none is missing."""
     text, last = "", ""
     async with served.client() as client:
         whole = await text_of_plain_answer(client)
@@ -177,9 +177,9 @@ async def test_a_stream_goes_on_after_the_process_was_killed(served: Served) -> 
 
 
 async def test_a_stream_waits_while_the_disk_of_the_store_is_full(served: Served) -> None:
-    """Nothing is shown that is not in the file, health says so, and nothing ends with an error.
+    """Tokens are sent only after they are stored; health is 503, and no request fails.
 
-    The file may grow by half of what the same answer took before, so the disk is full in its midst.
+    The file may grow by half the size of the same answer, so that the disk is full in the middle.
     """
 
     def allow(size: int) -> None:
@@ -214,7 +214,7 @@ async def test_a_stream_waits_while_the_disk_of_the_store_is_full(served: Served
     assert all(json.loads(line) for line in served.store.read_text().splitlines() if line)
 
 
-async def test_what_is_wrong_is_said_before_the_model_is_loaded(
+async def test_bad_settings_are_errors_before_the_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*_: Any) -> None:
@@ -243,8 +243,8 @@ async def test_what_is_wrong_is_said_before_the_model_is_loaded(
                 await serve(ServeSettings.load("serve", given))
 
 
-class Ending:
-    """A gateway that takes some time to drain, and the HTTP service behind it."""
+class SlowDrain:
+    """Gateway that takes `takes_s` to drain, and HTTP service that records its drain time."""
 
     def __init__(self, takes_s: float) -> None:
         self._takes_s, self.left_s = takes_s, -1.0
@@ -256,9 +256,9 @@ class Ending:
         self.left_s = seconds
 
 
-async def test_the_drain_time_is_that_of_both_doors_together() -> None:
-    """A pod is killed after it; each for itself would take it twice."""
-    late, early = Ending(0.05), Ending(0.0)
+async def test_gateway_and_http_service_share_the_drain_time() -> None:
+    """A pod is killed after the drain time, so both share it."""
+    late, early = SlowDrain(0.05), SlowDrain(0.0)
     for ending, seconds in ((late, 0.05), (early, 1000.0)):
         await drain(cast(Gateway, ending), cast(HttpServer, ending), seconds)
     assert late.left_s == 0.0
@@ -307,8 +307,8 @@ def test_bad_flags_are_named_before_torch_is_loaded() -> None:
     command = [sys.executable, "-c", START_WITH_EACH, *itertools.chain(*BAD_FLAGS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n" * len(BAD_FLAGS)
-    for said, (_, value) in zip(done.stderr.splitlines(), BAD_FLAGS, strict=True):
-        assert value in said
+    for printed, (_, value) in zip(done.stderr.splitlines(), BAD_FLAGS, strict=True):
+        assert value in printed
 
 
 @pytest.mark.native

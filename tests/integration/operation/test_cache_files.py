@@ -1,4 +1,4 @@
-"""Files of the cache: modes by the umask, nothing left by killed processes, one line for what cannot be used."""
+"""Files of the cache: modes by the umask, no remains of killed processes, errors of one line."""
 
 import os
 import subprocess
@@ -63,19 +63,19 @@ def test_modes_do_not_depend_on_who_wrote_the_files(tmp_path: Path) -> None:
     assert modes == {"folder": 0o755, "weights": 0o644}
 
 
-def test_what_a_killed_process_left_is_gone_after_the_next(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> None:
     target = tmp_path / "models" / "model"
     died = subprocess.run([sys.executable, "-c", _DIES, str(target)], check=False)
     assert died.returncode == -9
     assert not target.exists()
     assert sum(path.stat().st_size for path in target.parent.rglob("*")) > 1000
     with work_directory.atomic_directory(target) as work:
-        (work / "config.json").write_text("all of it")
+        (work / "config.json").write_text("complete")
     assert [path.name for path in target.parent.rglob("*")] == ["model", "config.json"]
-    assert (target / "config.json").read_text() == "all of it"
+    assert (target / "config.json").read_text() == "complete"
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_home_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(self: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 

@@ -1,4 +1,4 @@
-"""One request followed through all services: by its id in JSON logs, and by its trace."""
+"""Requests can be followed through all services: by ids in JSON logs, and by traces."""
 
 import asyncio
 import json
@@ -34,13 +34,13 @@ LOGGERS = {
     "verifier_svc": ("verifier_svc.", "specinfer.verification."),
     "speculator_svc": ("speculator_svc.", "specinfer.drafters."),
 }
-"""Loggers of the code that only the process of a service runs."""
+"""Prefixes of the loggers that only a service's own process uses."""
 
 
-def lines_of(caplog: pytest.LogCaptureFixture, house: str) -> list[dict[str, Any]]:
-    """Return what the process of a service would have written."""
-    formatter = make_formatter(SERVICES[house], "json")
-    return [json.loads(formatter.format(r)) for r in caplog.records if r.name.startswith(LOGGERS[house])]
+def lines_of(caplog: pytest.LogCaptureFixture, package: str) -> list[dict[str, Any]]:
+    """Return the log lines of a service, parsed from its JSON format."""
+    formatter = make_formatter(SERVICES[package], "json")
+    return [json.loads(formatter.format(r)) for r in caplog.records if r.name.startswith(LOGGERS[package])]
 
 
 async def test_one_request_is_followed_through_the_logs_of_all_services(
@@ -52,8 +52,8 @@ async def test_one_request_is_followed_through_the_logs_of_all_services(
         await until(lambda: not system.verifier.cached_requests)
         await until(lambda: "released" in "".join(x["message"] for x in lines_of(caplog, "speculator_svc")))
     messages = {
-        house: [line["message"] for line in lines_of(caplog, house) if line.get("request_id") == "mine"]
-        for house in SERVICES
+        package: [line["message"] for line in lines_of(caplog, package) if line.get("request_id") == "mine"]
+        for package in SERVICES
     }
     assert messages["verifier_svc"] == ["request mine is first seen", "request mine is released"]
     assert messages["speculator_svc"] == ["request mine is first seen", "request mine is released"]
@@ -73,7 +73,7 @@ async def test_one_request_is_followed_through_the_logs_of_all_services(
 async def traced_system(
     redis_url: str, ratio: float = 0.0
 ) -> AsyncIterator[tuple[System, InMemorySpanExporter]]:
-    """A system whose services share one exporter; of its own accord it traces this part of the requests."""
+    """Run a system whose services share an exporter; `ratio` is the share of traced requests."""
     provider, exporter = TracerProvider(ParentBased(TraceIdRatioBased(ratio))), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     drafters = {"two": ScriptedDrafter(first(2))}
@@ -86,23 +86,23 @@ def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
 
 
 def below(parent: ReadableSpan, spans: Sequence[ReadableSpan]) -> list[str]:
-    """Names of the spans directly below one, by when they began."""
+    """Return the names of a span's children, by start time."""
     assert parent.context is not None
     children = [s for s in spans if s.parent is not None and s.parent.span_id == parent.context.span_id]
     return [span.name for span in sorted(children, key=lambda span: span.start_time or 0)]
 
 
-async def test_a_trace_goes_from_the_client_through_all_services(
+async def test_a_trace_leads_from_the_client_through_all_services(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nine tokens in three steps."""
+    """There are three steps of three tokens each."""
     caplog.set_level(logging.INFO)
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
     async with traced_system(redis_url) as (system, exporter):
         request = make_request("abc", chat=False, max_new_tokens=9, ignore_eos=True, request_id="mine")
         async with AsyncClient(system.address, traceparent=f"00-{trace_id}-{caller}-01") as client:
             await client.generate(request)
-        await system.tokens(PROMPT)  # not traced: nobody says so, and the ratio is 0
+        await system.tokens(PROMPT)  # not traced: it has no traceparent, and the ratio is 0
         await until(lambda: bool(named(exporter, "request")))
     spans = exporter.get_finished_spans()
     assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {trace_id}
@@ -124,7 +124,11 @@ async def test_a_trace_goes_from_the_client_through_all_services(
 
 async def test_steps_of_several_traced_requests_are_linked(redis_url: str) -> None:
     async with traced_system(redis_url, ratio=1.0) as (system, exporter):
-        await asyncio.gather(*(system.tokens(PROMPT, max_new_tokens=30) for _ in range(2)))
+        release = system.hold()
+        tasks = [asyncio.create_task(system.tokens(PROMPT, max_new_tokens=30)) for _ in range(2)]
+        await until(lambda: len(system.loop.scheduler.states) == 2)
+        release.set()
+        await asyncio.gather(*tasks)
         await until(lambda: len(named(exporter, "request")) == 2)
     one, two = (span.context for span in named(exporter, "request"))
     assert one is not None
@@ -152,10 +156,10 @@ async def test_without_tracing_and_without_a_traced_request_a_step_makes_no_span
     )
     async with traced_system(redis_url) as (system, _):
         await system.tokens(PROMPT)
-    assert begun == ["request"], "whether it is wanted"
+    assert begun == ["request"], "asks the sampler only"
 
 
-async def test_requests_that_go_on_elsewhere_leave_no_open_span(redis_url: str) -> None:
+async def test_requests_continued_by_other_gateways_leave_no_open_span(redis_url: str) -> None:
     async with traced_system(redis_url, ratio=1.0) as (system, exporter):
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
         await until(lambda: system.loop.steps > 1)
@@ -171,7 +175,7 @@ async def test_requests_that_go_on_elsewhere_leave_no_open_span(redis_url: str) 
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what it gets."""
+    """OTLP collector that stores the names of spans and services."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

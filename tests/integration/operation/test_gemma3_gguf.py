@@ -1,4 +1,4 @@
-"""A real GGUF file of a family that only `transformers` knows: Gemma 3 of 270 million parameters, from PyPI."""
+"""Gemma 3 (270M) from a GGUF file of PyPI; only the `transformers` executor runs this family."""
 
 from pathlib import Path
 

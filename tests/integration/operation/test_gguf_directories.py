@@ -1,4 +1,4 @@
-"""A GGUF file is a model as it lies: a directory is derived once, holds no weights, and follows the file."""
+"""GGUF files are used as models: their directory is derived once, without a copy of weights."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def forbid_derivation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["my models/Tiny.GGUF", "models/Tiny.Gguf", "tiny model"])
 def test_a_file_is_a_model_whatever_its_name(file: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of two parts are no ids of the hub, and an ending may be in capitals."""
+    """A path of two parts may look like a hub id; the suffix may be in capitals."""
     monkeypatch.chdir(file.parent)
     named = Path(name)
     named.parent.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def test_a_file_is_a_model_whatever_its_name(file: Path, name: str, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["my models/tiny", "a/b c", "ü/b"])
-def test_what_can_be_no_id_of_the_hub_is_no_model(name: str) -> None:
+def test_names_that_are_neither_files_nor_hub_ids_are_refused(name: str) -> None:
     pulled = CliRunner().invoke(app, ["models", "pull", name])
     assert pulled.exit_code != 0
     assert isinstance(pulled.exception, SystemExit | SpecInferError)
@@ -63,7 +63,7 @@ def test_what_can_be_no_id_of_the_hub_is_no_model(name: str) -> None:
         resolve_model(name)
 
 
-def test_a_file_is_a_model_at_once(file: Path, cache: Path) -> None:
+def test_a_file_can_be_used_without_conversion(file: Path, cache: Path) -> None:
     with LLM(str(file), speculators="off", kv_tokens=256, executor="torch") as llm:
         (answer,) = llm.generate(["The sky"], SamplingParams(temperature=0, max_tokens=4))
     assert len(answer.outputs[0].token_ids) <= 4
@@ -104,7 +104,7 @@ def test_a_changed_file_is_another_model(file: Path) -> None:
         open_checkpoint(first)
 
 
-def test_other_code_of_ours_derives_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_code_derives_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = resolve_model(str(file))
     (directory / "tokenizer_config.json").write_text("{}")
     assert resolve_model(str(file)) == directory
@@ -117,7 +117,7 @@ def test_other_code_of_ours_derives_again(file: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_directory_of_an_earlier_version_is_derived_again(file: Path, cache: Path) -> None:
-    """It held the weights twice: converted, and as they came."""
+    """Earlier versions stored converted weights, too."""
     old = cache / "models" / "tiny"
     old.mkdir(parents=True)
     shutil.copyfile(file, old / "source.gguf")
@@ -129,7 +129,7 @@ def test_a_directory_of_an_earlier_version_is_derived_again(file: Path, cache: P
 
 
 def test_parts_of_a_split_file_are_found_next_to_it(tmp_path: Path, file: Path) -> None:
-    """Also where the file is a link, as in a cache of the hub, whose files have other names."""
+    """The file may be a link, as in the hub's cache, where targets have other names."""
     (tmp_path / "split").mkdir()
     parts = model_file().write_parts(tmp_path / "split" / "tiny", 3)
     (tmp_path / "blobs").mkdir()
@@ -163,7 +163,7 @@ def test_ends_are_found_by_name_in_vocabularies_of_any_size(more: int, tmp_path:
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_separate_head_is_used(stored: bool, tmp_path: Path) -> None:
-    """Files may store a head of another type although the model's is tied."""
+    """Files of models with a tied head may store a separate one of another type."""
     file = model_file()
     assert "output.weight" in file.tensors
     if not stored:
@@ -174,9 +174,7 @@ def test_a_separate_head_is_used(stored: bool, tmp_path: Path) -> None:
     assert runner.config.tied_embeddings is not stored
 
 
-def test_a_wrong_model_is_refused_in_a_process_of_its_own(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_model_is_refused_by_a_separate_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specinfer.model.probe.load.LARGE_FILE", 0)
     directory = resolve_model(str(file))
     load_checked(directory, FLOAT32)
@@ -186,7 +184,7 @@ def test_a_wrong_model_is_refused_in_a_process_of_its_own(
         load_checked(directory, FLOAT32)
 
 
-def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checked_model_is_not_compared_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = resolve_model(str(file))
     load_checked(directory, FLOAT32)
     for name in ("probe.check.check_gguf_model", "loading.check_tensors"):
@@ -203,7 +201,7 @@ def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pyt
     ],
 )
 @pytest.mark.parametrize("command", [["generate", "hi", "--local"], ["up"], ["models", "check"]])
-def test_what_is_no_file_is_named_at_once(
+def test_errors_name_models_that_are_not_files(
     command: list[str], content: bytes | None, reason: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"

@@ -1,7 +1,6 @@
-"""An installation without extras runs the gateway and the command line, without torch and transformers.
+"""An installation without extras runs the gateway and the command line, without torch.
 
-Everything that the base dependencies of pyproject.toml do not bring is hidden from a fresh interpreter, so a
-missing dependency fails here as an import of torch would.
+The tests hide all modules that the base dependencies in pyproject.toml do not install.
 """
 
 import json
@@ -36,19 +35,19 @@ for command in COMMANDS:
     results.append((code, out.getvalue(), err.getvalue()))
 print(json.dumps(results))
 """
-"""Runs commands one after another in one interpreter: what is hidden cannot be imported by any of them."""
+"""Script that runs commands in one interpreter, in which hidden modules cannot be imported."""
 
 
 Results = dict[str, tuple[int | str, str, str]]
 
 
 def canonical(requirement: str) -> str:
-    """The name of the distribution that a requirement asks for."""
+    """Return the normalized distribution name of a requirement."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement, maxsplit=1)[0]).lower()
 
 
 def base_distributions() -> set[str]:
-    """Names of what `pip install specinfer` brings, extras of dependencies included."""
+    """Return the distributions that `pip install specinfer` installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names: set[str] = set()
     waiting = [canonical(text) for text in project["dependencies"]] + ["hiredis"]  # of redis[hiredis]
@@ -66,7 +65,7 @@ def base_distributions() -> set[str]:
 
 
 def hidden_modules() -> list[str]:
-    """Top-level modules of all other distributions."""
+    """Return the top-level modules of all other distributions."""
     allowed = base_distributions()
     ours = {"specinfer", "gateway", "verifier_svc", "speculator_svc", "http_svc", "models"}
     modules = packages_distributions()
@@ -79,7 +78,7 @@ def hidden_modules() -> list[str]:
 
 @pytest.fixture(scope="module")
 def no_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that begins as a model does."""
+    """File with the first bytes of a GGUF file only."""
     gguf = tmp_path_factory.mktemp("gguf") / "model.gguf"
     gguf.write_bytes(b"GGUF")
     return gguf
@@ -87,14 +86,14 @@ def no_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(no_model: Path) -> Results:
-    """Exit code, output and errors of every command here."""
+    """Exit code, output and errors of all commands of this module."""
     commands = [
         *(command for command, _ in COMMANDS),
         *(NEEDS_A_MODEL, NOBODY_LISTENS, [*PULL, str(no_model)]),
     ]
-    hidden, asked = json.dumps(hidden_modules()), json.dumps(commands)
+    hidden, requested = json.dumps(hidden_modules()), json.dumps(commands)
     done = subprocess.run(
-        [sys.executable, "-c", HIDE, hidden, asked], capture_output=True, text=True, cwd=ROOT, timeout=240
+        [sys.executable, "-c", HIDE, hidden, requested], capture_output=True, text=True, cwd=ROOT, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return {
@@ -114,12 +113,12 @@ COMMANDS = [
 ]
 NEEDS_A_MODEL = ["verifier_svc", "--help"]
 NOBODY_LISTENS = ["specinfer.cli", "status", "--address", "127.0.0.1:9"]
-"""The port of discarded messages."""
+"""Command with a port on which nothing listens."""
 PULL = ["specinfer.cli", "models", "pull"]
 
 
 def test_torch_is_hidden(results: Results) -> None:
-    """The negative control: what needs a model does not run here."""
+    """Negative control: commands that need a model fail."""
     assert {"torch", "transformers", "gguf", "safetensors"} <= set(hidden_modules())
     code, _, _ = results[" ".join(NEEDS_A_MODEL)]
     assert "No module named 'torch'" in str(code)
@@ -135,14 +134,14 @@ def test_runs_without_the_model_extra(command: list[str], word: str, results: Re
 
 
 def test_a_client_runs_without_the_model_extra(results: Results) -> None:
-    """It gets as far as the network."""
+    """It fails only at the connection."""
     code, _, errors = results[" ".join(NOBODY_LISTENS)]
     assert code == 1
     assert errors.startswith("specinfer: error: no gateway at 127.0.0.1:9: start one with")
 
 
 def test_the_python_client_loads_no_more_than_it_needs() -> None:
-    """Neither what draws terminals nor numbers; torch is hidden anyway."""
+    """It does not import numpy, rich, typer or torch."""
     code = (
         "import sys, specinfer.client; print(sorted({'numpy', 'rich', 'typer', 'torch'} & set(sys.modules)))"
     )

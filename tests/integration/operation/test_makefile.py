@@ -1,4 +1,4 @@
-"""`make` takes the first Python of 3.11 or newer that runs and can make virtual environments."""
+"""`make` uses the first Python from 3.11 that runs and can create virtual environments."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("sh", "make", "test", "grep", "touch", "echo")
-SHIM = "echo 'no version chosen' >&2; exit 127"  # what a version manager leaves for a version it does not run
+SHIM = "echo 'no version chosen' >&2; exit 127"  # the script of a version manager for an inactive version
 TOO_OLD = 'case "$2" in *version_info*) exit 1;; *) exit 0;; esac'
 USABLE = "exit 0"
 
@@ -19,7 +19,7 @@ Make = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """`make lint` with nothing on the PATH but these interpreters; commands are shown, not run."""
+    """Function that runs `make lint` with only the given interpreters on the PATH."""
 
     def run(pythons: Mapping[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
         folder = tmp_path / "bin"
@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Make:
             (folder / name).write_text(f"#!/bin/sh\n{script}\n")
             (folder / name).chmod(0o755)
         command = ["make", f"VENV={tmp_path / 'venv'}", *arguments, "lint"]
-        outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON"}  # of the `make test` that runs this
+        outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON"}  # set by the `make test` that runs this
         environment = {key: text for key, text in os.environ.items() if key not in outer}
         environment["PATH"] = str(folder)
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
@@ -49,19 +49,19 @@ def make(tmp_path: Path) -> Make:
     ],
     ids=["first", "shims", "newest", "unversioned"],
 )
-def test_the_first_usable_python_is_taken(make: Make, pythons: dict[str, str], chosen: str) -> None:
+def test_the_first_usable_python_is_used(make: Make, pythons: dict[str, str], chosen: str) -> None:
     done = make(pythons, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert f'"{chosen}" -m venv' in done.stdout
 
 
-def test_a_python_that_was_asked_for_is_taken(make: Make) -> None:
+def test_a_given_python_is_used(make: Make) -> None:
     done = make({"python3.11": USABLE, "mine": USABLE}, "--dry-run", "PYTHON=mine")
     assert '"mine" -m venv' in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("PYTHON=python3",)], ids=["found", "asked for"])
-def test_without_a_usable_python_the_error_says_what_to_do(make: Make, arguments: tuple[str, ...]) -> None:
+def test_the_error_without_a_usable_python_names_the_remedy(make: Make, arguments: tuple[str, ...]) -> None:
     done = make({"python3": TOO_OLD, "python3.12": SHIM}, *arguments)
     assert done.returncode == 2
     assert "needs Python 3.11 or newer" in done.stderr

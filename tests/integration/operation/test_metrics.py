@@ -1,4 +1,4 @@
-"""Metrics after known runs through the whole system equal what was computed by hand."""
+"""Metrics after known runs of a whole system equal values computed by hand."""
 
 import asyncio
 import threading
@@ -120,12 +120,12 @@ def address_of(system: System, name: str) -> str:
 
 
 async def idle(system: System) -> None:
-    """Waits until the last step is counted."""
+    """Wait until the last step is counted."""
     await until(lambda: not system.loop.persistence.unfinished)
 
 
 async def test_steps_of_two_speculators_are_counted_as_computed_by_hand(redis_url: str) -> None:
-    """Nine tokens in three steps: `two` drafts t1-t2, `one` drafts t1-x, accepted are t1 and t2."""
+    """Nine tokens take three steps: `two` drafts t1-t2, `one` t1-x; t1 and t2 are accepted."""
     drafters = {"two": ScriptedDrafter(first(2)), "one": ScriptedDrafter(first(1))}
     async with running_system(redis_url, drafters, tree_depth=2) as system:
         assert await system.tokens(PROMPT, max_new_tokens=9) == greedy(PROMPT, 9)
@@ -147,7 +147,7 @@ async def test_steps_of_two_speculators_are_counted_as_computed_by_hand(redis_ur
     assert metrics.value("planner_step_nodes_sum") == 9
     assert metrics.by("drafts_total", "outcome") == {"ok": 6}
     assert metrics.by("planner_steps_total", "reason") == {"not adaptive": 3}
-    for reason in Reason:  # also those that have not come up
+    for reason in Reason:  # also those without a step
         assert metrics.value("planner_steps_total", reason=reason) == 3 * (reason is Reason.NOT_ADAPTIVE)
     assert metrics.by("planner_asked_total", "speculator") == both
     assert metrics.value("iteration_batch_size_sum") == 3
@@ -166,12 +166,12 @@ async def test_requests_and_tokens_are_counted_as_computed_by_hand(redis_url: st
     assert metrics.value("generation_tokens_total") == 2 * 9 + 2
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
         assert metrics.value(f"{name}_seconds_count") == 3, name
-    assert metrics.value("inter_token_latency_seconds_count") == 2 * 6, "those after the first step"
+    assert metrics.value("inter_token_latency_seconds_count") == 2 * 6, "all tokens after the first step"
     e2e, first_token = (
         metrics.value(f"{name}_seconds_sum") or 0.0 for name in ("e2e_request_latency", "time_to_first_token")
     )
     later = metrics.value("inter_token_latency_seconds_sum") or 0.0
-    assert later == pytest.approx(e2e - first_token, abs=1e-6), "the parts make the whole"
+    assert later == pytest.approx(e2e - first_token, abs=1e-6), "the latencies add up"
 
 
 async def test_bytes_on_the_wire_are_those_of_the_messages(redis_url: str) -> None:
@@ -199,7 +199,7 @@ async def test_services_count_what_they_do(redis_url: str) -> None:
     assert verifier.by("verifier_entries_total", "status") == {"ok": 6}
     assert (verifier.value("verifier_nodes_total"), verifier.value("verifier_accepted_total")) == (12, 12)
     assert verifier.value("verifier_batch_size_sum") == verifier.value("verifier_step_seconds_count") == 6
-    # the prompt with two nodes; what is left of it behind two known blocks; a token with two nodes
+    # the prompt with two nodes; its rest after two cached blocks; a token with two nodes
     assert verifier.value("verifier_pass_seconds_count", tokens="17-64") == 1
     assert verifier.value("verifier_pass_seconds_count", tokens="5-16") == 1
     assert verifier.value("verifier_pass_seconds_count", tokens="2-4") == 4
@@ -217,17 +217,17 @@ def failing(job: DraftJob) -> TokenTree | SpecInferError:
 
 
 def foreign(job: DraftJob) -> TokenTree:
-    """A token that the model does not have."""
+    """Draft a token that is not in the vocabulary."""
     tree = always(job)
     tree.token_ids[1:] = 500
     return tree
 
 
 @pytest.mark.parametrize(("script", "outcome"), [(failing, "failed"), (foreign, "malformed")])
-async def test_drafts_that_are_wrong_are_counted_by_how(
+async def test_failed_and_malformed_drafts_are_counted(
     redis_url: str, script: Callable[[DraftJob], TokenTree], outcome: str
 ) -> None:
-    """A speculator that fails is asked ever more rarely; one whose trees are malformed until the eighth."""
+    """A failing speculator is called less and less; one with malformed trees stops after eight."""
     drafters = {"bad": ScriptedDrafter(script), "good": ScriptedDrafter(first(1))}
     async with running_system(redis_url, drafters, tree_depth=1) as system:
         await system.tokens(PROMPT, max_new_tokens=20)
@@ -241,7 +241,7 @@ async def test_drafts_that_are_wrong_are_counted_by_how(
 
 
 class BusyWithTwo(ScriptedDrafter):
-    """Does not answer the first step of two requests until it is told to."""
+    """Drafter that blocks on a step of two requests until released."""
 
     def __init__(self) -> None:
         super().__init__(always)
@@ -253,8 +253,8 @@ class BusyWithTwo(ScriptedDrafter):
         return super().draft(jobs)
 
 
-async def test_late_and_stale_drafts_are_told_apart(redis_url: str) -> None:
-    """One of two requests ends while the speculator is busy with both: one draft is late, the other stale."""
+async def test_late_and_stale_drafts_are_counted_separately(redis_url: str) -> None:
+    """One of two requests ends during their draft: one draft is late, the other stale."""
     drafter = BusyWithTwo()
     async with running_system(redis_url, {"busy": drafter}, deadline_s=2.0, tree_depth=1) as system:
         long = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
@@ -287,8 +287,8 @@ async def test_a_service_that_is_gone_fails_its_drafts_and_is_not_ready(redis_ur
         task.cancel()
 
 
-async def test_the_load_is_shown_under_vllms_names_if_asked_for(redis_url: str) -> None:
-    """Two requests wait for another, which is held up at its first drafts: a block of 128 is its own."""
+async def test_the_load_has_vllms_names_if_configured(redis_url: str) -> None:
+    """Two requests wait for one that blocks at its first draft, and has one of 128 cache blocks."""
     release = threading.Event()
 
     def released_draft(job: DraftJob) -> TokenTree:
@@ -321,7 +321,7 @@ async def test_the_load_is_shown_under_vllms_names_if_asked_for(redis_url: str) 
         await until(lambda: shown() == idle_now)
 
 
-async def test_a_resync_is_counted_at_the_service_that_asked_for_it(redis_url: str) -> None:
+async def test_a_resync_is_counted_for_its_service(redis_url: str) -> None:
     async with running_system(redis_url, {"two": ScriptedDrafter(first(2))}) as system:
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=300))
         await until(lambda: system.loop.steps > 2)
@@ -365,7 +365,7 @@ async def test_refused_requests_are_counted_by_status_code(redis_url: str, tmp_p
         assert scrape(system).by("request_success_total", "finished_reason") == {}
 
 
-async def test_what_answers_is_shown(redis_url: str) -> None:
+async def test_metrics_show_which_services_answer(redis_url: str) -> None:
     async with running_system(redis_url, {"two": ScriptedDrafter(first(2))}) as system:
         gateway = lambda name, **labels: scrape(system).value(name, **labels)  # noqa: E731
         await until(lambda: gateway("gateway_ready") == 1)
@@ -382,8 +382,7 @@ async def test_what_answers_is_shown(redis_url: str) -> None:
 
 
 async def test_every_metric_is_there_from_the_start_and_none_was_created(redis_url: str) -> None:
-    """Only series by position and by reason come later, with the first step, and those that need a hundred
-    candidates."""
+    """Exceptions are series by position and reason, and those after a hundred candidates."""
     async with running_system(redis_url, {"two": ScriptedDrafter(first(2))}) as system:
         await system.tokens(PROMPT, max_new_tokens=6)
         await idle(system)

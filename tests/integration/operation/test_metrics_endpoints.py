@@ -1,4 +1,4 @@
-"""The metrics ports of real processes."""
+"""Metrics ports of real processes."""
 
 import socket
 from pathlib import Path
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_real_services_are_scraped_after_a_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`specinfer up` with ports for all of them."""
+    """`specinfer up` serves the metrics of all services if their ports are set."""
     ports = dict(zip(("GATEWAY", "VERIFIER", "SPECULATOR"), free_ports(3), strict=True))
     for name, port in ports.items():
         monkeypatch.setenv(PORT.format(name), str(port))
@@ -71,7 +71,7 @@ def test_real_services_are_scraped_after_a_request(model: Path, monkeypatch: pyt
 def test_local_systems_serve_metrics_only_where_they_should(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway of `up`; and whatever the user sets a port for."""
+    """By default only the gateway of `up`; others if the user sets their port."""
     from specinfer.cli.local import system as local
 
     seen: dict[str, dict[str, str]] = {}
@@ -100,7 +100,7 @@ def test_local_systems_serve_metrics_only_where_they_should(
     assert off(metrics=True) == {"s"}
 
 
-def test_up_sees_that_its_metrics_port_is_taken_before_it_starts_anything(
+def test_up_checks_its_metrics_port_before_it_starts_anything(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specinfer.cli.local.system.Child", lambda *_: pytest.fail("a process was started"))

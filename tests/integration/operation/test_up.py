@@ -1,4 +1,4 @@
-"""`specinfer up` on a tiny model: what it checks first, what it says, how it ends."""
+"""`specinfer up` with a tiny model: its checks, its output, its end."""
 
 import asyncio
 import re
@@ -37,14 +37,14 @@ def up(*flags: str) -> list[str]:
 
 @contextmanager
 def listening() -> Iterator[str]:
-    """The address of a program that listens."""
+    """Yield an address that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield f"127.0.0.1:{other.getsockname()[1]}"
 
 
 @asynccontextmanager
 async def serving(settings: ServiceSettings) -> AsyncIterator[None]:
-    """A service that is healthy."""
+    """Run a healthy service."""
     server = ServiceServer(settings, [])
     await server.start()
     try:
@@ -71,10 +71,10 @@ def test_a_used_port_is_an_error_before_anything_starts(model: Path, monkeypatch
     check_listen_address(address)  # free again, though its last connection may linger
 
 
-async def test_a_foreign_service_at_its_address_is_not_taken_for_its_own(
+async def test_a_foreign_service_at_its_address_does_not_count_as_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It has got the port after the check; it is healthy, and not ours."""
+    """Another program has taken the port after the check, and is healthy."""
     monkeypatch.setattr(local, "START_TIMEOUT_S", 1.0)
     settings = ServiceSettings(listen=f"127.0.0.1:{free_ports(1)[0]}", drain_seconds=0.1)
     system = LocalSystem(LocalOptions(listen=settings.listen))
@@ -93,7 +93,7 @@ async def test_a_foreign_service_at_its_address_is_not_taken_for_its_own(
         system.stop()
 
 
-def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_ignores(
+def test_it_prints_what_is_ready_and_ends_on_sigint_in_the_background(
     model: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", redis_url)

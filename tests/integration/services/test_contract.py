@@ -1,4 +1,4 @@
-"""`specinfer check`: services that keep the contract pass, and each way to break it is found and named."""
+"""`specinfer check`: services that keep the contract pass; each broken rule is named."""
 
 import asyncio
 import shutil
@@ -38,7 +38,7 @@ Q = np.array([40, 41, 42, 43], np.int32), np.array([0.4, 0.3, 0.2, 0.1], np.floa
 
 
 class Drawing(ScriptedDrafter):
-    """Draws two children of the root without replacement; `truly` is what it draws from, Q what it sends."""
+    """Drafter that draws two children without replacement from `truly`, and sends Q."""
 
     def __init__(self, truly: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)) -> None:
         super().__init__(self._tree)
@@ -84,7 +84,7 @@ async def test_our_services_keep_the_contract() -> None:
     assert " 0 trees" not in by_rule["keeps to budget and shape"].detail
 
 
-async def test_a_model_that_draws_keeps_it() -> None:
+async def test_an_ssm_that_draws_keeps_the_contract() -> None:
     by_rule = await findings({"ssm": ssm(ProposalKind.WITHOUT_REPLACEMENT)})
     assert not broken(by_rule), by_rule
     assert "too " not in by_rule["draws follow the q that is sent"].detail
@@ -118,8 +118,8 @@ def _one_client(request: Request) -> None:
     request.client = "all"
 
 
-def _reads_on(request: Request) -> None:
-    """Append an entry that starts over to what is held."""
+def _does_not_start_over(request: Request) -> None:
+    """Let the service append an entry that should start over."""
     for entry in request.entries:
         if entry.request_id == "again" and entry.base_len == 0 and len(entry.delta_token_ids) == 6:
             entry.base_len = 10
@@ -157,7 +157,7 @@ BEFORE: dict[str, tuple[Callable[[Request], None], str]] = {
     "sends trees for chains": (_spoilt_request(_any_shape), "keeps to budget and shape"),
     "drafts for all": (_spoilt_request(_all_of_them), "drafts only for whom is asked"),
     "knows no clients": (_one_client, "keeps clients apart"),
-    "does not start over": (_reads_on, "starts over at base_len 0"),
+    "does not start over": (_does_not_start_over, "starts over at base_len 0"),
 }
 AFTER: dict[str, tuple[Callable[[Reply], None], str]] = {
     "counts wrong": (_long, "appends deltas"),
@@ -169,7 +169,7 @@ AFTER: dict[str, tuple[Callable[[Reply], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", [*BEFORE, *AFTER])
-async def test_whoever_breaks_it_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_broken_rule_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = SpeculatorServicer._step
 
     def step(servicer: SpeculatorServicer, request: Request) -> Reply:
@@ -185,7 +185,7 @@ async def test_whoever_breaks_it_is_found(fault: str, monkeypatch: pytest.Monkey
     assert (BEFORE | AFTER)[fault][1] in broken(by_rule), by_rule
 
 
-async def test_a_service_that_forgets_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_releases_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def release(*_: object) -> common_pb2.ReleaseReply:
         return common_pb2.ReleaseReply(released=1)
 
@@ -193,7 +193,7 @@ async def test_a_service_that_forgets_nothing_is_found(monkeypatch: pytest.Monke
     assert broken(await findings({"a": NgramDrafter()})) == {"forgets what is released"}
 
 
-async def test_a_service_that_says_nothing_sound_of_itself_is_found() -> None:
+async def test_a_service_with_a_bad_description_is_found() -> None:
     by_rule = await findings({"": NgramDrafter()})
     assert "name: must have 1 to 128 characters" in by_rule["describes itself"].detail
 
@@ -205,7 +205,7 @@ async def test_a_service_that_does_not_answer_is_found(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(SpeculatorServicer, "Draft", draft)
     by_rule = await findings({"a": NgramDrafter()})
-    assert len(broken(by_rule)) == len(by_rule) - 2, "all but the description and what it has nothing of"
+    assert len(broken(by_rule)) == len(by_rule) - 2, "all but the description and a rule that does not apply"
     async with open_channel(f"127.0.0.1:{free_ports(1)[0]}") as channel:
         (finding,) = [f async for f in check_contract(Examined("nobody", channel, patience_s=1.0))]
     assert (finding.rule, finding.outcome) == ("describes itself", Outcome.BROKEN)
@@ -213,7 +213,7 @@ async def test_a_service_that_does_not_answer_is_found(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("truly", [(0.25, 0.25, 0.25, 0.25), (0.2, 0.5, 0.2, 0.1)])
 async def test_draws_that_do_not_follow_their_q_are_found(truly: tuple[float, ...]) -> None:
-    """A right service is found wrong with probability 1e-6; these differ by .2 in total variation."""
+    """False alarms: 1e-6. These distributions differ from Q by 0.2 in total variation."""
     by_rule = await findings({"liar": Drawing(truly)})
     assert broken(by_rule) == {"draws follow the q that is sent"}
     assert "liar: 800 draws do not follow q" in by_rule["draws follow the q that is sent"].detail
@@ -240,7 +240,7 @@ def check(address: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
 
 
-async def test_the_command_says_what_is_broken_and_exits_with_1() -> None:
+async def test_the_command_prints_what_is_broken_and_exits_with_1() -> None:
     async with speculator_service({"a": NgramDrafter()}) as (address, _):
         done = await asyncio.to_thread(check, address)
     assert done.returncode == 1
@@ -278,7 +278,7 @@ async def test_a_service_that_never_drafts_fails_the_check(monkeypatch: pytest.M
 
 
 def node_modules() -> Path:
-    """Return packages that the example needs, installed once below the cache directory; skip where that cannot be."""
+    """Return the example's packages, installed once in the cache; skip the test if npm fails."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -298,7 +298,7 @@ def node_modules() -> Path:
 
 @pytest.fixture
 def node_service(tmp_path: Path) -> Iterator[str]:
-    """The address of the example in JavaScript."""
+    """Address of the example in JavaScript."""
     address, environment = f"127.0.0.1:{free_ports(1)[0]}", {"NODE_PATH": str(node_modules())}
     command = ["node", str(EXAMPLE / "speculator.js"), address]
     child = Child("node", command, tmp_path / "node.log", environment)

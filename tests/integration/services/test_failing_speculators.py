@@ -1,4 +1,4 @@
-"""A speculator that is late, wrong, dead or of another model costs its drafts, and no request."""
+"""A speculator that is late, wrong, dead or of another model costs drafts, but no request."""
 
 import asyncio
 import io
@@ -67,7 +67,7 @@ async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str
 
 
 async def test_a_late_speculator_is_not_waited_for(redis_url: str) -> None:
-    """It blocks until the request is over; the other one's drafts are used all the while."""
+    """It blocks until the request has ended; the drafts of the other one are used."""
     release = threading.Event()
 
     def slow(job: DraftJob) -> TokenTree:
@@ -85,7 +85,7 @@ async def test_a_late_speculator_is_not_waited_for(redis_url: str) -> None:
         release.set()
         await until(lambda: not late.busy)
         assert await system.tokens([1, 2, 3]) == greedy([1, 2, 3], 16)
-        assert late.counters.answered > 0, "it takes part again"
+        assert late.counters.answered > 0, "it drafts again"
 
 
 async def test_a_failing_drafter_costs_only_its_drafts(redis_url: str) -> None:
@@ -111,7 +111,7 @@ async def test_failed_drafts_are_counted_and_logged_by_name_but_not_each(
         status = await system.stub.Status(generation_pb2.StatusRequest())
     failed = {speculator.name: speculator.failed for speculator in status.speculators}
     assert failed["good"] == 0
-    assert 3 <= failed["bad"] <= 5 * 3, "ever more rarely in each request"
+    assert 3 <= failed["bad"] <= 5 * 3, "less and less often in each request"
     assert failed["odd"] >= 7, "every tree"
     table = Console(width=200, record=True, file=io.StringIO())
     table.print(status_table("here", status))
@@ -126,7 +126,7 @@ async def test_failed_drafts_are_counted_and_logged_by_name_but_not_each(
     assert "(1 so far): malformed tree: tree.token_ids" in lines[0] + lines[1]
 
 
-async def test_a_refused_draft_is_not_asked_for_again(redis_url: str) -> None:
+async def test_a_refused_draft_is_not_requested_again(redis_url: str) -> None:
     drafter = ScriptedDrafter(lambda job: SpecInferError("not this one"))
     async with running_system(redis_url, {"bad": drafter}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
@@ -150,10 +150,10 @@ async def test_in_one_service_only_the_speculator_that_refuses_is_left_out(redis
 
 @pytest.mark.parametrize("one_service", [False, True])
 @pytest.mark.parametrize("fault", ["full", "raises", "no tree", "step"])
-async def test_who_could_not_draft_in_one_step_drafts_in_the_next(
+async def test_a_speculator_that_fails_in_one_step_drafts_in_the_next(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, fault: str, one_service: bool
 ) -> None:
-    """For want of room in its cache, or by a fault of the drafter or of its service."""
+    """The draft fails because of a full cache, or an exception of drafter or service."""
     jobs: list[DraftJob] = []
 
     def now_and_then(job: DraftJob) -> TokenTree | SpecInferError:
@@ -184,7 +184,7 @@ async def test_who_could_not_draft_in_one_step_drafts_in_the_next(
         assert service.faults.drafts[0] >= 5
     (row,) = replies[-1].summary.stats.speculators
     assert row.name == "odd"
-    assert row.accepted >= 10, "one step in three at most went without"
+    assert row.accepted >= 10, "at most one step in three had no draft"
 
 
 def nothing(job: DraftJob) -> TokenTree:
@@ -200,23 +200,23 @@ NOT_A_TREE: Any = _NotATree()
 
 
 async def test_an_ssm_whose_cache_is_full_drafts_again_when_there_is_room(redis_url: str) -> None:
-    """A real one, whose cache holds one of two requests."""
+    """The SSM's cache has room for one of two requests."""
     runner = runner_of(tiny_transformers("llama"), kv_tokens=192)
     ssm = SsmDrafter(runner, DrafterDescription("tiny", 97), GrowthShape(beam=2))
     async with running_system(redis_url, {"ssm": ssm}) as system:
         long = asyncio.create_task(system.generate([7] * 100, max_new_tokens=30))
         short = asyncio.create_task(system.generate(PROMPT + [9] * 60, max_new_tokens=200))
         drafted = []
-        for asked in (long, short):
-            replies = await asked
+        for requested in (long, short):
+            replies = await requested
             (row,) = replies[-1].summary.stats.speculators
             drafted.append(row.accepted)
         (service,) = system.loop.pool.services
-        assert service.faults.drafts[0] > 0, "it was full"
+        assert service.faults.drafts[0] > 0, "its cache was full"
         assert min(drafted) > 5
 
 
-async def test_a_service_that_comes_later_joins_and_so_does_another_in_its_place(redis_url: str) -> None:
+async def test_a_late_service_joins_and_so_does_its_replacement(redis_url: str) -> None:
     early, late = ScriptedDrafter(first(2)), ScriptedDrafter(first(1))
     async with running_system(redis_url, {"late": late, "early": early}, absent={"late"}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
@@ -255,13 +255,13 @@ async def test_a_speculator_that_dies_and_returns(redis_url: str) -> None:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         assert speculator.description is None
         assert speculator.counters.missed > 0
-        asked = len(drafter.jobs)
+        requested = len(drafter.jobs)
         returned = ServiceServer(ServiceSettings(listen=speculator.address, drain_seconds=0.1), [])
         add_speculators(returned, EngineThread("returned"), {"a": drafter})
         await returned.start()
         await until(lambda: speculator.description is not None)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-        assert len(drafter.jobs) > asked
+        assert len(drafter.jobs) > requested
         await returned.stop()
 
 
@@ -274,10 +274,10 @@ async def test_a_speculator_with_another_tokenizer_is_refused(redis_url: str) ->
     assert ascii_tokenizer().fingerprint() in str(caught.value)
 
 
-async def test_a_speculator_that_does_not_fit_any_more_does_not_keep_a_verifier_from_being_driven(
+async def test_a_speculator_that_has_become_incompatible_does_not_stop_a_session(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its service was replaced by one with another tokenizer; then the session has to begin anew."""
+    """Its new service has another tokenizer, and the session must start again."""
     async with running_system(redis_url, {"odd": ScriptedDrafter(first(1))}) as system:
         session = system.loop
 
@@ -291,7 +291,7 @@ async def test_a_speculator_that_does_not_fit_any_more_does_not_keep_a_verifier_
         assert system.loop is not session
 
 
-async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(
+async def test_the_wait_for_a_late_draft_is_not_counted_as_overhead(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[StepReport] = []
@@ -311,16 +311,16 @@ async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(
     assert all(report.overhead_s < 2.0 for report in waited)
 
 
-async def test_reading_what_was_missed_is_not_what_drafts_take(
+async def test_reports_count_the_missed_tokens_that_a_draft_reads(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty steps of plain decoding, then trees: the first draft reads the twenty tokens."""
+    """After twenty steps of plain decoding, the first draft reads twenty tokens."""
     reports: list[StepReport] = []
     everybody = Choice(frozenset({0}), 4)
     monkeypatch.setattr(TablePlanner, "observe", lambda _, report: reports.append(report))
     monkeypatch.setattr(TablePlanner, "choose", lambda *_: everybody if len(reports) >= 20 else PLAIN)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
-        # a step is learnt from while later ones are under way: on a busy machine several later
+        # reports come after later steps have begun, on a busy machine several steps later
         assert await system.tokens([5], max_new_tokens=100) == greedy([5], 100)
     read = [draft.read for report in reports if report.choice.speculators for draft in report.drafts]
     assert read[0] >= 20

@@ -1,4 +1,4 @@
-"""Grants: the verifier goes on by itself between two messages. What clients get is the same, messages are fewer."""
+"""Grants let the verifier run several steps per message, and change no token."""
 
 import asyncio
 import threading
@@ -22,18 +22,18 @@ from verifier_svc.servicer import VerifierServicer
 PROMPT = [5, 17, 3, 88, 41]
 OTHER = [9, 8, 7, 30]
 TOKENS = 49
-"""One of the prompt's pass, then three grants of sixteen plain steps."""
+"""One token of the prompt's pass, and three grants of sixteen plain steps."""
 
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grant ends for other reasons than the time that this machine takes."""
+    """Make grants so long that their time never ends them."""
     monkeypatch.setattr(resident, "GRANT_S", 1000.0)
 
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[verifier_pb2.VerifyRequest]:
-    """Every message that the verifier gets."""
+    """Messages that the verifier receives."""
     requests: list[verifier_pb2.VerifyRequest] = []
     serve = VerifierServicer._serve
 
@@ -47,7 +47,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[verifier_pb2.VerifyRequest
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Items of every write of tokens to Redis."""
+    """Number of items of each write of tokens to Redis."""
     sizes: list[int] = []
     append = RequestStore.append
 
@@ -77,7 +77,7 @@ async def test_resident_trees_need_no_message_of_their_own(redis_url: str, messa
 
 
 async def test_independent_speculators_have_one_step_a_message(redis_url: str, messages: list[Any]) -> None:
-    """Beside residents, too: their trees are merged where the verifier is."""
+    """This holds with residents, too, whose trees are merged in the verifier's process."""
     drafters: dict[str, Drafter] = {"own": ScriptedDrafter(never), "other": ScriptedDrafter(first(3))}
     async with running_system(redis_url, drafters, resident={"own"}, tree_nodes=6, tree_depth=3) as system:
         replies = await system.generate(PROMPT, max_new_tokens=1 + 4 * 5)
@@ -90,7 +90,7 @@ async def test_independent_speculators_have_one_step_a_message(redis_url: str, m
 
 @pytest.mark.parametrize("drafts", [False, True])
 async def test_a_stop_string_ends_a_request_within_a_grant(redis_url: str, drafts: bool) -> None:
-    """Tokens behind it, which the verifier has computed, are shown to nobody; others are not disturbed."""
+    """Tokens after it, which the verifier has computed, are not shown."""
     drafters = {"own": ScriptedDrafter(first(2))} if drafts else {}
     text = text_of(greedy(PROMPT, 40))
     stop = text[11:13]
@@ -113,10 +113,10 @@ async def _released(system: System) -> bool:
 
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("status", [EntryStatus.EXHAUSTED, EntryStatus.RESYNC])
-async def test_a_verifier_that_does_not_go_on_loses_no_token(
+async def test_a_verifier_that_ends_a_grant_loses_no_token(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, drafts: bool, status: EntryStatus
 ) -> None:
-    """Every fifth entry is put off, or forgotten; the grant ends there, and the next message goes on."""
+    """Every fifth pass defers or drops the request, which ends the grant."""
     drafters = {"own": ScriptedDrafter(first(2))} if drafts else {}
     async with running_system(redis_url, drafters, resident=drafts) as system:
         verify, seen = system.verifier.verify, Counter[str]()
@@ -136,7 +136,7 @@ async def test_a_verifier_that_does_not_go_on_loses_no_token(
 
 
 async def test_a_fault_within_a_grant_loses_no_token(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps before it count; the next message finds the request forgotten, and starts it over."""
+    """Steps before it count; the verifier drops the request, and the next message starts it over."""
     async with running_system(redis_url) as system:
         verify, seen = system.verifier.verify, Counter[str]()
 
@@ -154,7 +154,7 @@ async def test_a_fault_within_a_grant_loses_no_token(redis_url: str, monkeypatch
 async def test_a_request_that_arrives_ends_a_grant(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, messages: list[Any]
 ) -> None:
-    """The verifier's fifth pass lasts until a call waits for its thread: that of the request that arrives in it."""
+    """The verifier's fifth pass lasts until the new request's call waits for its thread."""
     async with running_system(redis_url) as system:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         verify, seen, steps = system.verifier.verify, Counter[str](), list[int]()
@@ -185,7 +185,7 @@ async def test_a_request_that_arrives_ends_a_grant(
 
 
 async def test_constraints_force_tokens_within_a_grant(redis_url: str, messages: list[Any]) -> None:
-    """Forced tokens are verified as a tree in every step of a grant, not only in that of a message."""
+    """Every step of a grant verifies forced tokens as a tree, not only the first."""
     text = "the-quick-brown-fox-jumps-over-the-lazy-dog"
     async with running_system(redis_url) as system:
         replies = await system.generate(PROMPT, max_new_tokens=60, constraint={"choice": {"texts": [text]}})

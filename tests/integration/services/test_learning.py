@@ -1,4 +1,4 @@
-"""A speculator service learns from the requests it drafts for, and nobody's answer changes or waits for it."""
+"""A speculator service learns from requests, without changing or delaying answers."""
 
 import asyncio
 import errno
@@ -61,7 +61,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ssm(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SSM with a head of noise, which guesses nothing right."""
+    """SSM with a random head, whose drafts are wrong."""
     directory = tmp_path_factory.mktemp("ssm")
     config = load_config(target)
     weights = open_weights(target, config)
@@ -73,7 +73,7 @@ def ssm(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Learning:
-    """A system that learns, its learner, and the trials that were made of offers if those are scripted."""
+    """System whose speculator learns, and its learner."""
 
     def __init__(self, system: System, learner: Learner) -> None:
         self.system, self.learner = system, learner
@@ -85,7 +85,7 @@ class Learning:
         return service.address
 
     async def serve(self, prompts: Sequence[Sequence[int]], **fields: object) -> None:
-        """Answer prompts, and check the answers."""
+        """Run requests, and check their answers."""
 
         async def one(prompt: Sequence[int]) -> None:
             assert await self.system.tokens(prompt, max_new_tokens=TOKENS, **fields) == greedy(prompt, TOKENS)
@@ -94,7 +94,7 @@ class Learning:
         await until(lambda: not self.learner.replay._open)
 
     async def steps(self) -> int:
-        """Answer some prompts, one after another; return the steps that it took."""
+        """Run eight requests one after another; return their number of steps."""
         answers = [
             await self.system.generate(prompt, max_new_tokens=TOKENS, no_training=True)
             for prompt in PROMPTS[:8]
@@ -109,7 +109,7 @@ class Learning:
             return reply
 
     async def refused(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> grpc.StatusCode:
-        """Return the status of an offer that is refused, and check that it changed nothing."""
+        """Check that an offer is refused and changes nothing; return the status."""
         version = self.learner.version
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.offer(parts)
@@ -120,14 +120,14 @@ class Learning:
 
 @pytest.fixture
 def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]:
-    """Start a system whose SSM learns; `trials` stand in for those of a process of its own.
+    """Function that starts a system whose SSM learns.
 
-    `beside` are drafters of the same service.
+    `trials` replace the trials in a separate process; `further` are more drafters of the service.
     """
 
     @asynccontextmanager
     async def start(
-        trials: object = run_trials, beside: Sequence[str] = (), **options: object
+        trials: object = run_trials, further: Sequence[str] = (), **options: object
     ) -> AsyncIterator[Learning]:
         chosen = DrafterOptions(model=str(ssm), dtype="float32", kv_tokens=4096)
         made: list[Learner] = []
@@ -139,7 +139,7 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
             made.append(Learner(replay, engine, thread, 0, chosen, checkpoints, trials))  # type: ignore[arg-type]
             return made[-1]
 
-        drafters = {name: make_drafter(name, chosen) for name in ("ssm", *beside)}
+        drafters = {name: make_drafter(name, chosen) for name in ("ssm", *further)}
         async with running_system(
             redis_url,
             drafters,
@@ -154,13 +154,13 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
 
 
 async def sent(parts: object) -> AsyncIterator[learning_pb2.CheckpointPart]:
-    """Send parts."""
+    """Yield parts as a stream."""
     for part in parts:  # type: ignore[attr-defined]
         yield part
 
 
 class Scripted:
-    """Trials whose steps are given: of the weights that draft, and of those that are offered."""
+    """Trials with given numbers of steps for the served and the offered weights."""
 
     def __init__(self, served: int, offered: int) -> None:
         self.steps = served, offered
@@ -173,7 +173,7 @@ class Scripted:
         return [[*rest, offered] for _ in episodes]
 
 
-async def test_what_it_learns_is_drafted_with_while_requests_go_on(
+async def test_learnt_weights_draft_while_requests_continue(
     learning: Callable[..., object], ssm: Path, tmp_path: Path
 ) -> None:
     async with learning() as service:  # type: ignore[attr-defined]
@@ -186,17 +186,17 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
         )
 
         async def follow() -> None:
-            """Train and offer until an offer is taken."""
+            """Train and offer until an offer is accepted."""
             while not service.learner.counts.swaps:
                 training.add(await link.texts(training.newest))
-                for _ in range(BATCHES):  # a number, not a time, in which a busy machine does little
+                for _ in range(BATCHES):  # a number, as a busy machine trains little in a given time
                     await asyncio.to_thread(training.train, 0.0)
                 training.save()
                 reply = await link.offer(tmp_path / "offered")
                 training.note(reply.taken, reply.version)
 
         following = asyncio.create_task(follow())
-        while not following.done():  # requests go on through offers and swaps
+        while not following.done():  # requests continue during offers and swaps
             await service.serve(PROMPTS[:4], no_training=True)
         await following
         assert service.learner.counts.swaps >= 1
@@ -207,7 +207,7 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
         assert row.learning.held_out_tokens_per_step > 1
 
 
-async def test_nothing_is_kept_of_those_who_do_not_want_it(
+async def test_requests_without_consent_are_not_stored(
     learning: Callable[..., object], redis_url: str, tmp_path: Path
 ) -> None:
     keys = {"alice": make_key("alice"), "bob": make_key("bob", no_training=True)}
@@ -216,7 +216,7 @@ async def test_nothing_is_kept_of_those_who_do_not_want_it(
         replay = service.learner.replay
 
         async def ask(caller: str, **fields: object) -> int:
-            """Send a request; return how many texts are kept by then."""
+            """Run a request; return the number of stored texts."""
             metadata = (("authorization", f"Bearer {keys[caller][0]}"),)
             async for _ in service.system.stub.Generate(request_for(PROMPTS[0], **fields), metadata=metadata):
                 pass
@@ -247,14 +247,14 @@ async def test_nothing_is_kept_of_those_who_do_not_want_it(
 
 
 async def test_status_has_learning_at_the_ssm_alone(learning: Callable[..., object]) -> None:
-    async with learning(Scripted(20, 10), beside=["ngram"]) as service:  # type: ignore[attr-defined]
+    async with learning(Scripted(20, 10), further=["ngram"]) as service:  # type: ignore[attr-defined]
         await service.serve(PROMPTS[:2])
         rows = (await service.system.stub.Status(generation_pb2.StatusRequest())).speculators
         assert {row.drafter: row.HasField("learning") for row in rows} == {"ssm": True, "ngram": False}
 
 
 def damaged(fault: str, ssm: Path) -> list[learning_pb2.CheckpointPart]:
-    """Return the parts of a checkpoint that is none."""
+    """Return the parts of a damaged checkpoint."""
     parts = list(parts_of(ssm))
     match fault:
         case "another file":
@@ -285,7 +285,7 @@ async def test_an_offer_that_is_no_ssm_is_refused_and_changes_nothing(
             assert code is grpc.StatusCode.FAILED_PRECONDITION, fault
 
 
-def test_weights_of_no_numbers_are_no_better(ssm: Path, target: Path, tmp_path: Path) -> None:
+def test_weights_of_nan_are_not_better(ssm: Path, target: Path, tmp_path: Path) -> None:
     draft = load_ssm(ssm, target)
     student = Student.from_draft(draft)
     spoilt = {name: tensor * float("nan") for name, tensor in student.tensors().items()}
@@ -299,7 +299,7 @@ def test_weights_of_no_numbers_are_no_better(ssm: Path, target: Path, tmp_path: 
     assert not judgement.judge(trials).better
 
 
-async def test_weights_are_taken_back_when_newer_texts_say_so(
+async def test_weights_are_withdrawn_if_worse_on_newer_texts(
     learning: Callable[..., object], ssm: Path, tmp_path: Path
 ) -> None:
     trials = Scripted(20, 25)
@@ -316,12 +316,12 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         assert taken.tokens_per_step == 2 * taken.tokens_per_step_before > 0
 
         trials.steps = 20, 25
-        await learner.look_back()  # nothing new was held out since
+        await learner.look_back()  # there are no new held-out texts
         assert learner.version == 1
         await service.serve([[*prompt, 3] for prompt in PROMPTS])
         await learner.look_back()
         assert (learner.version, learner.counts.take_backs) == (0, 1)
-        assert learner._checkpoints.current == 0  # a service that starts now does not go on with them
+        assert learner._checkpoints.current == 0  # a service that starts now does not use them
         assert learner._checkpoints.versions == []
         await service.serve(PROMPTS[:4])
         assert (await service.offer(sent(parts_of(ssm)))).version == 0
@@ -375,7 +375,7 @@ def test_options_of_the_replaced_weights_are_those_of_the_start(ssm: Path) -> No
     assert engine.drafters == [second]
 
 
-async def test_the_command_says_what_it_cannot_follow(
+async def test_the_command_names_services_that_it_cannot_follow(
     redis_url: str, ssm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "setpriority", lambda *_: None)

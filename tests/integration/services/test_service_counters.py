@@ -1,4 +1,4 @@
-"""Counters of both services: one thread counts, and a fault in them costs a line in the log."""
+"""Metrics of both services: one thread updates them, and their faults are only logged."""
 
 import threading
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def test_errors_have_statuses_of_their_own() -> None:
     assert status_of(ServiceChangedError("x")) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_what_is_counted_is_counted_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counters that hang on what was counted before would go back where two threads count."""
+async def test_metrics_are_updated_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters computed from earlier values would decrease if two threads updated them."""
     threads: dict[str, set[str]] = {"cache": set(), "held": set()}
 
     def noting(name: str, original: Callable[..., None]) -> Callable[..., None]:
@@ -96,7 +96,7 @@ async def test_a_fault_in_metrics_costs_a_line_in_the_log(
             draft.Draft, *[drafting([draft_entry("a", base_len=3 * i)]) for i in range(3)]
         )
         assert [r.status for reply in drafts for r in reply.entries] == [OK] * 3
-        assert engine.cached_requests == 1, "it was not forgotten"
+        assert engine.cached_requests == 1, "the request is still cached"
         assert (await verify.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
         assert (await draft.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
     records = [record for record in caplog.records if "could not be updated" in record.getMessage()]

@@ -1,4 +1,4 @@
-"""The pool and real speculator services: replaced, malformed, untrusted, too large, replicated."""
+"""The pool of speculator services: replacement, malformed trees, trust, sizes, replicas."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ def malformed() -> ScriptedDrafter:
 
 
 def drawing(draws: bool = True) -> ScriptedDrafter:
-    """Draws; `draws` is what it says of itself."""
+    """Return a drafter that draws; `draws` is the value in its description."""
 
     def script(job: DraftJob) -> TokenTree:
         builder = TreeBuilder(job.context[-1])
@@ -85,7 +85,7 @@ async def draft(pool: SpeculatorPool, entries: Sequence[StepEntry]) -> Drafts:
 
 
 def firsts(drafts: Drafts, request_id: str = "r") -> dict[int, int]:
-    """The first token that each speculator drafted."""
+    """Return the first token that each speculator drafted."""
     return {s: int(tree.token_ids[1]) for s, tree in drafts.trees.get(request_id, [])}
 
 
@@ -94,7 +94,7 @@ def ready(pool: SpeculatorPool) -> bool:
 
 
 async def test_another_process_is_noticed_at_its_first_answer_and_described_again() -> None:
-    """It took over while nobody looked: the connection is the same to all appearance."""
+    """A new process has taken over the address; the connection still works."""
     drafter = guess(1)
     async with AsyncExitStack() as stack:
         address, _engine = await stack.enter_async_context(
@@ -120,7 +120,7 @@ async def test_another_process_is_noticed_at_its_first_answer_and_described_agai
         assert list(drafter.jobs[-1].context) == [*PROMPT, 9]
 
 
-async def test_a_service_that_comes_back_with_other_speculators_gets_new_numbers() -> None:
+async def test_a_service_that_returns_with_other_speculators_gets_new_numbers() -> None:
     async with AsyncExitStack() as outer:
         async with speculator_service({"a": guess(1), "b": guess(2)}, instance_id="one") as (address, _):
             pool = await outer.enter_async_context(pool_of(address))
@@ -131,14 +131,14 @@ async def test_a_service_that_comes_back_with_other_speculators_gets_new_numbers
         async with speculator_service(drafters, instance_id="two", listen=address):
             await until(lambda: ready(pool))
             assert pool.names == ["a", "b", "c"]
-            assert pool.names is names, "metrics hold the list"
+            assert pool.names is names, "metrics use this list"
             assert pool.groups == [frozenset({0, 2})]
             assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {2: 3, 0: 4}
             chosen = await pool.draft([step_entry("r", [*PROMPT, 8])], frozenset({1, 2}))
             assert firsts(chosen) == {2: 3}
 
 
-async def test_two_speculators_of_one_name_are_told_apart() -> None:
+async def test_two_speculators_may_have_the_same_name() -> None:
     directory = SpeculatorDirectory(POLICY)
     assert [directory._members("x", names) for names in (["a", "b", "a"], ["a", "a"])] == [(0, 1, 2), (0, 2)]
     async with (
@@ -150,7 +150,7 @@ async def test_two_speculators_of_one_name_are_told_apart() -> None:
         assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1, 1: 2}
 
 
-async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
+async def test_an_incompatible_service_is_not_used_until_it_is_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (port,) = free_ports(1)
@@ -179,7 +179,7 @@ async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
 
 
 async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Hundreds of steps of a clock that stands still, then of one that goes on."""
+    """The fake clock stands still for 200 steps, then advances 0.1 s a step."""
     bad, good, now = malformed(), guess(1), [0.0]
     async with speculator_service({"bad": bad, "good": good}) as (address, _), pool_of(address) as pool:
         (service,) = pool.services
@@ -210,7 +210,7 @@ async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCap
         assert service.faults.quarantines[0] == len(begun), "sound trees have cleared its record"
 
 
-async def test_an_untrusted_speculator_that_says_it_draws_is_asked_for_greedy_requests_only(
+async def test_an_untrusted_speculator_that_draws_drafts_for_greedy_requests_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     drafter = drawing()
@@ -225,7 +225,7 @@ async def test_an_untrusted_speculator_that_says_it_draws_is_asked_for_greedy_re
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_draws_that_were_not_announced_are_malformed(trusted: bool) -> None:
+async def test_undeclared_draws_are_malformed(trusted: bool) -> None:
     policy = replace(POLICY, trust_draws=trusted)
     async with (
         speculator_service({"a": drawing(draws=False)}) as (address, _),
@@ -236,7 +236,7 @@ async def test_draws_that_were_not_announced_are_malformed(trusted: bool) -> Non
         assert pool.services[0].faults.malformed == 1
 
 
-async def test_trusted_draws_are_taken() -> None:
+async def test_trusted_draws_are_used() -> None:
     async with speculator_service({"a": drawing()}) as (address, _), pool_of(address) as pool:
         assert pool.draws
         entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("before", PROMPT, SAMPLED)]
@@ -250,11 +250,11 @@ async def test_a_tree_over_its_share_of_the_message_is_malformed() -> None:
     ):
         assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
         entries = [step_entry(f"r{i}", PROMPT) for i in range(4)]
-        assert not (await draft(pool, entries)).trees, "four share what one had"
+        assert not (await draft(pool, entries)).trees, "four entries share the limit"
         assert pool.services[0].faults.malformed == 4
 
 
-async def test_an_answer_that_comes_twice_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repeated_answer_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with speculator_service({"a": guess(1)}) as (address, _), pool_of(address) as pool:
         stream = pool.services[0].stream
         exchange = stream.exchange
@@ -289,7 +289,7 @@ async def test_an_answer_to_another_step_loses_the_service_for_a_while(
         assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
 
 
-async def test_what_a_service_says_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_message_of_a_service_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     talker = ScriptedDrafter(lambda job: SpecInferError("no\n2026-01-01 ERROR forged " * 100))
     async with speculator_service({"a": talker}) as (address, _), pool_of(address) as pool:
         await draft(pool, [step_entry("r", PROMPT)])
@@ -314,14 +314,12 @@ async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
             mine, theirs = [*mine, 1], [*theirs, 1]
         await x.release(["r"])
         assert engine.cached_requests == 1
-        assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, (
-            "it was not asked for everything again"
-        )
+        assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, "it was not read in whole again"
     assert PoolPolicy(1, "").client != PoolPolicy(1, "").client
 
 
 async def test_the_deadline_follows_the_steps() -> None:
-    """With steps of next to nothing a late service is given up at the least deadline, not at the most."""
+    """With very short steps, a late service gets the minimum deadline."""
     waiting = asyncio.Event()
     async with speculator_service({"a": guess(1)}) as (address, _):
         policy = replace(POLICY, deadline_s=0.0, max_deadline_s=60.0, hung_s=60.0)
@@ -341,7 +339,7 @@ async def test_the_deadline_follows_the_steps() -> None:
 
 @pytest.mark.parametrize("later", [True, False], ids=["chosen", "not chosen"])
 async def test_a_deferred_request_keeps_its_drafts_and_sends_nothing(later: bool) -> None:
-    """Its step comes again with the same context; to read it once more would be a RESYNC."""
+    """Its step is repeated with the same context; sending that again would be a RESYNC."""
     drafter, tokens = guess(1), PROMPT
     async with speculator_service({"a": drafter}) as (address, _), pool_of(address) as pool:
         for number in range(3):
@@ -357,8 +355,8 @@ async def test_a_deferred_request_keeps_its_drafts_and_sends_nothing(later: bool
         assert pool.services[0].counters.answered == 3
 
 
-async def test_what_a_deferred_request_misses_is_not_sent_again() -> None:
-    """A service whose only draft failed has read the context all the same."""
+async def test_the_context_of_a_failed_draft_is_not_sent_again() -> None:
+    """A service has read the context even if its only draft failed."""
     drafter = malformed()
     async with speculator_service({"a": drafter}) as (address, _), pool_of(address) as pool:
         for _ in range(3):
@@ -366,7 +364,7 @@ async def test_what_a_deferred_request_misses_is_not_sent_again() -> None:
         assert len(drafter.jobs) == 1
 
 
-async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
+async def test_requests_of_a_replica_that_dies_continue_at_the_other() -> None:
     drafters = [guess(1), guess(2)]
     async with AsyncExitStack() as stack:
         two, _ = await stack.enter_async_context(speculator_service({"a": drafters[1]}, instance_id="two"))
@@ -374,11 +372,13 @@ async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
             pool = await stack.enter_async_context(pool_of(f"{one}|{two}"))
             for more in ([], [8]):  # a request stays where it is
                 drafts = await draft(pool, [step_entry(name, [*PROMPT, *more]) for name in "rstu"])
-                assert [firsts(drafts, name)[0] for name in "rstu"] == [1, 2, 1, 2], "they share them"
+                assert [firsts(drafts, name)[0] for name in "rstu"] == [1, 2, 1, 2], (
+                    "the replicas share the requests"
+                )
             assert [len(drafter.jobs) for drafter in drafters] == [4, 4]
             await pool.release(["u"])
             drafts = await draft(pool, [step_entry("v", PROMPT)])
-            assert firsts(drafts, "v") == {0: 2}, "it had the fewest"
+            assert firsts(drafts, "v") == {0: 2}, "it had the fewest requests"
         entry = step_entry("r", [*PROMPT, 8, 9])
         moved: dict[int, int] = {}
         async with asyncio.timeout(60):
@@ -386,11 +386,11 @@ async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
                 moved = firsts(await draft(pool, [entry]))
                 await asyncio.sleep(0.01)
         assert moved == {0: 2}, "under the same number, as it has the same name"
-        assert list(drafters[1].jobs[-1].context) == [*PROMPT, 8, 9], "it was read in"
+        assert list(drafters[1].jobs[-1].context) == [*PROMPT, 8, 9], "it was sent whole"
         assert len(pool.names) == 1
 
 
-async def test_a_replica_that_drafts_otherwise_stays_out() -> None:
+async def test_a_replica_with_other_speculators_is_not_used() -> None:
     async with (
         speculator_service({"a": guess(1)}) as (one, _),
         speculator_service({"b": guess(2)}) as (two, _),

@@ -1,4 +1,4 @@
-"""A drafter whose weights become another model's: its collapse is shown, and how badly its scores foretell."""
+"""A drafter whose weights are replaced by worse ones is reported as collapsed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PROMPTS = [[5 + i, 17, 3, 88, 41, 60, 7, 9] for i in range(8)]
 
 
 class Swapped(ScriptedDrafter):
-    """A drafter that another one replaces while its service runs, as when its weights are."""
+    """Drafter that delegates to another one, which tests replace."""
 
     def __init__(self, first: Drafter) -> None:
         super().__init__(always)
@@ -76,21 +76,21 @@ async def test_swapped_weights_raise_the_alarm_of_their_speculator_alone(
 
 
 def shown_as(system: System, state: generation_pb2.SpeculatorState) -> bool:
-    """True if the metrics of a speculator are those of its state."""
+    """Return whether the metrics of a speculator equal its state."""
     scores = {"said": state.raw_calibration_error, "corrected": state.calibration_error}
     errors = {kind: value(system, "calibration_error", state.name, scores=kind) for kind in scores}
     return errors == pytest.approx(scores) and value(system, "auc", state.name) == pytest.approx(state.auc)
 
 
 async def state_of(system: System, name: str) -> generation_pb2.SpeculatorState:
-    """The state of a speculator, as `Generation.Status` has it."""
+    """Return the state of a speculator in `Generation.Status`."""
     status = await system.stub.Status(generation_pb2.StatusRequest())
     (state,) = [speculator for speculator in status.speculators if speculator.name == name]
     return state
 
 
 def value(system: System, metric: str, speculator: str, **more: str) -> float | None:
-    """A metric of a speculator."""
+    """Return a metric of a speculator."""
     registry = system.registries["gateway"]
     for family in registry.collect():
         for sample in family.samples:

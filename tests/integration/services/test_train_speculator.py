@@ -1,4 +1,4 @@
-"""`specinfer train speculator`: from prompts to a checkpoint whose drafts a real verifier accepts, in seconds."""
+"""`specinfer train speculator`: from prompts to a checkpoint whose drafts are accepted."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(target: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Run the command in a directory of its own; return the checkpoint."""
+    """Function that runs the command, and returns the checkpoint."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in PROMPTS))
 
@@ -49,7 +49,7 @@ def train(target: Path, tmp_path: Path) -> Callable[..., Path]:
 async def test_what_it_trains_is_served_and_accepted(
     method: SpeculatorMethod, train: Callable[..., Path], redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An SSM is trained and served by `tests/docs/test_own_model.py`."""
+    """SSMs are covered by `tests/docs/test_own_model.py`."""
     out = train(method=method)
     name = method.value
     shown = capsys.readouterr().out
@@ -70,7 +70,7 @@ async def test_what_it_trains_is_served_and_accepted(
         assert replies[-1].summary.stats.accepted > 0
 
 
-def test_it_goes_on_where_it_was_interrupted(
+def test_it_continues_where_it_was_interrupted(
     request: pytest.FixtureRequest,
     train: Callable[..., Path],
     tmp_path: Path,
@@ -86,7 +86,7 @@ def test_it_goes_on_where_it_was_interrupted(
                 os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(making, "continue_prompts", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with pytest.raises(InterruptionError, match=r"while corpus prompts, 4 of 12 are in .*; the same command"):
         train(minutes=5.0)
@@ -109,17 +109,17 @@ def test_it_goes_on_where_it_was_interrupted(
         with pytest.raises(InterruptionError, match="in training"):
             train(minutes=5.0)
     assert finished_jobs(whole / "corpus.jsonl").items() > kept.items()
-    assert minutes[0] == minutes[1] < 5.0, "what corpus and features took is not given twice"
-    said = capsys.readouterr().err.replace("\n", " ")
-    assert "continuing with 4 continuations" in said
-    assert "corpus: 12 continuations are in" in said
+    assert minutes[0] == minutes[1] < 5.0, "the time of corpus and features is counted once"
+    output = capsys.readouterr().err.replace("\n", " ")
+    assert "continuing with 4 continuations" in output
+    assert "corpus: 12 continuations are in" in output
     monkeypatch.undo()
     train(minutes=0.05, overwrite=True)
     with pytest.raises(SettingError, match="has a finished speculator; --overwrite"):
         train()
 
 
-def test_what_cannot_work_is_refused_at_once(
+def test_bad_options_are_refused_at_once(
     train: Callable[..., Path], target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty, few = tmp_path / "empty.jsonl", tmp_path / "few.jsonl"

@@ -1,4 +1,4 @@
-"""Messages to the verifier: a bad entry costs itself, a fault of ours its step; neither costs the stream."""
+"""Messages to the verifier: bad entries and internal errors do not end the stream."""
 
 import asyncio
 import threading
@@ -92,7 +92,7 @@ async def test_a_bad_entry_at_the_verifier_costs_itself() -> None:
         assert engine.cached_requests == len(odd) + 1
 
 
-async def test_features_that_the_model_does_not_have_cost_those_who_ask() -> None:
+async def test_unknown_features_cost_the_entries_that_request_them() -> None:
     async with verifier_service() as (address, engine), open_channel(address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
         asking = [verify_entry("asks", features_from=0), verify_entry("asks not")]
@@ -149,16 +149,16 @@ async def test_a_fault_of_the_verifier_ends_the_request_that_meets_it(
         assert not before.entries
         assert [v.status for v in failed.entries] == [ERROR, OK]
         assert failed.entries[0].message.startswith("internal error: IndexError at test_verifier_service.py:")
-        assert [v.status for v in after.entries] == [OK, OK], "nothing is left of the one that failed"
+        assert [v.status for v in after.entries] == [OK, OK], "nothing remains of the failed request"
     records = [record for record in caplog.records if "an entry failed" in record.getMessage()]
     assert [getattr(record, "request_id", "") for record in records] == ["a"]
 
 
 @pytest.mark.parametrize("where", ["_forget_idle", "verify"])
-async def test_a_fault_that_no_entry_is_to_blame_for_ends_none(
+async def test_a_fault_that_no_entry_causes_ends_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """They come again; one that meets it alone has failed."""
+    """Its requests may be repeated; a request that was alone in the step fails."""
     async with verifier_service() as (address, engine), open_channel(address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
         original, faults = getattr(engine, where), [KeyError("a fault of ours"), KeyError("another one")]
@@ -178,7 +178,7 @@ async def test_a_fault_that_no_entry_is_to_blame_for_ends_none(
         reason = "internal error: KeyError"
         assert [(v.status, v.message) for v in several.entries] == [(EXHAUSTED, reason)] * 2
         assert [(v.status, v.message) for v in alone.entries] == [(ERROR, reason)]
-        assert [v.status for v in after.entries] == [OK, RESYNC], "nothing is left of the step"
+        assert [v.status for v in after.entries] == [OK, RESYNC], "nothing remains of the step"
     assert any("a step of 2 requests failed" in record.getMessage() for record in caplog.records)
 
 
@@ -210,7 +210,7 @@ async def test_a_verifier_serves_the_latest_lease() -> None:
         assert (await no_lease.verify([entry], {}))[0].by_request
         assert engine.cached_requests == 1
         await old.verify([], {})
-        assert engine.cached_requests == 0, "it begins with nothing held"
+        assert engine.cached_requests == 0, "a new lease begins with an empty cache"
         await old.verify([entry], {})
         await new.verify([step_entry("other", PROMPT)], {})
         assert engine.cached_requests == 1
@@ -255,15 +255,15 @@ async def test_another_process_with_a_later_lease_is_another_process_first() -> 
             await client.verify([step_entry("r", PROMPT)], {})
 
 
-async def test_nobody_waits_for_the_streams_of_a_gateway_that_has_ended(redis_url: str) -> None:
-    """A server that drains waits for calls that are open: here for longer than a test may take."""
+async def test_the_streams_of_a_gateway_that_has_ended_are_closed(redis_url: str) -> None:
+    """A draining server waits for open calls, here for an hour."""
     drafters, options = {"right": ScriptedDrafter(first(2))}, {"drain_seconds": 3600.0}
     async with running_system(redis_url, drafters, service_options=options) as system:
         assert len(await system.tokens(PROMPT)) == 16
 
 
-async def test_a_step_that_is_given_up_leaves_no_reply_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway drops a step when it loses its lease; the reply would be taken for that of the next."""
+async def test_a_cancelled_step_leaves_no_reply_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway drops a step when it loses its lease; the next step must not get its reply."""
     async with verifier_service() as (address, engine), open_channel(address) as channel:
         client, original, go_on = VerifierClient(channel), engine.verify, threading.Event()
         entered = threading.Event()

@@ -1,4 +1,4 @@
-"""vLLM's proposer against real speculator services; vLLM itself is in tests/e2e/test_vllm.py."""
+"""The proposer for vLLM with real speculator services; tests/e2e/test_vllm.py runs vLLM."""
 
 import asyncio
 import logging
@@ -28,12 +28,12 @@ WIDTH = 4
 
 
 def follows(token: int) -> int:
-    """Return what the target of these tests says after a token."""
+    """Return the token that the target of these tests generates after a token."""
     return (5 * token + 3) % VOCABULARY
 
 
 def continuation(token: int, count: int) -> list[int]:
-    """The next `count` tokens."""
+    """Return the target's next `count` tokens."""
     return [token := follows(token) for _ in range(count)]
 
 
@@ -74,7 +74,7 @@ def vllm_config(tokenizer: Path, rank: int = 0) -> Any:
 
 
 class Engine:
-    """vLLM's side: rows of tokens, and as many drafted tokens accepted as are right."""
+    """Replacement for vLLM: has rows of tokens, and accepts the right drafted tokens."""
 
     def __init__(self, pool: SpeculatorProposer) -> None:
         self._pool = pool
@@ -91,7 +91,7 @@ class Engine:
         return await asyncio.to_thread(self._pool.propose, sampled, lengths, tokens)
 
     async def step(self, rows: Sequence[Sequence[int]], new: Sequence[int]) -> list[list[int]]:
-        """The rows after a step: what was accepted, and the token that the target adds."""
+        """Return the rows with their accepted tokens and the target's next token."""
         return [
             [*row, *continuation(row[-1], 1 + agreed(path, row[-1]))]
             for row, path in zip(rows, await self.propose(rows, new), strict=True)
@@ -99,7 +99,7 @@ class Engine:
 
 
 def agreed(path: Sequence[int], last: int) -> int:
-    """Return how many tokens of a path the target says."""
+    """Return the number of accepted tokens of a path."""
     hits = [a == b for a, b in zip(path, continuation(last, len(path)), strict=True)]
     return hits.index(False) if False in hits else len(hits)
 
@@ -123,7 +123,7 @@ async def engine_with(
 async def serving(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path, *drafters: ScriptedDrafter, deadline_s: float = 5.0
 ) -> AsyncIterator[tuple[Engine, SpeculatorProposer]]:
-    """An engine whose drafters are in services of their own."""
+    """Yield an engine and its proposer, with one service for each drafter."""
     async with AsyncExitStack() as stack:
         services = [
             await stack.enter_async_context(speculator_service({f"s{i}": drafter}))
@@ -135,7 +135,7 @@ async def serving(
         )
 
 
-async def test_rows_get_their_own_continuations_though_they_move_and_end(
+async def test_rows_get_their_own_continuations_although_they_move_and_end(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
     drafter = right()
@@ -152,7 +152,7 @@ async def test_rows_get_their_own_continuations_though_they_move_and_end(
             await engine.propose([a, c, d])
         assert pool.outcomes["resync"] == 0
         names = {job.request_id for job in drafter.jobs}
-        assert len(names) == 4, "each request was told apart, and none was taken for a new one"
+        assert len(names) == 4, "the requests were recognized although they moved"
         assert pool.counters["requests"] == 4
         assert pool.counters["accepted"] == 2 + 4 + 1 + 1 + 3 * 3
         await until(lambda: len(drafter.released) == 1)  # b
@@ -191,7 +191,7 @@ async def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, 
 async def test_trees_are_merged_and_measured_acceptance_decides(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
-    """The boaster is believed at first; then what came is counted, and the modest one is."""
+    """At first, the wrong drafter's high scores win; then its measured acceptance counts."""
     async with serving(monkeypatch, tokenizer, wrong(0.95), right(0.6)) as (engine, pool):
         rows, new = [[11], [12], [13]], [1, 1, 1]
         accepted = []
@@ -247,7 +247,7 @@ async def test_a_service_that_dies_costs_only_drafts_until_it_is_back(
             assert paths == [continuation(71, WIDTH)]
 
 
-async def test_a_service_that_forgot_a_request_reads_it_again(
+async def test_a_service_that_lost_a_request_reads_it_again(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
     async with (
@@ -271,10 +271,10 @@ async def test_bad_drafts_are_dropped(monkeypatch: pytest.MonkeyPatch, tokenizer
         for row in ([30], [30, 56]):
             assert await engine.propose([row]) == [continuation(row[-1], WIDTH)]
         assert (pool.outcomes["malformed"], pool.outcomes["failed"]) == (2, 1)
-        assert len(refuses.jobs) == 1, "what was refused is not asked again"
+        assert len(refuses.jobs) == 1, "refused requests are not sent again"
 
 
-async def test_only_the_first_rank_of_a_tensor_parallel_group_asks(
+async def test_only_the_first_rank_of_a_tensor_parallel_group_requests_drafts(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
     drafter = right()
@@ -311,7 +311,7 @@ async def test_a_service_that_reads_hidden_states_is_refused_at_the_start(
                 pass
 
 
-async def test_a_late_answer_for_a_request_that_ended_leaves_nothing_behind(
+async def test_a_late_answer_for_an_ended_request_is_dropped(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
     goes_on, late = threading.Event(), right()

@@ -1,4 +1,4 @@
-"""The embedded store does what the store on a real Redis does for a gateway that is alone, and its file keeps that."""
+"""The embedded store answers as Redis does for a single gateway, and its file stores all of it."""
 
 import random
 import secrets
@@ -26,7 +26,7 @@ ALICE, BOB = Caller("alice", max_concurrent=2), Caller("bob")
 
 
 def shown(record: Record | None) -> Any:
-    """Everything of a record but its age."""
+    """Return a record's fields without its age."""
     if record is None:
         return None
     fields = asdict(record)
@@ -35,7 +35,7 @@ def shown(record: Record | None) -> Any:
 
 
 class Twins:
-    """The same calls to both stores, whose answers must be the same."""
+    """Make the same random calls to both stores, and compare the answers."""
 
     def __init__(self, redis: RequestStore, embedded: EmbeddedStore, rng: random.Random) -> None:
         self.stores, self._rng = (redis, embedded), rng
@@ -43,7 +43,7 @@ class Twins:
         self.callers: dict[str, Caller] = {}
 
     async def both(self, call: Callable[[RequestStore], Awaitable[Any]]) -> Any:
-        """Answers, and refusals by their classes and words."""
+        """Check that both stores give the same answer or error; return it."""
         answers = []
         for store in self.stores:
             try:
@@ -54,7 +54,7 @@ class Twins:
         return answers[0]
 
     async def step(self) -> None:
-        """One call at random."""
+        """Make a random call."""
         rng = self._rng
         name = rng.choice([*self.states, f"r{len(self.states)}-{secrets.token_hex(4)}"])
         often = [self.append] * 3
@@ -74,8 +74,10 @@ class Twins:
     async def create(self, name: str) -> None:
         caller = self._rng.choice([ANYBODY, ALICE, BOB])
         key, owned = self._rng.choice(["one", "one", "two"]), self._rng.random() < 0.8
-        asked = {"logprobs": True, "top_logprobs": 1} if self._rng.random() < 0.5 else {}
-        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0), caller=caller.name, **asked)
+        requested = {"logprobs": True, "top_logprobs": 1} if self._rng.random() < 0.5 else {}
+        request = GenerationRequest(
+            name, (1, 2), 10, Sampling(temperature=0), caller=caller.name, **requested
+        )
         if await self.both(lambda store: store.create(request, key, caller, owned)) is True:
             self.states[name] = RequestState(request, 0.0, 0, request.sampling, [1, 2])
             self.callers[name] = caller
@@ -92,7 +94,7 @@ class Twins:
             state.finish = FinishReason.LENGTH
         adoption = self._rng.choice([1, 1, 1, 2, 3])
         progress = Progress(state, new, rows if state.request.logprobs else [], start, final)
-        for _ in range(self._rng.choice([1, 2])):  # the answer to the first was lost
+        for _ in range(self._rng.choice([1, 2])):  # repeated, as if the first answer was lost
             written = await self.both(lambda store: store.append([progress], [], {name: adoption}, "m"))
         if written[name] in (Written.OK, Written.CANCEL):
             state.tokens += new
@@ -137,7 +139,7 @@ class Twins:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_it_answers_as_redis_does_and_its_file_keeps_all_of_it(
+async def test_it_answers_as_redis_does_and_its_file_stores_everything(
     redis_url: str, seed: int, tmp_path: Path
 ) -> None:
     connection, me = RedisConnection.open(redis_url), secrets.token_hex(4)
@@ -177,7 +179,7 @@ async def test_tokens_of_a_minute_are_counted_for_their_caller() -> None:
     await store.check_quota("b", "k", caller)
 
 
-async def test_what_nobody_takes_ends_and_what_has_ended_is_forgotten() -> None:
+async def test_requests_that_are_never_adopted_end_and_ended_ones_are_deleted() -> None:
     now = [1000.0]
     store = EmbeddedStore("me", 60, clock=lambda: now[0])
     for name, deadline_s in (("late", 5.0), ("long", None)):
@@ -224,7 +226,9 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
     EmbeddedStore("other", 60, path=path).close()
 
 
-async def test_what_was_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_requests_are_removed_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal, "_SMALL", 0)
     now, path = [1000.0], tmp_path / "store.jsonl"
     store, sizes, kept = EmbeddedStore("me", 60, path=path, clock=lambda: now[0]), list[int](), "kept"
@@ -250,7 +254,7 @@ async def test_what_was_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: p
     again.close()
 
 
-async def test_a_file_that_cannot_be_shortened_goes_on(
+async def test_a_file_that_cannot_be_shortened_remains_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "_SMALL", 0)
@@ -268,7 +272,7 @@ async def test_a_file_that_cannot_be_shortened_goes_on(
     again.close()
 
 
-async def test_counts_of_callers_without_a_quota_are_forgotten() -> None:
+async def test_counts_of_callers_without_a_quota_are_deleted() -> None:
     now = [1000.0]
     store = EmbeddedStore("me", 60, clock=lambda: now[0])
     request = GenerationRequest("a", (1, 2), 500, Sampling(temperature=0), caller="bob")

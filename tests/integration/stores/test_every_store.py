@@ -1,4 +1,4 @@
-"""Requests and wishes in every store: on a real Redis, in memory, and in a file that the next process reads."""
+"""Requests and cancellations in every store: on Redis, in memory, and in a file."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -24,12 +24,12 @@ KEY = "idempotency_key"
 
 @dataclass(frozen=True)
 class Alone:
-    """The store and the leases of one gateway."""
+    """Store and leases of a single gateway."""
 
     store: RequestStore
     leases: LeaseStore
     reopened: Callable[[], RequestStore]
-    """The store as another reader finds it: where there is a file, the next process."""
+    """Return the store as another reader has it; with a file, as a new process opens it."""
 
     async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
         await self.store.create(state.request, KEY, caller, owned=True)
@@ -38,7 +38,7 @@ class Alone:
     async def append(
         self, state: RequestState, new: list[int], start: int, adoption: int = 1, model: str = "model"
     ) -> Written:
-        """Write tokens of a request, the last ones if it is finished."""
+        """Append tokens of a request; they are the last ones if it has finished."""
         probabilities = rows(*(-0.5 * token for token in new)) if state.request.logprobs else []
         progress = Progress(state, new, probabilities, start, state.finish is not None)
         name = state.request.request_id
@@ -50,7 +50,7 @@ class Alone:
         return record
 
     async def cancels(self) -> list[str]:
-        """The wishes that come with a renewal."""
+        """Renew the lease; return the requests to cancel."""
         return list((await self.leases.renew(GatewayReport(self.store.gateway_id), [])).cancels)
 
 
@@ -64,7 +64,7 @@ async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             LeaseStore(connection, me, 60),
             lambda: RequestStore(connection, "another", 60),
         )
-        await records.cancels()  # alive from now on
+        await records.cancels()  # makes the gateway alive
         yield records
         await connection.close()
         return
@@ -98,7 +98,7 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(alon
     assert (record.ending.finish, record.ending.new_tokens) == (FinishReason.LENGTH, 3)
 
 
-async def test_what_is_new_of_a_request_with_tops_begins_at_its_own_width(alone: Alone) -> None:
+async def test_new_rows_of_a_request_with_top_logprobs_have_its_width(alone: Alone) -> None:
     tops = [LogprobRow(-0.5, ((5, -0.5), (7, -1.5))), LogprobRow(-2.5, ((8, -0.25), (6, -2.5)))]
     state = state_of([5, 6], logprobs=True, top_logprobs=2)
     name = await alone.begin(state)
@@ -112,18 +112,18 @@ async def test_what_is_new_of_a_request_with_tops_begins_at_its_own_width(alone:
     assert record.logprobs == tops
 
 
-async def test_an_id_is_taken_by_its_content_until_it_is_discarded(alone: Alone) -> None:
+async def test_an_id_belongs_to_its_content_until_it_is_discarded(alone: Alone) -> None:
     store, request = alone.store, state_of([]).request
     assert await store.create(request, KEY, ANYBODY, owned=True)
-    assert not await store.create(request, KEY, ANYBODY, owned=True), "the same: to be attached to"
+    assert not await store.create(request, KEY, ANYBODY, owned=True), "the same request exists"
     with pytest.raises(AlreadyExistsError, match=request.request_id):
         await store.create(request, "another key", ANYBODY, owned=True)
     await store.discard(request.request_id)
     assert await store.create(request, "another key", ANYBODY, owned=True)
 
 
-async def test_a_write_that_was_under_way_for_long_is_refused_after_the_next_adoption(alone: Alone) -> None:
-    """Even if it is by the same gateway, which owned the request, lost it and owns it again."""
+async def test_a_write_of_an_earlier_adoption_is_refused(alone: Alone) -> None:
+    """This holds even for the same gateway, which has lost the request and owns it again."""
     state = state_of([5])
     name = await alone.begin(state)
     for _ in range(2):
@@ -133,8 +133,8 @@ async def test_a_write_that_was_under_way_for_long_is_refused_after_the_next_ado
     assert await alone.append(state, [5], 0, adoption=3) is Written.OK
 
 
-async def test_what_a_request_began_with_comes_with_its_first_tokens(alone: Alone) -> None:
-    """Whoever adopts it before decides anew; after them it is bound, whatever is decided later."""
+async def test_model_and_drawing_are_fixed_with_the_first_tokens(alone: Alone) -> None:
+    """Model and `drawn_for` can change until the first tokens are stored, and not later."""
     state, store = state_of([5]), alone.store
     name = await alone.begin(state)
     await store.disown([name])
@@ -149,7 +149,7 @@ async def test_what_a_request_began_with_comes_with_its_first_tokens(alone: Alon
     assert (record.drawn_for, record.model) == (True, "another model")
 
 
-async def test_a_wish_to_cancel_comes_with_renewals_until_the_request_ends(alone: Alone) -> None:
+async def test_a_cancellation_is_sent_with_renewals_until_the_request_ends(alone: Alone) -> None:
     state = state_of([5])
     name = await alone.begin(state)
     with pytest.raises(NotFoundError, match="nobody"):
@@ -173,7 +173,7 @@ async def test_requests_are_seen_and_cancelled_by_their_caller_only(alone: Alone
     assert await alone.reopened().load(name, ALICE) is not None
 
 
-async def test_a_store_is_full_of_what_waits(alone: Alone) -> None:
+async def test_waiting_requests_can_fill_a_store(alone: Alone) -> None:
     alone.store._max_unowned = 1
     await alone.store.create(state_of([]).request, KEY, ANYBODY, owned=False)
     with pytest.raises(ExhaustedError, match="queue full: 1 requests wait"):

@@ -1,4 +1,4 @@
-"""Requests and leases of several gateways on a real Redis: written by their owner alone, adopted, expiring."""
+"""Requests and leases of several gateways on Redis: ownership, adoption, expiry."""
 
 import asyncio
 import secrets
@@ -31,8 +31,8 @@ from specinfer.statuses import FinishReason, LogprobRow
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 
 
-def state_of(tokens: list[int], **asked: Any) -> RequestState:
-    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, Sampling(temperature=0), **asked)
+def state_of(tokens: list[int], **requested: Any) -> RequestState:
+    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, Sampling(temperature=0), **requested)
     return RequestState(request, 0.0, 0, request.sampling, [1, 2, *tokens])
 
 
@@ -44,7 +44,7 @@ async def connected(redis_url: str) -> AsyncIterator[RedisConnection]:
 
 
 class Pair:
-    """Two gateways on one Redis."""
+    """Stores and leases of two gateways on the same Redis."""
 
     def __init__(self, connection: RedisConnection, lease_s: float = 30.0) -> None:
         names = [secrets.token_hex(4) for _ in range(2)]
@@ -52,7 +52,7 @@ class Pair:
         self.lease_a, self.lease_b = (LeaseStore(connection, name, lease_s) for name in names)
 
     async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
-        """Gateway A has a lease and owns the request."""
+        """Renew gateway A's lease, and create a request that it owns."""
         await self.lease_a.renew(GatewayReport(self.a.gateway_id), [])
         await self.a.create(state.request, "idempotency_key", caller, owned=True)
         return state.request.request_id
@@ -63,7 +63,7 @@ def rows(*values: float) -> list[LogprobRow]:
 
 
 def ones(state: RequestState) -> dict[str, int]:
-    """Owned by the first adoption."""
+    """Return the request's adoption number 1."""
     return {state.request.request_id: 1}
 
 
@@ -72,7 +72,7 @@ def finished(state: RequestState) -> RequestState:
     return state
 
 
-async def test_what_has_ended_expires(redis_url: str) -> None:
+async def test_ended_requests_expire(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5], logprobs=True)
         name = await stores.begin(state)
@@ -82,7 +82,7 @@ async def test_what_has_ended_expires(redis_url: str) -> None:
             assert 0 < await connection.redis.ttl(key) <= 60
 
 
-async def test_content_and_logprobs_come_back_as_they_were() -> None:
+async def test_content_and_logprobs_survive_encoding() -> None:
     request = GenerationRequest(
         "id",
         (3, 1),
@@ -117,7 +117,7 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
     assert decode_logprobs(text[logprobs_width(2) :], 2) == with_tops[1:], "places are multiples of the width"
 
 
-async def test_only_the_owner_writes_and_who_was_taken_over_from_is_told(redis_url: str) -> None:
+async def test_only_the_owner_writes_and_a_former_owner_is_fenced(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
@@ -137,7 +137,7 @@ async def test_only_the_owner_writes_and_who_was_taken_over_from_is_told(redis_u
         assert (actual.tokens, actual.ending) == ([5], None)
 
 
-async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> None:
+async def test_a_request_that_redis_lost_is_stored_again(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
@@ -156,12 +156,12 @@ async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> Non
         assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.FENCED}
 
 
-async def test_a_wish_to_cancel_reaches_the_owner_and_ends_what_nobody_owns(redis_url: str) -> None:
+async def test_a_cancellation_reaches_the_owner_or_ends_an_unowned_request(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
         await stores.b.cancel(name, ANYBODY)
-        for _ in range(2):  # an answer may be lost
+        for _ in range(2):  # repeated, as an answer may be lost
             assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == [name]
         assert await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}, "model") == {
             name: Written.CANCEL
@@ -179,7 +179,7 @@ async def test_a_wish_to_cancel_reaches_the_owner_and_ends_what_nobody_owns(redi
             await stores.b.cancel("nobody", ANYBODY)
 
 
-async def test_a_wish_to_cancel_goes_on_to_who_adopts_the_request(redis_url: str) -> None:
+async def test_a_cancellation_reaches_the_gateway_that_adopts_the_request(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
@@ -191,7 +191,7 @@ async def test_a_wish_to_cancel_goes_on_to_who_adopts_the_request(redis_url: str
         assert (await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])).cancels == []
 
 
-async def test_who_left_first_does_not_cancel_for_who_came_later(redis_url: str) -> None:
+async def test_the_first_client_that_leaves_does_not_cancel_for_others(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([])
         name = await stores.begin(state)
@@ -217,7 +217,7 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
             await stores.b.check_quota(first.request.request_id, "another", caller)
         await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [], ones(first), "model")
         await stores.b.check_quota(third.request.request_id, "idempotency_key", caller)
-        assert await stores.b.load(third.request.request_id, caller) is None, "nothing is recorded by that"
+        assert await stores.b.load(third.request.request_id, caller) is None, "the check stores nothing"
         await stores.b.create(third.request, "idempotency_key", caller, owned=True)
         await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], ones(second), "model")
         with pytest.raises(ExhaustedError, match="over 5 tokens per minute"):
@@ -227,7 +227,7 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
 
 
 class Read(tuple[int, ...]):
-    """A prompt that counts who goes through it in Python."""
+    """Prompt that counts iterations over it in Python."""
 
     reads = 0
 
@@ -239,10 +239,10 @@ class Read(tuple[int, ...]):
 def test_a_record_copies_no_prompt() -> None:
     request = GenerationRequest("id", Read(range(1000)), 10, Sampling(temperature=0))
     assert decode_content("id", encode_content(request)) == replace(request, prompt=tuple(range(1000)))
-    assert Read.reads == 1, "json's own code, and nobody before"
+    assert Read.reads == 1, "only json iterates over the prompt"
 
 
-async def test_requests_without_an_owner_end_when_nobody_takes_them(redis_url: str) -> None:
+async def test_unowned_requests_end_if_they_are_not_adopted(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         store, state = Pair(connection).a, state_of([])
         name = state.request.request_id
@@ -280,7 +280,7 @@ async def test_a_verifier_has_one_holder_and_fences_rise_even_if_redis_loses_its
         assert third.fence > second.fence
 
 
-async def test_a_lease_ends_by_itself_and_who_leaves_frees_everything(redis_url: str) -> None:
+async def test_a_lease_expires_and_a_leaving_gateway_frees_everything(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores = Pair(connection, lease_s=0.05)
         state = state_of([])
@@ -310,7 +310,7 @@ async def test_an_absent_redis_is_unavailable() -> None:
             await RequestStore(connection, "a", 60).create(state_of([]).request, "", ANYBODY, owned=True)
 
 
-async def test_a_crowd_that_comes_at_once_waits_for_connections_and_is_not_refused(redis_url: str) -> None:
+async def test_many_concurrent_calls_wait_for_connections(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores = Pair(connection)
         states = [state_of([]) for _ in range(400)]

@@ -151,9 +151,14 @@ def test_damaged_lines_cost_no_more_than_what_followed_them(
     asyncio.run(run())
 
 
-async def test_a_gateway_is_not_ready_while_its_store_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_gateway_is_not_ready_while_its_store_cannot_be_written(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     with full_disk() as disk:
         client = Client(tmp_path / "store.jsonl", disk)
+        request.addfinalizer(
+            client.store.close
+        )  # also if the test fails: an open file would fail another test
         leases = EmbeddedLeases(client.store, 3.0)
         await client.create("a", 5)
         disk.room = 0
@@ -164,7 +169,6 @@ async def test_a_gateway_is_not_ready_while_its_store_cannot_be_written(tmp_path
         disk.room = None
         await leases.renew(GatewayReport("me"), [])
         assert await client.store.owned() == ["a"]
-        client.store.close()
 
 
 def test_a_full_disk_does_not_keep_a_store_from_opening(tmp_path: Path) -> None:
