@@ -1,4 +1,6 @@
-"""Format typer's errors about wrong usage of a command line."""
+"""Format errors about wrong usage of a command line."""
+
+from collections.abc import Sequence
 
 import typer
 
@@ -9,3 +11,19 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 def usage_message(error: Exception) -> str:
     """Return the error's message; empty if typer has shown help instead."""
     return str(getattr(error, "format_message", error.__str__)())
+
+
+def as_typed(message: str, app: typer.Typer, argv: Sequence[str]) -> str:
+    """Return an error `FIELD = VALUE: ...` with the field as an option or argument of the command.
+
+    Other messages, and fields that the command does not have, are unchanged.
+    """
+    command = typer.main.get_command(app)
+    for word in argv:
+        command = getattr(command, "commands", {}).get(word, command)
+    field, mark, rest = message.partition(" = ")
+    for parameter in command.params:
+        if mark and parameter.name == field:
+            option = parameter.opts[0]
+            return f"{option if option.startswith('-') else field.upper()}{mark}{rest}"
+    return message

@@ -27,7 +27,6 @@ from specinfer.drafters.published.config import (
     PublishedConfig,
     Shapes,
     layer_shapes,
-    naming,
     read_published,
 )
 from specinfer.drafters.published.rows import PublishedDrafter, PublishedSource, in_llama_names, read_tensors
@@ -38,6 +37,7 @@ from specinfer.model.drafting.eagle_layer import EagleTask
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.levels import grow_levels
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.weights.draft_checkpoint import naming
 from specinfer.tree import TokenTree, TreeLimits
 
 _FIELDS = {

@@ -25,7 +25,6 @@ from specinfer.drafters.published.config import (
     Shapes,
     layer_shapes,
     must_be,
-    naming,
     read_published,
     refused,
     usual_layers,
@@ -37,6 +36,7 @@ from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     FINGERPRINT,
     checked_config,
+    naming,
     own_tensors,
     save_checkpoint,
     verifier_fields,

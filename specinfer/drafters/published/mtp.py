@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.drafters.eagle import EagleRunner
-from specinfer.drafters.published.config import Shapes, layer_shapes, must_be, naming, read_published, refused
+from specinfer.drafters.published.config import Shapes, layer_shapes, must_be, read_published, refused
 from specinfer.drafters.published.rows import (
     Borrowed,
     PublishedDrafter,
@@ -41,6 +41,7 @@ from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts, RMSNorm
 from specinfer.model.torch.rotary import rotary_tables
+from specinfer.model.weights.draft_checkpoint import naming
 
 _PREFIX = "mtp_layers."
 GATE = "model.layers.0.self_attn.gate_proj.weight"

@@ -28,7 +28,6 @@ from specinfer.drafters.published.config import (
     Shapes,
     layer_shapes,
     must_be,
-    naming,
     read_published,
 )
 from specinfer.drafters.published.rows import (
@@ -49,6 +48,7 @@ from specinfer.model.torch.layer import Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.rotary import rotary_tables
+from specinfer.model.weights.draft_checkpoint import naming
 from specinfer.tree import TokenTree, TreeLimits
 
 _FIELDS = {

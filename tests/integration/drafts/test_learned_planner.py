@@ -81,9 +81,9 @@ async def test_files_that_cannot_be_used_end_the_start(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "line 2 is no recorded step"),
-        ('{"speculators": ["a"]}', "line 2 is no recorded step: KeyError"),
-        ('{"speculators": ["a"], "asked": [1], "nodes": 1, "requests": {}}', "line 2"),
+        ("{", "line 2 must be a step as the gateway's --record-steps writes it: Expecting property name"),
+        ('{"speculators": ["a"]}', "--record-steps writes it: lacks 'asked'"),
+        ('{"speculators": ["a"], "asked": [1], "nodes": 1, "requests": {}}', "asked has 1: must be numbers"),
         ('{"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {}}', "requests is empty"),
     ],
 )
@@ -99,7 +99,7 @@ def test_what_is_wrong_in_a_recording_is_said(
         main()
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "specinfer train scheduler: error: recording = " in error
+    assert "specinfer train scheduler: error: --recording = " in error
     assert says in error
     steps.write_text(f"{json.dumps(good)}\n")
     with pytest.raises(SystemExit):

@@ -101,7 +101,8 @@ def test_non_finite_logits_fail_one_request(monkeypatch: pytest.MonkeyPatch) -> 
     bad, good = engine.verify([job("bad", 0, PROMPT), job("good", 0, PROMPT)])
     assert (bad.status, bad.message) == (
         EntryStatus.ERROR,
-        "the model produced non-finite logits (NaN or infinity)",
+        "the model produced non-finite logits (NaN or infinity): try --dtype float32, or check the model's weights "
+        "with `specinfer models check`",
     )
     assert good.status is EntryStatus.OK
     assert engine.cached_requests == 1

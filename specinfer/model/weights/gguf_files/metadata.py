@@ -254,7 +254,8 @@ def rope_parameters(
 
 def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
     if not (factor and original):
-        raise IncompatibleError("GGUF: rope.scaling.type = 'yarn' needs factor and original_context_length")
+        factors = f"rope.scaling.factor = {factor:g}, rope.scaling.original_context_length = {original}"
+        raise IncompatibleError(f"GGUF: {factors}: must be above 0 with rope.scaling.type = 'yarn'")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,

@@ -82,7 +82,8 @@ def scheme_of(fields: Mapping[str, Any]) -> Scheme:
     scheme, used = readers[method](fields)
     unknown = sorted(name for name in fields if name not in _WITHOUT_EFFECT | used and fields[name])
     if unknown:
-        raise _refusal(unknown[0], fields[unknown[0]], "unknown field")
+        reason = f"unknown field of quant_method {method}; supported are {', '.join(sorted(used))}"
+        raise _refusal(unknown[0], fields[unknown[0]], reason)
     return scheme
 
 
