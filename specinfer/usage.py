@@ -21,9 +21,10 @@ def as_typed(message: str, app: typer.Typer, argv: Sequence[str]) -> str:
     command = typer.main.get_command(app)
     for word in argv:
         command = getattr(command, "commands", {}).get(word, command)
-    field, mark, rest = message.partition(" = ")
+    field, mark, _ = message.partition(" = ")
+    name = field.partition(":")[0]  # of "speculator: model"
     for parameter in command.params:
-        if mark and parameter.name == field:
+        if mark and parameter.name == name:
             option = parameter.opts[0]
-            return f"{option if option.startswith('-') else field.upper()}{mark}{rest}"
+            return (option if option.startswith("-") else name.upper()) + message.removeprefix(name)
     return message

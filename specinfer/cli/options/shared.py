@@ -199,7 +199,7 @@ def read_modes(field: str, text: str) -> tuple[str, ...]:
         if name not in MODES:
             raise InvalidInputError(field, name, f"must be some of {','.join(MODES)}")
     if len(set(names)) < len(names):
-        raise InvalidInputError(field, text, "names a mode twice")
+        raise InvalidInputError(field, text, "must name each mode once")
     return names
 
 

@@ -30,14 +30,13 @@ from specinfer.drafters.published.config import (
     read_published,
 )
 from specinfer.drafters.published.rows import PublishedDrafter, PublishedSource, in_llama_names, read_tensors
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle_layer import EagleTask
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.levels import grow_levels
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.weights.draft_checkpoint import naming
 from specinfer.tree import TokenTree, TreeLimits
 
 _FIELDS = {

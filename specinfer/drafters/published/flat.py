@@ -21,9 +21,9 @@ from typing import Any
 from specinfer.drafters.published.block import DFlashSource, block_shapes, load_block_draft
 from specinfer.drafters.published.config import PublishedConfig, must_be, read_layers, refused
 from specinfer.drafters.published.rows import in_llama_names, read_tensors
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
-from specinfer.model.weights.draft_checkpoint import naming, target_config
+from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.source import FLAT_ARCHITECTURE, FLAT_FIELD, is_flat_draft
 
 _MASK, _CAUSAL, _LAYERS, _WIDTH = (

@@ -35,13 +35,13 @@ from specinfer.drafters.published.rows import (
     in_llama_names,
     read_tensors,
 )
+from specinfer.errors import naming
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import Slots
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts, RMSNorm
 from specinfer.model.torch.rotary import rotary_tables
-from specinfer.model.weights.draft_checkpoint import naming
 
 _PREFIX = "mtp_layers."
 GATE = "model.layers.0.self_attn.gate_proj.weight"

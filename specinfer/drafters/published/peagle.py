@@ -39,6 +39,7 @@ from specinfer.drafters.published.rows import (
     in_order,
     read_tensors,
 )
+from specinfer.errors import naming
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.drafting.eagle_layer import EagleTask
@@ -48,7 +49,6 @@ from specinfer.model.torch.layer import Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.rotary import rotary_tables
-from specinfer.model.weights.draft_checkpoint import naming
 from specinfer.tree import TokenTree, TreeLimits
 
 _FIELDS = {

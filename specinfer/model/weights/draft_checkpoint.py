@@ -9,7 +9,6 @@ its embeddings; another target is refused.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import save_file
 
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, shape_fields, with_shape
 from specinfer.model.weights.config_files import load_config
@@ -202,17 +201,6 @@ def target_config(directory: Path) -> ModelConfig:
         IncompatibleError: naming the unsupported property of its layers.
     """
     return load_config(directory).like_llama("trained drafts")
-
-
-@contextmanager
-def naming(directory: Path) -> Iterator[None]:
-    """Add the checkpoint's directory to errors raised within."""
-    try:
-        yield
-    except IncompatibleError as error:
-        if str(error).startswith(str(directory)):
-            raise
-        raise IncompatibleError(f"{directory}: {error}") from error
 
 
 def load_ssm(directory: Path, target_directory: Path) -> DraftModel:

@@ -66,7 +66,10 @@ async def test_the_verifier_may_forget_requests(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"planner": __file__}, r"planner = .*test_learned_planner\.py': not what"),
+        (
+            {"planner": __file__},
+            r"planner = .*test_learned_planner\.py': must be a file of `specinfer train scheduler`",
+        ),
         ({"record_steps": "/none/steps.jsonl"}, r"record_steps = '/none/steps\.jsonl': cannot be written"),
     ],
 )

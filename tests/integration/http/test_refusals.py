@@ -154,7 +154,7 @@ BAD_COMPLETION: dict[str, tuple[dict[str, Any], str, str]] = {
     "too many choices": (
         {"prompt": ["a", "b"], "n": 65},
         "n",
-        "n = 130: at most 128 choices, counting all prompts",
+        "n = 130 choices: at most 128, counting all prompts",
     ),
     "messages": (ASKED, "messages", "unknown field"),
     "logprobs of completions": ({"logprobs": 6}, "logprobs", "logprobs = 6: "),

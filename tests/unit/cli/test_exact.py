@@ -190,7 +190,7 @@ def test_a_server_whose_switch_is_not_known_needs_one() -> None:
     ("options", "words"),
     [
         (["--off", "[1]"], "must be a JSON object"),
-        (["--off", "{"], "invalid JSON"),
+        (["--off", "{"], "--off = '{': must be a JSON object: "),
         (["--max-tokens", "0"], "--max-tokens = 0"),
         (["--max-tokens", "2000"], "status 400: .*at most 1000"),
         (["--against", "ftp://x"], "base_url = 'ftp://x'"),

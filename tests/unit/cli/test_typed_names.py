@@ -11,6 +11,7 @@ from specinfer.usage import as_typed
 @pytest.mark.parametrize(("argv", "error", "shown"), [
     (["up"], "http_listen = 'a:80': taken", "--http-listen = 'a:80': taken"),
     (["bench", "--json", "f"], "json_path = 'f': is a folder", "--json = 'f': is a folder"),
+    (["up"], "speculator: model = 'x': not pulled", "--speculator: model = 'x': not pulled"),
     (["generate", "up"], "prompt = None: required", "PROMPT = None: required"),
     (["models", "pull", "x"], "model = 'x': not known", "MODEL = 'x': not known"),
     (["generate"], "http_listen = 'a:80': taken", "http_listen = 'a:80': taken"),

@@ -205,7 +205,9 @@ def test_the_file_that_faults_are_put_into_is_a_good_one(tmp_path: Path) -> None
 def test_what_is_wrong_in_a_file_is_said_with_setting_and_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "weights.json"
     path.write_text(text)
-    with pytest.raises(SettingError, match=r"planner = .*weights\.json.*: not what"):
+    with pytest.raises(
+        SettingError, match=r"planner = .*weights\.json.*: must be a file of `specinfer train scheduler`"
+    ):
         load_weights("planner", path)
     with pytest.raises(SettingError, match=r"planner = .*none\.json.*: cannot be read"):
         load_weights("planner", tmp_path / "none.json")

@@ -45,7 +45,7 @@ async def test_a_service_is_healthy_as_long_as_it_says_so() -> None:
         await server.set_serving(False)
         code, said = await health(address)
         assert code == 1
-        assert said.endswith(f"error: {address}: NOT_SERVING")
+        assert said.endswith(f"error: {address}: the service answers NOT_SERVING, not SERVING: retry later")
 
 
 async def test_nobody_there_is_one_line() -> None:

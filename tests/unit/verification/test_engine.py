@@ -139,7 +139,7 @@ def test_limits_are_enforced_per_entry() -> None:
         EntryStatus.RESYNC,
     ]
     assert "tree.nodes = 4: must be at most 3, root included" in outcomes[0].message
-    assert "context = 11: base_len and delta must have at most 10 tokens" in outcomes[1].message
+    assert "context = 11 tokens: at most 10 in base_len and delta_token_ids" in outcomes[1].message
     assert "tree.token_ids[0]: must repeat the last delta token" in outcomes[2].message
 
 

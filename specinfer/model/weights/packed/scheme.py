@@ -136,7 +136,8 @@ def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
         weights = group.get("weights") or {}
         kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
         if kind != ("float", 8, True) or group.get("format", layout) != layout:
-            raise _refusal(f"config_groups.{name}.weights", kind, "symmetric float of 8 bits is supported")
+            key = f"config_groups.{name}.weights: (type, num_bits, symmetric)"
+            raise _refusal(key, kind, "('float', 8, True) is supported")
     if fields.get("kv_cache_scheme"):
         raise _refusal("kv_cache_scheme", fields["kv_cache_scheme"], "must be null: use --kv-type")
     if (

@@ -120,7 +120,7 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
     ),
     "yarn without factor": (
         lambda f: f.values.update({"rope.scaling.type": "yarn"}),
-        "GGUF: rope.scaling.factor = 0, rope.scaling.original_context_length = 0: must be above 0",
+        "GGUF: llama.rope.scaling.factor = None: must be above 0",
     ),
     "head": (lambda f: f.values.update({"rope.dimension_count": 8}), "rope.dimension_count = 8"),
     "vocabulary": (

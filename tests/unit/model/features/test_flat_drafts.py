@@ -130,7 +130,7 @@ def test_a_flat_checkpoint_drafts_for_the_model_that_is_served(draft: Path, targ
     )
     with pytest.raises(SettingError, match=f"target = '': must be the model of the draft {draft}"):
         make_drafter("dflash", DrafterOptions(model=str(draft)))
-    with pytest.raises(SettingError, match="'dflash', this drafter needs 'dspark'"):
+    with pytest.raises(SettingError, match="'dflash': must be 'dspark' for this drafter"):
         make_drafter("dspark", DrafterOptions(model=str(draft), target=str(target)))
 
 
