@@ -108,7 +108,7 @@ class Metadata:
     def refused(self, name: str, reason: str) -> IncompatibleError:
         """Return the error of a key of the architecture, with its value."""
         key = f"{self.architecture}.{name}"
-        return IncompatibleError(f"GGUF: {key} = {self._values.get(key)!r}: {reason}")
+        return IncompatibleError(f"GGUF: {key} = {self._values.get(key)!r:.80}: {reason}")
 
     @property
     def layers(self) -> int:

@@ -125,7 +125,7 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
     "head": (lambda f: f.values.update({"rope.dimension_count": 8}), "rope.dimension_count = 8"),
     "vocabulary": (
         lambda f: f.values.update({"vocab_size": 90}),
-        "vocab_size = 90: must be 97, as token_embd.weight",
+        "vocab_size = 90: must be 97, the rows of token_embd.weight",
     ),
     "both scalings": (
         lambda f: (
