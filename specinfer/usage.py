@@ -14,9 +14,9 @@ def usage_message(error: Exception) -> str:
 
 
 def as_typed(message: str, app: typer.Typer, argv: Sequence[str]) -> str:
-    """Return an error `FIELD = VALUE: ...` with the field as an option or argument of the command.
+    """Name an error's field as the command's option or argument.
 
-    Other messages, and fields that the command does not have, are unchanged.
+    Errors without `FIELD = VALUE`, and fields that the command does not have, are unchanged.
     """
     command = typer.main.get_command(app)
     for word in argv:
