@@ -134,7 +134,7 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
         ("ahead", 2),
         ("features", 3),
     ]
-    assert "delta_token_ids: must be a token from 0 to 96" in reply.entries[2].message
+    assert "delta_token_ids: must be a token id from 0 to 96" in reply.entries[2].message
 
 
 @pytest.mark.parametrize(
