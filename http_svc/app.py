@@ -129,7 +129,8 @@ def bind(listen: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise SettingError("listen", listen, error.strerror or "cannot bind this address") from error
+        reason = f"cannot be listened on: {error.strerror or error}; choose another address"
+        raise SettingError("listen", listen, reason) from error
 
 
 def build_app(

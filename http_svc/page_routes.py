@@ -166,7 +166,7 @@ def _request_id(request: Request) -> str:
     unknown = [name for name, _ in given if name != _NAME]
     if unknown or len(given) > 1:
         field = unknown[0] if unknown else _NAME
-        reason = "given twice" if not unknown else f"unknown parameter; only {_NAME} is accepted"
+        reason = "must be given once" if not unknown else f"unknown parameter; only {_NAME} is accepted"
         raise InvalidInputError(field, request.query_params[field], reason)
     return request.query_params.get(_NAME, "")
 

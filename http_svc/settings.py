@@ -52,7 +52,8 @@ class ApiSettings(ProcessSettings):
         """Check `served_model_name`, too."""
         names = self.model_names
         if len(set(names)) < len(names) or (self.served_model_name and not all(names)):
-            raise SettingError("served_model_name", self.served_model_name, "has an empty or repeated name")
+            reason = "must be different names, separated by commas, none empty"
+            raise SettingError("served_model_name", self.served_model_name, reason)
         super().check()
 
     @property

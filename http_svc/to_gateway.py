@@ -122,7 +122,7 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[P
 
 def _check_count(count: int) -> None:
     if count > MAX_REQUESTS:
-        raise InvalidInputError("n", count, f"at most {MAX_REQUESTS} choices, counting all prompts")
+        raise InvalidInputError("n", count, f"at most {MAX_REQUESTS}, counting all prompts", "choices")
 
 
 def _choices(
@@ -133,7 +133,9 @@ def _choices(
     count = choices * len(prompted)
     size = choices * sum(request.ByteSize() for request in prompted)
     if size > MAX_BYTES and count > 1:
-        raise InvalidInputError("n", count, f"choices are {size} bytes together, at most {MAX_BYTES}")
+        raise InvalidInputError(
+            "n", count, f"have {size} bytes together, at most {MAX_BYTES} are allowed", "choices"
+        )
     requests = []
     for number in range(count):
         request = generation_pb2.GenerateRequest()

@@ -19,6 +19,10 @@
 `wire.status` maps the classes to gRPC codes. `assert` is for bugs in SpecInfer.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class SpecInferError(Exception):
     """Base class of all errors defined by SpecInfer."""
@@ -30,13 +34,17 @@ class SpecInferError(Exception):
 
 
 class InvalidInputError(SpecInferError):
-    """A field has an invalid value; the message names field and value."""
+    """A field has an invalid value; the message names field and value.
 
-    def __init__(self, field: str, value: object, why: str) -> None:
-        super().__init__(f"{field} = {_shorten(value)}: {why}")
+    For a field that is too large, the value is its size, with a unit such as "bytes".
+    """
+
+    def __init__(self, field: str, value: object, why: str, unit: str = "") -> None:
+        unit = unit and f" {unit}"
+        super().__init__(f"{field} = {_shorten(value)}{unit}: {why}")
         self.field, self.value, self.why = field, value, why
         may_be_shown = isinstance(value, (bool, int, float)) and "token_ids" not in field
-        self._shown = f" = {value}" if may_be_shown else ""
+        self._shown = f" = {value}{unit}" if may_be_shown else ""
 
     @property
     def for_logs(self) -> str:
@@ -75,6 +83,17 @@ class AlreadyExistsError(SpecInferError):
 
 class IncompatibleError(SpecInferError):
     """Two parts do not match, for example in their tokenizers."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add a model's path to an IncompatibleError raised within."""
+    try:
+        yield
+    except IncompatibleError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise IncompatibleError(f"{path}: {error}") from error
 
 
 class ExhaustedError(SpecInferError):

@@ -50,9 +50,10 @@ def read_prompt(path: Path | None) -> str:
     Raises:
         InvalidInputError: if the prompt cannot be read, is not UTF-8 or is empty.
     """
-    prompt = read_text("prompt_file", path).removesuffix("\n").removesuffix("\r")
+    field = "prompt_file" if path else "prompt"
+    prompt = read_text(field, path).removesuffix("\n").removesuffix("\r")
     if not prompt:
-        raise InvalidInputError("prompt", prompt, f"{path or 'standard input'} is empty")
+        raise InvalidInputError(field, _named(path), "must not be empty")
     return prompt
 
 
@@ -87,7 +88,7 @@ def read_bytes(field: str, path: Path | None) -> bytes:
     try:
         return sys.stdin.buffer.read() if path is None else path.read_bytes()
     except OSError as error:
-        raise InvalidInputError(field, _named(path), error.strerror or "cannot be read") from error
+        raise InvalidInputError(field, _named(path), f"cannot be read: {error.strerror}") from error
 
 
 def to_text(field: str, path: Path | None, data: bytes) -> str:

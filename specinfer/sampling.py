@@ -84,7 +84,7 @@ class Sampling:
 
     def _check_biases(self) -> None:
         if len(self.logit_bias) > MAX_BIASES:
-            raise InvalidInputError("logit_bias", len(self.logit_bias), f"at most {MAX_BIASES} tokens")
+            raise InvalidInputError("logit_bias", len(self.logit_bias), f"at most {MAX_BIASES}", "tokens")
         for _, bias in self.logit_bias:
             if not -100 <= bias <= 100:  # also refuses NaN
                 raise InvalidInputError("logit_bias", bias, "must be in [-100, 100]")

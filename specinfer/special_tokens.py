@@ -29,9 +29,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
-        raise SettingError("tokenizer", str(path), f"must be JSON: {error}") from error
+        raise SettingError("model", str(path), f"must be a JSON object: {error}") from error
     if not isinstance(content, dict):
-        raise SettingError("tokenizer", str(path), "must be a JSON object")
+        raise SettingError("model", str(path), "must be a JSON object")
     return content
 
 

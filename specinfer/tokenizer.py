@@ -61,7 +61,7 @@ class Tokenizer:
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
-            raise SettingError("tokenizer", str(directory), "the directory has no tokenizer.json")
+            raise SettingError("model", str(directory), "the directory has no tokenizer.json")
         config = tokenizer_config(directory)
         try:
             fast = FastTokenizer.from_file(str(path))

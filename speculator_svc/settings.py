@@ -106,7 +106,7 @@ class SpeculatorSettings(ServiceSettings):
         """
         names = self.drafter.split("+")
         if len(set(names)) < len(names):
-            raise SettingError("drafter", self.drafter, "must not name a drafter twice")
+            raise SettingError("drafter", self.drafter, "must name each drafter once")
         return names
 
     @property

@@ -28,7 +28,7 @@ def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
         InvalidInputError: if there are more than `MAX_TOOLS` tools, or a tool is not a JSON object.
     """
     if len(chat.tools) > MAX_TOOLS:
-        raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS} tools")
+        raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS}", "tools")
     return [_object(f"chat.tools[{index}]", text) for index, text in enumerate(chat.tools)]
 
 

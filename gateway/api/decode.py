@@ -199,7 +199,7 @@ class RequestDecoder:
     def _room_after(self, prompt: Sequence[int]) -> int:
         room = self._longest - len(prompt)
         if room < 1:
-            raise InvalidInputError("prompt", len(prompt), f"tokens, at most {self._longest - 1} fit")
+            raise InvalidInputError("prompt", len(prompt), f"at most {self._longest - 1} fit", "tokens")
         return room
 
     def check_request_id(self, request_id: str) -> None:
@@ -230,7 +230,7 @@ class RequestDecoder:
         longest = max(map(len, message.stop_strings), default=0)
         if longest > limits.stop_string:
             raise InvalidInputError(
-                "stop_strings", longest, f"characters in one string, at most {limits.stop_string}"
+                "stop_strings", longest, f"at most {limits.stop_string} in one string", "characters"
             )
 
     def _check_references(self, texts: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ class RequestDecoder:
             raise InvalidInputError("references", "", "every reference must have text")
         size, max_bytes = sum(len(text.encode()) for text in texts), self._limits.reference_bytes
         if size > max_bytes:
-            raise InvalidInputError("references", size, f"bytes together, at most {max_bytes}")
+            raise InvalidInputError("references", size, f"at most {max_bytes} together", "bytes")
 
     async def _prompt(self, message: generation_pb2.GenerateRequest, caller: Caller) -> Sequence[int]:
         match message.WhichOneof("prompt"):
@@ -275,10 +275,8 @@ class RequestDecoder:
         size = sum(len(text.encode()) for text in texts)
         per_token, context = self._limits.bytes_per_token, self._max_context_len
         if size > per_token * context:
-            reason = (
-                f"bytes, at most {per_token * context} ({per_token} per token of the context of {context})"
-            )
-            raise InvalidInputError(field, size, reason)
+            reason = f"at most {per_token * context} ({per_token} per token of the context of {context})"
+            raise InvalidInputError(field, size, reason, "bytes")
         return size
 
     async def _tokenize(self, size: int, caller: Caller, work: Callable[[], list[T]]) -> list[T]:
@@ -287,7 +285,7 @@ class RequestDecoder:
 
 def _check_number(field: str, items: Sequence[object], max_number: int) -> None:
     if len(items) > max_number:
-        raise InvalidInputError(field, len(items), f"entries, at most {max_number}")
+        raise InvalidInputError(field, len(items), f"at most {max_number}", "entries")
 
 
 def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:

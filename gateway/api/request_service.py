@@ -67,7 +67,7 @@ class RequestService:
         if self._lease_manager.draining:
             raise UnavailableError("this gateway is draining; call another gateway")
         if not self._lease_manager.redis_ready:
-            raise UnavailableError(f"{self._store.name} does not answer")
+            raise UnavailableError(f"{self._store.name} does not answer: retry later")
         task = asyncio.create_task(self._submit(request, idempotency_key, caller, traceparent))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

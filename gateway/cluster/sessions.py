@@ -106,7 +106,9 @@ class VerifierSessions:
         session = self.best_for(request, record.model)
         try:
             if session is None:
-                raise UnavailableError("no session serves the request's model")
+                raise UnavailableError(
+                    f"no verifier serves model {record.model!r}: start one, or retry later"
+                )
             token_stream = self._shared.token_streams.open_local(request, record.idempotency_key)
             token_stream.extend(0, record.tokens, record.logprobs, None)
             state = session.submit(record)

@@ -110,7 +110,7 @@ class VerifierClient:
                 verifier_pb2.DescribeVerifierRequest(), timeout=_DESCRIBE_S
             )
         except grpc.aio.AioRpcError as error:
-            raise UnavailableError(f"verifier: {error.details()}") from error
+            raise UnavailableError(f"the verifier does not describe itself: {error.details()}") from error
         self.expect(reply)
         return reply
 

@@ -43,7 +43,10 @@ def check_url(url: str) -> None:
         parse_url(url)
     except ValueError as error:
         shown = re.sub(r"//[^/@]*@", "//***@", url)  # hide the password
-        raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
+        reason = (
+            f"must be redis://HOST:PORT/NUMBER, rediss:// or unix://PATH ({' '.join(str(error).split())})"
+        )
+        raise SettingError("redis_url", shown, reason) from error
 
 
 class RedisConnection:

@@ -41,7 +41,7 @@ class Conversation(Strict):
     @model_validator(mode="after")
     def _check_end(self) -> "Conversation":
         if self.continue_final_message and self.add_generation_prompt:
-            reason = "{field}: cannot be used with add_generation_prompt"
+            reason = "{field} = true: only with add_generation_prompt = false"
             raise PydanticCustomError("excluded", reason, {"field": "continue_final_message"})
         self._check_tools()
         return self
@@ -80,8 +80,8 @@ class Conversation(Strict):
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            reason = "{field}: two functions are named {name}"
+            reason = "{field}: two functions are named {name}; names must differ"
             raise PydanticCustomError("twice", reason, {"field": "tools", "name": twice})
         if self.tool_choice not in (None, "none", "auto") and not self.callable:
             context = {"field": "tool_choice", "names": ", ".join(names) or "no function"}
-            raise PydanticCustomError("no_tool", "{field}: needs a function of tools: {names}", context)
+            raise PydanticCustomError("no_tool", "{field}: must name a function of tools: {names}", context)

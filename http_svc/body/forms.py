@@ -35,16 +35,16 @@ class ResponseFormat(Strict):
     def _check(self) -> "ResponseFormat":
         given = self.json_schema is not None
         if self.type == "json_schema" and given == (self.content is not None):
-            reason = "{field}: needed with type json_schema, or schema instead, but not both"
+            reason = (
+                "{field}: needed with response_format.type = json_schema, or response_format.schema, not both"
+            )
             raise PydanticCustomError("mismatch", reason, {"field": "response_format.json_schema"})
         if self.type != "json_schema" and given:
-            raise PydanticCustomError(
-                "mismatch",
-                "{field}: only with type json_schema",
-                {"field": "response_format.json_schema"},
-            )
+            context = {"field": "response_format.json_schema", "type": self.type}
+            reason = "{field}: only with response_format.type = json_schema, not {type}"
+            raise PydanticCustomError("mismatch", reason, context)
         if self.type == "text" and self.content is not None:
-            reason = "{field}: only with type json_object or json_schema"
+            reason = "{field}: only with response_format.type = json_object or json_schema, not text"
             raise PydanticCustomError("mismatch", reason, {"field": "response_format.schema"})
         return self
 

@@ -22,7 +22,7 @@ class TokenizeBody(Conversation):
     def _check_prompt(self) -> "TokenizeBody":
         if (self.prompt is None) == (not self.messages):
             raise PydanticCustomError(
-                "not_one", "{field}: give either prompt or messages", {"field": "prompt"}
+                "not_one", "{field}: give prompt or messages, and not both", {"field": "prompt"}
             )
         if self.messages and self.add_special_tokens:
             reason = "{field}: only with prompt; a chat template adds its own special tokens"

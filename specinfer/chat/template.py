@@ -242,11 +242,14 @@ def _by_name(stored: Stored) -> dict[str, str]:
                 named = {entry["name"]: entry["template"] for entry in stored}
             except (KeyError, TypeError) as error:
                 raise IncompatibleError(
-                    f"chat_template = {str(stored)[:60]!r}: must be a list of objects with name and template"
+                    f"tokenizer_config.json: chat_template = {str(stored)[:60]!r}: must be text, or a list of "
+                    "objects with name and template"
                 ) from error
     for name, text in named.items():
         if not isinstance(text, str):
-            raise IncompatibleError(f"chat_template: {name!r} = {str(text)[:60]!r}: a template must be text")
+            raise IncompatibleError(
+                f"tokenizer_config.json: chat_template {name!r} = {str(text)[:60]!r}: must be text"
+            )
     return named
 
 

@@ -66,7 +66,8 @@ def batch(
     if input_file.resolve() == output_file.resolve():
         raise InvalidInputError("OUTPUT", str(output_file), "must be another file than INPUT")
     if base_url is not None:
-        refuse_with(context, ("model", "dtype", "weights", "draft", "speculator"), "with --base-url")
+        reason = "not allowed with --base-url, which names a running server"
+        refuse_with(context, ("model", "dtype", "weights", "draft", "speculator"), reason)
     jobs = read_jobs(input_file)
     options = LocalOptions(
         model=model,

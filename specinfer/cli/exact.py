@@ -121,7 +121,7 @@ def _read_off(text: str | None) -> dict[str, object] | None:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise InvalidInputError("--off", text, f"invalid JSON: {error}") from error
+        raise InvalidInputError("--off", text, f"must be a JSON object: {error}") from error
     if not isinstance(fields, dict):
         raise InvalidInputError("--off", text, "must be a JSON object")
     return fields

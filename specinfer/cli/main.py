@@ -46,7 +46,7 @@ from specinfer.model.formats.registry import AUTO
 from specinfer.option_names import meant
 from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
-from specinfer.usage import USAGE_ERROR, usage_message
+from specinfer.usage import USAGE_ERROR, as_typed, usage_message
 
 PROGRAM = "specinfer"
 
@@ -124,7 +124,9 @@ def up(
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
     if served_model_name is not None and http_listen == "none":
-        raise InvalidInputError("served_model_name", served_model_name, "needs --http-listen")
+        raise InvalidInputError(
+            "served_model_name", served_model_name, "needs --http-listen HOST:PORT, not none"
+        )
     options = LocalOptions(
         model=model,
         dtype=dtype,
@@ -203,9 +205,9 @@ def main() -> None:
     except USAGE_ERROR as error:
         _exit(_usage_message(error), 2)
     except (InvalidInputError, NotFoundError) as error:
-        _exit(str(error), 2)
+        _exit(_as_typed(error), 2)
     except RequestFailedError as error:
-        _exit(str(error), 2 if error.bad_input else 1)
+        _exit(_as_typed(error), 2 if error.bad_input else 1)
     except SpecInferError as error:
         _exit(str(error), 1)
     except OSError as error:
@@ -229,6 +231,10 @@ def _usage_message(error: Exception) -> str:
         if name in sys.argv[:-1]:
             message += f" (got {sys.argv[sys.argv.index(name) + 1]!r})"
     return message
+
+
+def _as_typed(error: Exception) -> str:
+    return as_typed(str(error), app, sys.argv[1:])
 
 
 def _exit(message: str, code: int) -> None:

@@ -128,6 +128,9 @@ class StreamLostError(UnavailableError):
 class BrokenStreamError(SpecInferError):
     """A gateway broke the protocol: a stream's tokens are missing or repeated."""
 
-    def __init__(self, request_id: str, position: int, expected: int, why: str) -> None:
-        super().__init__(f"request {request_id}: position = {position} after {expected} tokens: {why}")
+    def __init__(self, gateway: str, request_id: str, position: int, expected: int, why: str) -> None:
+        super().__init__(
+            f"gateway at {gateway} broke the protocol in request {request_id}: its reply has position {position}, "
+            f"expected is {expected}: {why}; call another gateway, or update this one"
+        )
         self.request_id, self.position, self.expected = request_id, position, expected

@@ -147,18 +147,19 @@ class Resume:
         """Return whether all tokens of a reply were already returned."""
         end, last = reply.position + len(reply.token_ids), reply.HasField("summary")
         if reply.position > self.position:
-            raise self._broken(reply, "tokens are missing")
+            raise self._broken(reply, "tokens between them are missing")
         if reply.position < self.position:
             if end > self.position or last:
-                raise self._broken(reply, "only a part of the reply is new")
+                raise self._broken(reply, "only a part of it is new")
             return True
         if reply.text and not reply.token_ids and not last:
             # after an Attach, this text could not be separated from the next tokens' text
-            raise self._broken(reply, "text without tokens")
+            raise self._broken(reply, "it has text without tokens")
         return False
 
     def _broken(self, reply: generation_pb2.GenerateReply, reason: str) -> BrokenStreamError:
-        return BrokenStreamError(self._request_id, reply.position, self.position, reason)
+        gateway = self._addresses[self._address]
+        return BrokenStreamError(gateway, self._request_id, reply.position, self.position, reason)
 
     def failed(self, failure: Failure, now: float) -> Retry:
         """Return the retry after a failed call, at the next address.

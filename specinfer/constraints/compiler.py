@@ -56,7 +56,7 @@ class Compiler:
                 _within(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
             )
         except ValueError as error:
-            raise IncompatibleError(f"no constraints with this tokenizer: {error}") from error
+            raise IncompatibleError(f"the model's tokenizer does not allow constraints: {error}") from error
         self._vocab_size = vocab_size
         self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")

@@ -40,7 +40,7 @@ class Constraint:
         except UnicodeEncodeError as error:
             raise self.error("has half of a surrogate pair, which UTF-8 cannot encode") from error
         if size > MAX_BYTES:
-            raise InvalidInputError(self.field, size, f"bytes: must be at most {MAX_BYTES}")
+            raise InvalidInputError(self.field, size, f"at most {MAX_BYTES}", "bytes")
 
     @classmethod
     def choice(cls, texts: list[str]) -> "Constraint":

@@ -71,13 +71,15 @@ class TargetTopK:
         if not nodes or not ids or ids % nodes:
             raise InvalidInputError(
                 *("target_top_k", ids),
-                f"token ids: their number must be a positive multiple of {nodes}, the number of nodes",
+                f"must be a positive multiple of {nodes}, the number of nodes",
+                "token ids",
             )
         if len(parents) != nodes or any(not -1 <= parent < node for node, parent in enumerate(parents)):
             raise InvalidInputError(
                 "target_top_k.parents",
                 len(parents),
                 f"must have, for each of {nodes} nodes, the index of an earlier node or -1",
+                "entries",
             )
         rows = np.array(top_k, np.int64).reshape(nodes, -1)
         return cls(np.array(token_ids, np.int64), np.array(parents, np.int32), rows)
@@ -168,13 +170,15 @@ class DrafterOptions:
         for flag, text in flags.items():
             name = flag.replace("-", "_")
             if name not in cls.__dataclass_fields__:
-                raise SettingError(flag, text, f"unknown; known are {', '.join(cls.__dataclass_fields__)}")
+                known = ", ".join(cls.__dataclass_fields__)
+                raise SettingError(flag, text, f"no flag of drafters; known are {known}")
             default = cls.__dataclass_fields__[name].default
             kind: Any = type(default)
             try:
                 values[name] = _BOOLEANS[text] if isinstance(default, bool) else kind(text)
             except (KeyError, ValueError) as error:
-                raise SettingError(flag, text, f"must be {kind.__name__}") from error
+                words = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+                raise SettingError(flag, text, f"must be {words[kind.__name__]}") from error
         return cls(**values)  # type: ignore[arg-type]  # values have the types of the defaults
 
 

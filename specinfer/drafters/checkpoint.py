@@ -77,7 +77,9 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
         target = _target_of(directory, options.target)
         draft = load_draft(directory, target)
     if not isinstance(draft, kind):
-        mismatch = f"has {KIND} = {draft.algorithm!r}, this drafter needs {kind.algorithm!r}"
+        mismatch = (
+            f"its config.json has {KIND} = {draft.algorithm!r}: must be {kind.algorithm!r} for this drafter"
+        )
         raise SettingError("model", options.model, mismatch)
     config, tokenizer = load_config(target), Tokenizer.load(target)
     description = DrafterDescription(

@@ -36,7 +36,9 @@ class CustomDrafter:
         """
         module, _, name = options.function.partition(":")
         if not module or not name:
-            raise SettingError("function", options.function, "must be module:name")
+            raise SettingError(
+                "function", options.function, "must be MODULE:NAME, such as my_drafts:repeat_last"
+            )
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         try:

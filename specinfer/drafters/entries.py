@@ -80,10 +80,10 @@ def _check_features(size: int, description: DrafterDescription) -> None:
     token_bytes = 2 * description.feature_size * len(description.feature_layers)
     if size and not token_bytes:
         reason = "must be empty: no speculator of this service reads hidden states"
-        raise InvalidInputError("target_features", size, reason)
+        raise InvalidInputError("target_features", size, reason, "bytes")
     if size and size % token_bytes:
-        reason = f"must be {token_bytes} bytes per token"
-        raise InvalidInputError("target_features", size, reason)
+        reason = f"must be a multiple of {token_bytes}, the size of a token's hidden states"
+        raise InvalidInputError("target_features", size, reason, "bytes")
 
 
 def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
@@ -100,9 +100,13 @@ def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
 def _check_references(entry: DraftEntry, description: DrafterDescription) -> None:
     count, largest = len(entry.references), max(max(text, default=0) for text in entry.references)
     if not description.reads_references:
-        raise InvalidInputError("references", count, "no speculator of this service reads them")
+        raise InvalidInputError(
+            "references", count, "must be empty: no speculator of this service reads them", "texts"
+        )
     if entry.base_len:
-        raise InvalidInputError("references", count, f"allowed with base_len 0 only, not {entry.base_len}")
+        raise InvalidInputError(
+            "references", count, f"allowed with base_len 0 only, not {entry.base_len}", "texts"
+        )
     vocab_size = description.vocab_size or _MAX_TOKEN + 1
     if largest >= vocab_size:
         reason = f"must be a token id from 0 to {vocab_size - 1}"

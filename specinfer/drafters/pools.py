@@ -81,9 +81,12 @@ def check_speculator(setting: str, flags: Flags, known_names: Collection[str] = 
     for name in options.pop("drafter").split("+"):
         if name not in DRAFTERS:
             raise SettingError(setting, name, f"must be one of {', '.join(DRAFTERS)}")
-    if "model" in options:
-        resolve_model(options["model"])
-    DrafterOptions.read({flag: text for flag, text in options.items() if flag not in known_names})
+    try:
+        if "model" in options:
+            resolve_model(options["model"])
+        DrafterOptions.read({flag: text for flag, text in options.items() if flag not in known_names})
+    except SettingError as error:
+        raise error.renamed(f"{setting}: {error.field}") from error
 
 
 SERVICE_FLAGS = frozenset(
@@ -108,7 +111,7 @@ def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafte
     own_flags = dict(flags)
     methods = own_flags.pop("drafter").split("+")
     if len(set(methods)) < len(methods):
-        raise SettingError(setting, "+".join(methods), "must not name a drafter twice")
+        raise SettingError(setting, "+".join(methods), "must name each drafter once")
     common = {**target, "target": target["model"]} if MODEL_DRAFTERS & set(methods) else {}
     options = DrafterOptions.read({**common, **own_flags})
     return {method: make_drafter(method, options) for method in methods}

@@ -122,7 +122,7 @@ def read_datastore(paths: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
     for name in filter(None, (part.strip() for part in paths.split(":"))):
         path = Path(name)
         if not path.is_file():
-            raise SettingError("datastore", name, "no such file")
+            raise SettingError("datastore", name, "no such file; give files, separated by colons")
         if ".jsonl" not in path.suffixes:
             yield tokenizer.encode(read_text("datastore", path))
             continue

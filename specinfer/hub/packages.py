@@ -58,7 +58,9 @@ def check_sum(path: Path, wanted: str) -> None:
             digest.update(chunk)
             report(file.tell(), size)
     if digest.hexdigest() != wanted:
-        raise UnavailableError(f"the downloaded file has SHA-256 {digest.hexdigest()}, must have {wanted}")
+        raise UnavailableError(
+            f"the downloaded file has SHA-256 {digest.hexdigest()}, must have {wanted}: download it again"
+        )
 
 
 @contextmanager

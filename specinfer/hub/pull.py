@@ -125,10 +125,7 @@ def _file_from_hub(repository: str, source: GgufSource, work: Path) -> Path:
         with progress(what) as report, watched(work, 0, source.megabytes, report):
             return Path(hf_hub_download(repository, source.hub_file, local_dir=work))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnavailableError(
-            f"cannot fetch {source.hub_file} of {repository} from the hub: {reason}"
-        ) from error
+        raise _not_fetched(f"{source.hub_file} of {repository}", error) from error
 
 
 def _from_hub(hub_id: str, work: Path, patterns: Sequence[str]) -> None:
@@ -139,5 +136,12 @@ def _from_hub(hub_id: str, work: Path, patterns: Sequence[str]) -> None:
         with progress(f"downloading {hub_id}"):
             snapshot_download(hub_id, local_dir=work, allow_patterns=list(patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UnavailableError(f"cannot fetch {hub_id} from the hub: {error}") from error
+        raise _not_fetched(hub_id, error) from error
     shutil.rmtree(work / ".cache", ignore_errors=True)
+
+
+def _not_fetched(what: str, error: Exception) -> UnavailableError:
+    reason = " ".join(str(error).split())[:200]
+    return UnavailableError(
+        f"cannot fetch {what} from the hub: {reason}; check the name, the network and, for a gated model, $HF_TOKEN"
+    )

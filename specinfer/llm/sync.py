@@ -267,7 +267,7 @@ def _for_each(
         return [params or DEFAULT_PARAMS] * count
     if len(params) != count:
         raise InvalidInputError(
-            "sampling_params", len(params), f"must be one, or one for each of {count} prompts"
+            "sampling_params", len(params), f"must be one, or one for each of {count} prompts", "entries"
         )
     return params
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specinfer.errors import IncompatibleError, SettingError
+from specinfer.errors import IncompatibleError, SettingError, naming
 from specinfer.model.backends import Backend, Work, choose_backend, refusal
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
@@ -64,6 +64,11 @@ def load_model(
         IncompatibleError: if the chosen executor cannot run the model.
     """
     check_options(options)
+    with naming(directory):
+        return _load_model(directory, options, ranks, accounted)
+
+
+def _load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None, accounted: bool) -> LoadedModel:
     hf, generation = load_transformers_config(directory)
     if adapter := next(directory.glob("adapter_*"), None):
         raise IncompatibleError(f"{adapter}: adapters are not applied; merge this one into the weights")

@@ -73,7 +73,8 @@ def sole_run(output: Path) -> Iterator[None]:
             file = closing.enter_context(lock.open("w"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InvalidInputError("output", str(output), "another run writes it now") from error
+            reason = "another run writes it now: wait for its end, or choose another file"
+            raise InvalidInputError("output", str(output), reason) from error
         except OSError as error:
             reason = f"its lock file {lock.name}: {error.strerror or 'cannot be locked'}"
             raise InvalidInputError("output", str(output), reason) from error
@@ -97,7 +98,9 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
         identity = row.get("custom_id")
         if not isinstance(identity, str) or identity not in known:
             raise InvalidInputError(
-                f"{path}:{number}: custom_id", identity, "is not a custom_id of the input"
+                f"{path}:{number}: custom_id",
+                identity,
+                "must be a custom_id of the input; use another output",
             )
         response = row.get("response")
         if isinstance(response, dict) and _is_final(response.get("status_code")):

@@ -169,12 +169,13 @@ def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT or tuple(content["features"]) != NAMES:
-            raise ValueError(f"format {content['format']} of features {content['features']}")
+            raise ValueError(f"its format is {content['format']} of features {content['features']}")
         return {str(name): _model_of(weights) for name, weights in content["sets"].items()}
     except OSError as error:
         raise SettingError(setting, str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"not what `specinfer train scheduler` writes: {error!r}"
+        what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"must be a file of `specinfer train scheduler`: {what}"
         raise SettingError(setting, str(path), reason) from error
 
 

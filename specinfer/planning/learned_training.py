@@ -18,7 +18,7 @@ from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import Outcomes, StepReport
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
-from specinfer.usage import USAGE_ERROR, usage_message
+from specinfer.usage import USAGE_ERROR, as_typed, usage_message
 
 PROGRAM = "specinfer train scheduler"
 _MIN_ROWS = 200
@@ -60,7 +60,8 @@ def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep],
             try:
                 steps.append(_step_of(json.loads(line), names))
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-                reason = f"line {number} is no recorded step: {error!r}"
+                what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+                reason = f"line {number} must be a step as the gateway's --record-steps writes it: {what}"
                 raise SettingError(setting, str(path), reason) from error
     return steps, names
 
@@ -70,6 +71,8 @@ def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
     names += [name for name in dict.fromkeys(map(str, content["speculators"])) if name not in names]
     numbers = {number: names.index(str(name)) for number, name in enumerate(content["speculators"])}
     numbers[NOBODY] = NOBODY
+    if unknown := set(content["asked"]) - numbers.keys():
+        raise ValueError(f"asked has {min(unknown)}: must be numbers of speculators, from 0")
     if not content["requests"]:
         raise ValueError("requests is empty")
     requests: dict[str, Any] = content["requests"]
@@ -184,7 +187,8 @@ def main() -> None:
     try:
         app(prog_name=PROGRAM, standalone_mode=False)
     except (USAGE_ERROR, SpecInferError) as error:
-        print(f"{PROGRAM}: error: {usage_message(error)}", file=sys.stderr)
+        message = as_typed(usage_message(error), app, sys.argv[1:])
+        print(f"{PROGRAM}: error: {message}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -63,7 +63,7 @@ class GenerationRequest:
             raise InvalidInputError("max_new_tokens", self.max_new_tokens, "must be positive")
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             raise InvalidInputError(
-                "stop_strings", len(self.stop_strings), f"must be at most {MAX_STOP_STRINGS}"
+                "stop_strings", len(self.stop_strings), f"at most {MAX_STOP_STRINGS}", "strings"
             )
         if "" in self.stop_strings:
             raise InvalidInputError("stop_strings", "", "must not be empty")

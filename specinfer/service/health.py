@@ -38,7 +38,7 @@ def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
             raise UnavailableError(f"{address}: {_reason(error)}") from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
-        raise UnavailableError(f"{address}: {name}")
+        raise UnavailableError(f"{address}: the service answers {name}, not SERVING: retry later")
 
 
 def _reason(error: grpc.RpcError) -> str:

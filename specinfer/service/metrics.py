@@ -86,7 +86,8 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
             raise SettingError("metrics_port", port, reason) from error
         if error.errno == errno.EACCES:
             raise SettingError("metrics_port", port, "needs privileges; choose a port above 1023") from error
-        raise SettingError("metrics_host", host, error.strerror or "no such address") from error
+        reason = f"must be an address of this machine, or 0.0.0.0 for all ({error.strerror})"
+        raise SettingError("metrics_host", host, reason) from error
 
 
 TO_MINUTES_S = (

@@ -85,8 +85,9 @@ class ProcessSettings(BaseSettings):
             settings = cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(map(str, first["loc"])) or "settings"
-            raise SettingError(key, first.get("input"), first["msg"]) from error
+            (key,) = first["loc"][:1] or ("settings",)
+            of_key = dict.fromkeys(other["msg"] for other in error.errors() if other["loc"][:1] == (key,))
+            raise SettingError(str(key), first.get("input"), " or ".join(of_key) or first["msg"]) from error
         except SettingsError as error:
             raise cls._wrong_arguments(argv, str(error)) from error
         settings.check()
@@ -100,7 +101,7 @@ class ProcessSettings(BaseSettings):
             return SettingError("arguments", list(argv), message)
         first = next(iter(rest.split()), "")
         if not first:
-            return SettingError("arguments", list(argv), "an argument is empty")
+            return SettingError("arguments", list(argv), "must not have an empty argument")
         flag = first.partition("=")[0]
         close = meant(flag, [f"--{name.replace('_', '-')}" for name in cls.model_fields])
         hint = f", did you mean {close}?" if close else "; see --help"

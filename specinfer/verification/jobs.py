@@ -137,7 +137,7 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
     total = job.base_len + len(job.delta)
     if total > limits.max_context_len:
         raise InvalidInputError(
-            "context", total, f"base_len and delta must have at most {limits.max_context_len} tokens"
+            "context", total, f"at most {limits.max_context_len} in base_len and delta_token_ids", "tokens"
         )
     nodes = 0
     if job.tree is not None:
@@ -148,7 +148,7 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
     rows = min(job.read_limit or len(job.delta), len(job.delta)) + nodes
     if rows > room:
         reason = f"only {room} of the step's {limits.max_step_tokens} tokens and nodes are free"
-        raise InvalidInputError("delta_token_ids", rows, reason)
+        raise InvalidInputError("delta_token_ids", rows, reason, "tokens and nodes")
 
 
 def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: EngineLimits) -> None:

@@ -25,7 +25,10 @@ from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.jobs import VerifyJob
 
 log = logging.getLogger(__name__)
-_NOT_FINITE = "the model produced non-finite logits (NaN or infinity)"
+_NOT_FINITE = (
+    "the model produced non-finite logits (NaN or infinity): try --dtype float32, or check the model's weights "
+    "with `specinfer models check`"
+)
 
 Rows: TypeAlias = "torch.Tensor | Exception"
 """Logits [N, V] of a job's nodes, or its pass's error."""

@@ -24,7 +24,7 @@ class Checkpoints:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = (directory / ".lock").open("w")
         except OSError as error:
-            raise SettingError("learn", str(directory), error.strerror or "cannot be written") from error
+            raise SettingError("learn", str(directory), f"cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -76,10 +76,10 @@ class Checkpoints:
         if name not in FILES:
             raise InvalidInputError("file", name, f"must be one of {', '.join(FILES)}")
         if len(data) > MAX_PART_BYTES:
-            raise InvalidInputError("data", len(data), f"bytes: at most {MAX_PART_BYTES} in a message")
+            raise InvalidInputError("data", len(data), f"at most {MAX_PART_BYTES} in a message", "bytes")
         self._size += len(data)
         if self._size > MAX_BYTES:
-            raise InvalidInputError("data", self._size, f"bytes: at most {MAX_BYTES} in a checkpoint")
+            raise InvalidInputError("data", self._size, f"at most {MAX_BYTES} in a checkpoint", "bytes")
         with (self.offered / name).open("ab") as file:
             file.write(data)
 

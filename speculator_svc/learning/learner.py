@@ -278,7 +278,8 @@ def check_learnable(drafters: Sequence[str], model: str) -> None:
         SettingError: if no drafter is an SSM, or its model is not a trained speculator.
     """
     if LEARNT not in drafters:
-        raise SettingError("learn", "+".join(drafters), "the drafters must include ssm")
+        raise SettingError("drafter", "+".join(drafters), "must include ssm for --learn")
     directory = resolve_model(model)
     if not (directory / "config.json").is_file() or algorithm_of(directory) != ALGORITHM:
-        raise SettingError("learn", model, "must be a trained SSM, as `specinfer train ssm` makes")
+        reason = "must be a trained SSM for --learn: make one with `specinfer train ssm`"
+        raise SettingError("model", model, reason)

@@ -6,7 +6,7 @@ import sys
 import typer
 
 from specinfer.errors import SpecInferError
-from specinfer.usage import USAGE_ERROR, usage_message
+from specinfer.usage import USAGE_ERROR, as_typed, usage_message
 from speculator_svc.learning.follow import train_follow
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.run import SIGNALS, InterruptionError
@@ -46,7 +46,7 @@ def main() -> None:
         message = usage_message(error)
         _exit(f"error: {message}" if message else "", 2)
     except SpecInferError as error:
-        _exit(f"error: {error}", 2)
+        _exit(f"error: {as_typed(str(error), app, sys.argv[1:])}", 2)
     if code == INTERRUPTED:
         _exit("interrupted: finished work is kept, and the same command continues from it", INTERRUPTED)
 

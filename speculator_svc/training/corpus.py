@@ -86,7 +86,8 @@ def read_corpus(path: Path) -> list[Continuation]:
     """
     continuations = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
     if not continuations:
-        raise InvalidInputError("corpus", str(path), "is empty: must have lines of JSON with `p` and `o`")
+        reason = "is empty: must have lines of JSON with token ids `p` (prompt) and `o` (output)"
+        raise InvalidInputError("corpus", str(path), reason)
     return continuations
 
 

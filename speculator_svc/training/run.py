@@ -86,7 +86,7 @@ def layer_numbers(name: str, text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",") if number]
     except ValueError as error:
-        raise SettingError(name, text, "must be numbers, separated by commas") from error
+        raise SettingError(name, text, "must be whole numbers, separated by commas") from error
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

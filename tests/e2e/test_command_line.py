@@ -141,7 +141,7 @@ def test_a_base_model_of_another_family_is_served_losslessly(
 def test_bad_input_at_the_gateway_is_one_line(system: LocalSystem) -> None:
     done = specinfer("generate", "hi", "--max-new-tokens", "-1", "--address", system.address)
     assert done.returncode == 2
-    assert done.stderr == "specinfer: error: max_new_tokens = -1: must be positive (INVALID_ARGUMENT)\n"
+    assert done.stderr == "specinfer: error: --max-new-tokens = -1: must be positive (INVALID_ARGUMENT)\n"
 
 
 def test_status_shows_the_system(system: LocalSystem) -> None:

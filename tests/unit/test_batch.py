@@ -348,7 +348,7 @@ def test_an_output_of_something_else_is_refused_and_kept(files: Files) -> None:
     ("options", "words"),
     [
         (["--concurrency", "0"], "--concurrency = 0"),
-        (["--model", "m"], "--model = 'm': with --base-url"),
+        (["--model", "m"], "--model = 'm': not allowed with --base-url"),
         (["--base-url", "localhost:8000"], "base_url = 'localhost:8000'"),
     ],
 )

@@ -71,9 +71,11 @@ def test_an_exception_in_a_template_is_an_error_of_the_conversation(template: st
 
 
 def test_bad_templates_are_refused() -> None:
-    with pytest.raises(IncompatibleError, match="must be a list of objects with name and template"):
+    with pytest.raises(IncompatibleError, match="must be text, or a list of objects with name and template"):
         ChatTemplate([{"title": "x"}], {})
-    with pytest.raises(IncompatibleError, match="'default' = '3': a template must be text"):
+    with pytest.raises(
+        IncompatibleError, match=r"tokenizer_config\.json: chat_template 'default' = '3': must be text"
+    ):
         ChatTemplate({"default": 3}, {})  # type: ignore[dict-item]
     with pytest.raises(IncompatibleError, match=r"are named \['rag'\]: one must be named 'default'"):
         ChatTemplate({"rag": "x"}, {}).render(TURNS, [])

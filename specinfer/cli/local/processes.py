@@ -93,12 +93,14 @@ def check_listen_address(
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise InvalidInputError(setting, address, error.strerror or "no such host") from error
+        reason = f"must be HOST:PORT, HOST a name or address of this machine ({error.strerror})"
+        raise InvalidInputError(setting, address, reason) from error
     errors = [_why_not_bound(family, place) for family, _, _, _, place in addresses]
     if errno.EADDRINUSE in errors:
         raise InvalidInputError(setting, address, f"in use by another program; {otherwise}")
     if all(errors):
-        raise InvalidInputError(setting, address, os.strerror(errors[0]))
+        reason = f"cannot be listened on: {os.strerror(errors[0])}; {otherwise}"
+        raise InvalidInputError(setting, address, reason)
 
 
 def _why_not_bound(family: int, place: tuple[object, ...]) -> int:

@@ -32,7 +32,7 @@ def check_redis(url: str) -> None:
         parts = urlsplit(url)
         host, port = parts.hostname or "localhost", parts.port or 6379
     except ValueError as error:
-        raise SettingError(_VARIABLE, shown, str(error)) from error
+        raise SettingError(_VARIABLE, shown, f"must be redis://HOST:PORT/NUMBER ({error})") from error
     if parts.scheme not in _SCHEMES:
         raise SettingError(_VARIABLE, shown, "must begin with redis://, rediss:// or unix://")
     if parts.scheme == "unix":

@@ -199,7 +199,7 @@ def read_modes(field: str, text: str) -> tuple[str, ...]:
         if name not in MODES:
             raise InvalidInputError(field, name, f"must be some of {','.join(MODES)}")
     if len(set(names)) < len(names):
-        raise InvalidInputError(field, text, "names a mode twice")
+        raise InvalidInputError(field, text, "must name each mode once")
     return names
 
 
@@ -236,4 +236,4 @@ def check_writable(field: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
     except OSError as error:
-        raise InvalidInputError(field, str(path), error.strerror or "cannot be written") from error
+        raise InvalidInputError(field, str(path), f"cannot be written: {error.strerror}") from error

@@ -27,11 +27,10 @@ from specinfer.drafters.published.config import (
     PublishedConfig,
     Shapes,
     layer_shapes,
-    naming,
     read_published,
 )
 from specinfer.drafters.published.rows import PublishedDrafter, PublishedSource, in_llama_names, read_tensors
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle_layer import EagleTask

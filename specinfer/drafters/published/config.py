@@ -1,8 +1,7 @@
 """Read the `config.json` of a published draft, and refuse unknown fields."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
     from transformers import AutoConfig
 
     if not isinstance(fields, dict):
-        raise IncompatibleError(f"{_FIELD} = {fields!r}: must be an object")
+        raise IncompatibleError(f"{_FIELD} = {fields!r}: must be an object with the layers' configuration")
     kind = fields.get("model_type")
     if kind not in _KINDS:
         raise refused("model_type", kind, f"supported are {', '.join(_KINDS)}", prefix)
@@ -189,17 +188,6 @@ def usual_layers(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
-@contextmanager
-def naming(directory: Path) -> Iterator[None]:
-    """Add the checkpoint's directory to errors raised within."""
-    try:
-        yield
-    except IncompatibleError as error:
-        if str(error).startswith(str(directory)):
-            raise
-        raise IncompatibleError(f"{directory}: {error}") from error
-
-
 def read_published(
     directory: Path, target_directory: Path, algorithm: str, known: Mapping[str, Any]
 ) -> PublishedConfig:
@@ -214,7 +202,9 @@ def read_published(
     config = checked_config(directory, target_directory, algorithm)
     known = {**known, **_UNTIED}
     for name in sorted(config.keys() - known.keys() - _DESCRIBED):
-        raise IncompatibleError(f"{name} = {config[name]!r}: unknown field of {algorithm}")
+        raise IncompatibleError(
+            f"{name} = {config[name]!r}: unknown field of {algorithm}; known are {', '.join(sorted(known))}"
+        )
     fields = {name: config.get(name, value) for name, value in known.items()}
     target = target_config(target_directory)
     must_be(fields, _UNTIED)
@@ -224,10 +214,10 @@ def read_published(
         tokens = _tokens(config["speculators_config"], algorithm)
         return PublishedConfig(fields, layers.within(target), target, tokens)
     except KeyError as error:
-        raise IncompatibleError(f"config.json lacks the field {error}") from error
+        raise IncompatibleError(f"config.json: {error.args[0]} is missing") from error
 
 
-def must_be(fields: Mapping[str, Any], only: Mapping[str, Any]) -> None:
+def must_be(fields: Mapping[str, Any], only: Mapping[str, Any], prefix: str = "") -> None:
     """Check fields that have only one supported value.
 
     Raises:
@@ -235,7 +225,7 @@ def must_be(fields: Mapping[str, Any], only: Mapping[str, Any]) -> None:
     """
     for name, value in only.items():
         if fields.get(name, value) != value:
-            raise IncompatibleError(f"{name} = {fields[name]!r}: only {value!r} is supported")
+            raise IncompatibleError(f"{prefix}{name} = {fields[name]!r}: only {value!r} is supported")
 
 
 def _check_verifier(
@@ -244,10 +234,12 @@ def _check_verifier(
     """Check that the checkpoint's description of its verifier matches the target."""
     named = verifier_fields(config).get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise IncompatibleError(f"verifier.architectures = {named!r}: must be a list of names")
+        raise IncompatibleError(
+            f"speculators_config.verifier.architectures = {named!r}: must be a list of names"
+        )
     architectures = json.loads((target_directory / "config.json").read_bytes()).get("architectures") or ()
     if named and architectures and not set(named) & set(architectures):
-        stated = f"verifier.architectures = {named!r}"
+        stated = f"speculators_config.verifier.architectures = {named!r}"
         raise IncompatibleError(f"{stated}: the target {target_directory} has {list(architectures)!r}")
     layer_config = layers.config
     for name, ours, theirs in (
@@ -265,15 +257,18 @@ def _check_verifier(
 
 def _tokens(described: Mapping[str, Any], algorithm: str) -> int:
     """Return the number of drafted tokens; refuse lossy proposal methods."""
-    must_be(described, {"algorithm": algorithm, "default_proposal_method": "greedy"})
-    methods = described["proposal_methods"]
+    must_be(described, {"algorithm": algorithm, "default_proposal_method": "greedy"}, "speculators_config.")
+    field, methods = "speculators_config.proposal_methods", described.get("proposal_methods")
     if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
-        raise IncompatibleError(f"proposal_methods = {methods!r}: must be a list of objects")
+        raise IncompatibleError(f"{field} = {methods!r}: must be a list of objects")
+    known = {*_PROPOSAL, "speculative_tokens"}
     for method in methods:
-        for name in sorted(method.keys() - {*_PROPOSAL, "speculative_tokens"}):
-            raise IncompatibleError(f"proposal_methods.{name} = {method[name]!r}: unknown field")
-        must_be(method, _PROPOSAL)
+        for name in sorted(method.keys() - known):
+            raise IncompatibleError(
+                f"{field}: {name} = {method[name]!r}: unknown field; known are {', '.join(sorted(known))}"
+            )
+        must_be(method, _PROPOSAL, f"{field}: ")
     tokens = methods[0].get("speculative_tokens") if methods else None
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise IncompatibleError(f"speculative_tokens = {tokens!r}: must be a positive whole number")
+        raise IncompatibleError(f"{field}: speculative_tokens = {tokens!r}: must be a positive whole number")
     return tokens

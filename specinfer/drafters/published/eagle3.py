@@ -25,13 +25,12 @@ from specinfer.drafters.published.config import (
     Shapes,
     layer_shapes,
     must_be,
-    naming,
     read_published,
     refused,
     usual_layers,
 )
 from specinfer.drafters.published.rows import read_tensors
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from specinfer.drafters.published.block import DFlashSource, block_shapes, load_block_draft
-from specinfer.drafters.published.config import PublishedConfig, must_be, naming, read_layers, refused
+from specinfer.drafters.published.config import PublishedConfig, must_be, read_layers, refused
 from specinfer.drafters.published.rows import in_llama_names, read_tensors
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.source import FLAT_ARCHITECTURE, FLAT_FIELD, is_flat_draft
@@ -74,7 +74,7 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
     try:
         fields = {name: config[name] for name in ("block_size", "num_target_layers")}
     except KeyError as error:
-        raise IncompatibleError(f"config.json lacks the field {error}") from error
+        raise IncompatibleError(f"config.json: {error.args[0]} is missing") from error
     published = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
     _check_target(published, target_directory)
     if (block := published.count("block_size")) == 1:
@@ -89,7 +89,9 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
         raise IncompatibleError(f"{FLAT_FIELD} = {inner!r}: must be an object")
     named = {f"{FLAT_FIELD}.{name}": value for name, value in inner.items()}
     for name in sorted(named.keys() - _DEFAULTS.keys()):
-        raise IncompatibleError(f"{name} = {named[name]!r}: unknown field")
+        raise IncompatibleError(
+            f"{name} = {named[name]!r}: unknown field; known are {', '.join(sorted(_DEFAULTS))}"
+        )
     return _DEFAULTS | named
 
 

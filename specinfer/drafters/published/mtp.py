@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.drafters.eagle import EagleRunner
-from specinfer.drafters.published.config import Shapes, layer_shapes, must_be, naming, read_published, refused
+from specinfer.drafters.published.config import Shapes, layer_shapes, must_be, read_published, refused
 from specinfer.drafters.published.rows import (
     Borrowed,
     PublishedDrafter,
@@ -35,6 +35,7 @@ from specinfer.drafters.published.rows import (
     in_llama_names,
     read_tensors,
 )
+from specinfer.errors import naming
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import Slots
 from specinfer.model.torch.layer import Attend, Layer

@@ -28,7 +28,6 @@ from specinfer.drafters.published.config import (
     Shapes,
     layer_shapes,
     must_be,
-    naming,
     read_published,
 )
 from specinfer.drafters.published.rows import (
@@ -40,6 +39,7 @@ from specinfer.drafters.published.rows import (
     in_order,
     read_tensors,
 )
+from specinfer.errors import naming
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.drafting.eagle_layer import EagleTask

@@ -112,7 +112,7 @@ def read_tensors(
     tensors, token_ids = own_tensors(directory)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_TARGET}
     if missing := sorted(wanted.keys() - tensors.keys()):
-        raise IncompatibleError(f"the weights lack {missing[0]}")
+        raise IncompatibleError(f"the weights lack {missing[0]}, which config.json requires")
     shapes = wanted | optional
     for name, tensor in tensors.items():
         if name not in shapes:

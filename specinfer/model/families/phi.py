@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import (
     GGUF_PARTS,
     Family,
@@ -64,7 +63,7 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
     meta = file.meta
     kind = str(meta.get("rope.scaling.type", "none"))
     if kind not in ("none", "longrope"):
-        raise IncompatibleError(f"GGUF: rope.scaling.type = {kind!r}: none and longrope are supported")
+        raise meta.refused("rope.scaling.type", "none and longrope are supported")
     original = meta.count("rope.scaling.original_context_length", meta.count("context_length"))
     rope: Fields = {
         "rope_type": "default",
@@ -80,10 +79,8 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
             "original_max_position_embeddings": original,
         }
     elif file.factors or kind == "longrope":
-        raise IncompatibleError(
-            f"GGUF: rope.scaling.type = {kind!r}: longrope needs {ROPE_SHORT} and {ROPE_LONG}, "
-            f"not {[*file.factors]}"
-        )
+        tensors = f"the tensors {ROPE_SHORT} and {ROPE_LONG}, not {[*file.factors]}"
+        raise meta.refused("rope.scaling.type", f"longrope needs {tensors}")
     window = int(meta.number("attention.sliding_window", 0)) or None
     own = {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": window}
     return Phi3Config, own

@@ -82,7 +82,8 @@ class DiskStore:
             directory.mkdir(parents=True, exist_ok=True)
             self._file, name = tempfile.mkstemp(prefix="layers-", dir=directory)
         except OSError as error:
-            raise SettingError("offload_directory", str(directory), error.strerror or str(error)) from error
+            reason = f"cannot be written: {error.strerror or error}"
+            raise SettingError("offload_directory", str(directory), reason) from error
         log.info("offload: writing the layers to a file in %s", directory)
         try:
             self._reading = _open_direct(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specinfer.errors import IncompatibleError, SettingError
+from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
@@ -100,7 +100,7 @@ class GenericExecutor:
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Raise an error: how keys depend on positions is unknown."""
-        raise SettingError("kv_window", delta, "must be 0 for the generic executor")
+        raise NotImplementedError("rotate: the generic executor's cache has no window (kv_window)")
 
 
 def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:

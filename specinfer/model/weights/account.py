@@ -44,7 +44,7 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
     originals = {name: original_name(weights, name) for name in weights}
     optional = {HEAD} if config.tied_embeddings else set()
     if missing := sorted({wanted[name].name for name in wanted.keys() - originals.keys() - optional}):
-        raise IncompatibleError(f"the model's weights lack {_some(missing)}")
+        raise IncompatibleError(f"the model's weights lack {_some(missing)}, which config.json requires")
     extra = sorted(
         {originals[name] for name in originals.keys() - wanted.keys() if not _COMPUTED.search(name)}
     )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specinfer.errors import IncompatibleError, SettingError
+from specinfer.errors import IncompatibleError, SettingError, naming
 from specinfer.model.families import FAMILIES, family_of
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
@@ -24,7 +24,8 @@ def load_config(directory: Path) -> ModelConfig:
         SettingError: if there is no `config.json`.
         IncompatibleError: naming an unsupported family or option, or a size out of range.
     """
-    return from_transformers(*load_transformers_config(directory))
+    with naming(directory / "config.json"):
+        return from_transformers(*load_transformers_config(directory))
 
 
 def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.errors import IncompatibleError, SpecInferError, naming
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
 from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.system.apart import finish
@@ -32,7 +32,8 @@ def convert_gguf(gguf: Path, directory: Path, report: Report = _silent) -> dict[
         OSError: if the result cannot be written.
     """
     try:
-        return _convert(gguf, directory, report)
+        with naming(gguf):
+            return _convert(gguf, directory, report)
     except (SpecInferError, OSError):
         raise
     except Exception as error:  # libraries raise any type for unexpected values

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import save_file
 
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, shape_fields, with_shape
 from specinfer.model.weights.config_files import load_config
@@ -49,7 +49,8 @@ def verifier_of(directory: Path) -> str:
     """
     name = verifier_fields(json.loads((directory / "config.json").read_bytes())).get("name_or_path")
     if not isinstance(name, str):
-        raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: must be the target's name")
+        field = "speculators_config.verifier.name_or_path"
+        raise IncompatibleError(f"{directory}: {field} = {name!r}: must be the target's name")
     return name
 
 
@@ -218,14 +219,13 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
         tied_embeddings=False,
     )
     weights = _Overlay(draft_weights, target_weights, frozen_names(target))
-    token_ids = checked_tokens(_token_ids(draft_weights), shape.vocab_size, target.vocab_size)
-    if not bool((token_ids[1:] > token_ids[:-1]).all()):
-        raise IncompatibleError(f"{directory}: {_OFFSETS} must give ascending target tokens")
-    rows = len(draft_weights["lm_head.weight"]) if "lm_head.weight" in draft_weights else 0
-    if rows != len(token_ids):
-        raise IncompatibleError(
-            f"{directory}: lm_head.weight has {rows} rows: must have {len(token_ids)}, as d2t"
-        )
+    with naming(directory):
+        token_ids = checked_tokens(_token_ids(draft_weights), shape.vocab_size, target.vocab_size)
+        if not bool((token_ids[1:] > token_ids[:-1]).all()):
+            raise IncompatibleError(f"{_OFFSETS} must give ascending target tokens")
+        rows = len(draft_weights["lm_head.weight"]) if "lm_head.weight" in draft_weights else 0
+        if rows != len(token_ids):
+            raise IncompatibleError(f"lm_head.weight has {rows} rows: must have {len(token_ids)}, as d2t")
     return DraftModel(shape, weights, token_ids)
 
 
@@ -241,8 +241,10 @@ def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabu
         IncompatibleError: if their number is wrong, or they are not distinct tokens of the target.
     """
     if token_ids is None or len(token_ids) != draft_vocabulary:
-        what = "is missing" if token_ids is None else f"has {len(token_ids)} tokens"
-        raise IncompatibleError(f"draft_vocab_size = {draft_vocabulary}, but d2t {what}")
+        what = "is missing" if token_ids is None else f"has {len(token_ids)} entries"
+        raise IncompatibleError(
+            f"draft_vocab_size = {draft_vocabulary}: must be the length of d2t, which {what}"
+        )
     if (
         len(set(token_ids.tolist())) < len(token_ids)
         or int(token_ids.min()) < 0

@@ -99,13 +99,15 @@ def _index(directory: Path) -> dict[str, Path]:
         raise IncompatibleError(f"{index_file}: must have weight_map, file by tensor: {error!r}") from error
     named = set(listed.values())
     if absent := sorted(path.name for path in named if not path.is_file()):
-        raise IncompatibleError(f"{index_file} lists {absent[0]}, which the directory lacks")
+        raise IncompatibleError(f"{index_file} lists {absent[0]}, which the directory lacks: copy it again")
     if directory / _WHOLE in files and directory / _WHOLE not in named:
         raise IncompatibleError(f"{index_file} does not list {_WHOLE}: delete one of these two checkpoints")
     names = _names_in(sorted(named))
     if names != listed:
         name = min(name for name in names.keys() | listed.keys() if names.get(name) != listed.get(name))
-        raise IncompatibleError(f"{index_file} and the files' headers disagree about the tensor {name}")
+        raise IncompatibleError(
+            f"{index_file} and the files' headers disagree about the tensor {name}: copy the files again"
+        )
     return names
 
 
@@ -115,7 +117,9 @@ def _names_in(files: Sequence[Path]) -> dict[str, Path]:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118  # no dictionary
                 if name in index:
-                    raise IncompatibleError(f"{name} is in {index[name].name} and in {path.name}")
+                    raise IncompatibleError(
+                        f"tensor {name} is in {index[name].name} and in {path.name}: delete one of these files"
+                    )
                 index[name] = path
     return index
 

@@ -38,7 +38,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "top_p zero": ({"top_p": 0.0}, "top_p = 0.0: must be in (0, 1]"),
     "top_p above one": ({"top_p": 1.5}, "top_p = 1.5"),
     "negative new tokens": ({"max_new_tokens": -3}, "max_new_tokens = -3"),
-    "17 stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17: entries, at most 16"),
+    "17 stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17 entries: at most 16"),
     "empty stop string": ({"stop_strings": ["a", ""]}, "stop_strings = ''"),
     "unknown speculation": ({"speculation": 9}, "speculation = 9"),
     "long id": ({"request_id": "x" * 300}, "longer than 256 characters"),
@@ -135,7 +135,7 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
         ("ahead", 2),
         ("features", 3),
     ]
-    assert "delta_token_ids: must be a token from 0 to 96" in reply.entries[2].message
+    assert "delta_token_ids: must be a token id from 0 to 96" in reply.entries[2].message
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,11 @@ async def test_a_key_reaches_the_gateway_and_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["status", "--tls-cert", "x.pem"], "tls_ca = None: required"),
-        (["generate", "hi", "--tls-ca", "/no/such"], "tls_ca = '/no/such': No such file"),
+        (["status", "--tls-cert", "x.pem"], "--tls-ca = None: required"),
+        (["generate", "hi", "--tls-ca", "/no/such"], "--tls-ca = '/no/such': cannot be read: No such file"),
         (["generate", "hi", "--local", "--tls-ca", "x"], "--tls-ca = 'x': cannot be used with --local"),
         (["bench", "--prompts", "x", "--tls-ca", "x"], "--tls-ca = 'x': needs --address"),
-        (["attach", "r", "--from-token", "-1"], "from_token = -1: must be in [0, 2**32)"),
+        (["attach", "r", "--from-token", "-1"], "--from-token = -1: must be in [0, 2**32)"),
         (["cancel", "r", "--address", "a:1,"], "address = 'a:1,': must be host:port"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -65,7 +65,10 @@ async def test_the_verifier_may_forget_requests(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"planner": __file__}, r"planner = .*test_learned_planner\.py': not what"),
+        (
+            {"planner": __file__},
+            r"planner = .*test_learned_planner\.py': must be a file of `specinfer train scheduler`",
+        ),
         ({"record_steps": "/none/steps.jsonl"}, r"record_steps = '/none/steps\.jsonl': cannot be written"),
     ],
 )
@@ -80,9 +83,9 @@ async def test_files_that_cannot_be_used_end_the_start(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "line 2 is no recorded step"),
-        ('{"speculators": ["a"]}', "line 2 is no recorded step: KeyError"),
-        ('{"speculators": ["a"], "asked": [1], "nodes": 1, "requests": {}}', "line 2"),
+        ("{", "line 2 must be a step as the gateway's --record-steps writes it: Expecting property name"),
+        ('{"speculators": ["a"]}', "--record-steps writes it: lacks 'asked'"),
+        ('{"speculators": ["a"], "asked": [1], "nodes": 1, "requests": {}}', "asked has 1: must be numbers"),
         ('{"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {}}', "requests is empty"),
     ],
 )
@@ -98,7 +101,7 @@ def test_errors_name_the_fault_of_a_recording(
         main()
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "specinfer train scheduler: error: recording = " in error
+    assert "specinfer train scheduler: error: --recording = " in error
     assert says in error
     steps.write_text(f"{json.dumps(good)}\n")
     with pytest.raises(SystemExit):

@@ -224,5 +224,5 @@ async def test_the_client_and_the_http_service_forward_references(
         assert answer.choices[0].message.content == plain.text
         refused = await http.plain.post(CHAT, json={**body, "references": ["x" * 131073]})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "references")
-        assert "references = 131073: bytes together, at most 131072" in refused.json()["error"]["message"]
+        assert "references = 131073 bytes: at most 131072 together" in refused.json()["error"]["message"]
     assert tokenized == ["one text", "first", "second"]

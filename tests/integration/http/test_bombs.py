@@ -81,13 +81,13 @@ def test_the_check_of_a_body_stops_at_its_first_fault(name: str) -> None:
 def test_choices_of_a_long_prompt_are_refused_before_they_are_built() -> None:
     text = "x" * (MAX_BYTES // 100)
     many = ChatBody.model_validate({"model": "m", "messages": user_message(text), "n": 128})
-    with pytest.raises(InvalidInputError, match=f"choices are .* bytes together, at most {MAX_BYTES}"):
+    with pytest.raises(InvalidInputError, match=f"choices: have .* bytes together, at most {MAX_BYTES}"):
         chat_requests(many, ChatForm(), "r")
     for make, body in (
         (completion_requests, CompletionBody(model="m", prompt=text, n=128)),
         (completion_requests, CompletionBody(model="m", prompt=[300] * (MAX_BYTES // 200), n=128)),
     ):
-        with pytest.raises(InvalidInputError, match=f"choices are .* bytes together, at most {MAX_BYTES}"):
+        with pytest.raises(InvalidInputError, match=f"choices: have .* bytes together, at most {MAX_BYTES}"):
             make(body, "r")
     (alone,) = completion_requests(CompletionBody(model="m", prompt=text), "r")
     assert alone.text == text

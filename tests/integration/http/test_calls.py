@@ -35,7 +35,7 @@ from tests.support.system import until
 Code = grpc.StatusCode
 STATUSES = [
     (Turn(code=Code.INVALID_ARGUMENT, details="temperature = -1.0: must be"), 400, "temperature", None),
-    (Turn(code=Code.INVALID_ARGUMENT, details="stop_strings = 17: entries, at most 16"), 400, "stop", None),
+    (Turn(code=Code.INVALID_ARGUMENT, details="stop_strings = 17 entries: at most 16"), 400, "stop", None),
     (Turn(code=Code.INVALID_ARGUMENT, details="chat.messages[0].role = 'x'"), 400, "messages[0].role", None),
     (
         Turn(code=Code.INVALID_ARGUMENT, details="prompt + max_new_tokens = '7 + 9': over the context of 12"),

@@ -103,12 +103,12 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "two schemas": (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
         "response_format.json_schema",
-        "or schema instead",
+        "or response_format.schema, not both",
     ),
     "a schema of text": (
         {"response_format": {"type": "text", "schema": {}}},
         "response_format.schema",
-        "only with type",
+        "only with response_format.type = json_object or json_schema, not text",
     ),
     "a deep schema": (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(300)}}]},
@@ -154,7 +154,7 @@ BAD_COMPLETION: dict[str, tuple[dict[str, Any], str, str]] = {
     "too many choices": (
         {"prompt": ["a", "b"], "n": 65},
         "n",
-        "n = 130: at most 128 choices, counting all prompts",
+        "n = 130 choices: at most 128, counting all prompts",
     ),
     "messages": (ASKED, "messages", "unknown field"),
     "logprobs of completions": ({"logprobs": 6}, "logprobs", "logprobs = 6: "),

@@ -29,12 +29,12 @@ WEATHER: Any = {
 TIME: Any = {"type": "function", "function": {"name": "time"}}
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 80, "temperature": 0.9, "messages": QUESTION}
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [WEATHER, WEATHER]}, "tools", "two functions are named weather"),
-    ({"tool_choice": "required"}, "tool_choice", "needs a function of tools"),
+    ({"tools": [WEATHER, WEATHER]}, "tools", "two functions are named weather; names must differ"),
+    ({"tool_choice": "required"}, "tool_choice", "must name a function of tools"),
     (
         {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
         "tool_choice",
-        "needs a function of tools",
+        "must name a function of tools",
     ),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
     ({"tools": [{"type": "retrieval"}], "tool_choice": "required"}, "tools[0].type", "function"),

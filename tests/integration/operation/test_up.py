@@ -62,7 +62,7 @@ def test_a_used_port_is_an_error_before_anything_starts(model: Path, monkeypatch
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"specinfer: error: listen = {address!r}: in use by another program; choose another address\n"
+        == f"specinfer: error: --listen = {address!r}: in use by another program; choose another address\n"
     )
     with listening() as other:
         reason = f"http_listen = '{other}': in use by another program; choose another address, or none"

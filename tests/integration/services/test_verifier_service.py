@@ -121,7 +121,7 @@ async def test_features_of_another_size_cost_their_entry() -> None:
         ]
         (reply,) = await one_reply(stub.Draft, drafting(entries))
         assert [r.status for r in reply.entries] == [ERROR, OK]
-        assert "target_features = 13: must be 12 bytes per token" in reply.entries[0].message
+        assert "target_features = 13 bytes: must be a multiple of 12" in reply.entries[0].message
         (job,) = drafter.jobs
         assert job.features is not None
         assert job.features.states.shape == (2, 2, 3)

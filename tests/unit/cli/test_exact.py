@@ -190,7 +190,7 @@ def test_a_server_with_an_unknown_switch_needs_off_or_against() -> None:
     ("options", "words"),
     [
         (["--off", "[1]"], "must be a JSON object"),
-        (["--off", "{"], "invalid JSON"),
+        (["--off", "{"], "--off = '{': must be a JSON object: "),
         (["--max-tokens", "0"], "--max-tokens = 0"),
         (["--max-tokens", "2000"], "status 400: .*at most 1000"),
         (["--against", "ftp://x"], "base_url = 'ftp://x'"),

@@ -98,7 +98,7 @@ def test_names_over_http_need_the_http_service() -> None:
     flags = ["up", "--http-listen", "none", "--served-model-name", "x"]
     result = CliRunner().invoke(app, flags)
     assert isinstance(result.exception, InvalidInputError)
-    assert str(result.exception) == "served_model_name = 'x': needs --http-listen"
+    assert str(result.exception) == "served_model_name = 'x': needs --http-listen HOST:PORT, not none"
 
 
 def test_missing_packages_of_the_http_service_are_reported_before_anything_starts(

@@ -31,7 +31,7 @@ def test_a_right_model_is_shown_with_its_distances(tmp_path: Path) -> None:
     ]
     assert lines[-2:] == [
         "context\t512",
-        f"tokenizer\ttokenizer = {str(tmp_path)!r}: the directory has no tokenizer.json",
+        f"tokenizer\tmodel = {str(tmp_path)!r}: the directory has no tokenizer.json",
     ]
     assert verdict.startswith("right: native executor")
 

@@ -110,8 +110,8 @@ def test_a_function_may_draw_only_if_the_service_declares_it() -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("", "module:name"),
-        ("nonsense", "module:name"),
+        ("", "MODULE:NAME"),
+        ("nonsense", "MODULE:NAME"),
         ("no_such_module:f", "No module"),
         ("math:pi", "callable"),
     ],

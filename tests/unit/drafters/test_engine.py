@@ -83,8 +83,13 @@ def test_bad_references_are_refused() -> None:
     reader.description = DrafterDescription(reads_references=True)
     small.description = DrafterDescription(vocab_size=10, reads_references=True)
     for engine, base, token, reason in (
-        (SpeculatorEngine([blind]), 0, 5, "references = 1: no speculator of this service reads them"),
-        (SpeculatorEngine([reader]), 2, 5, "references = 1: allowed with base_len 0 only, not 2"),
+        (
+            SpeculatorEngine([blind]),
+            0,
+            5,
+            "references = 1 texts: must be empty: no speculator of this service reads them",
+        ),
+        (SpeculatorEngine([reader]), 2, 5, "references = 1 texts: allowed with base_len 0 only, not 2"),
         (
             SpeculatorEngine([reader]),
             0,

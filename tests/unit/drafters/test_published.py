@@ -246,8 +246,17 @@ def test_layers_that_are_not_understood_are_refused_by_name(
         (("algorithm",), "eagle3", "algorithm = 'eagle3': only 'dflash' is supported"),
         (("proposal_methods", 0, "accept_tolerance"), 0.1, "accept_tolerance = 0.1: only 0.0 is supported"),
         (("proposal_methods", 0, "verifier_accept_k"), 2, "verifier_accept_k = 2: only 1 is supported"),
-        (("proposal_methods", 0, "mood"), "good", "proposal_methods.mood = 'good': unknown field"),
-        (("proposal_methods",), [], "speculative_tokens = None"),
+        (
+            ("proposal_methods", 0, "mood"),
+            "good",
+            "speculators_config.proposal_methods: mood = 'good': unknown field; known are accept_tolerance, ",
+        ),
+        (("proposal_methods",), [], "speculators_config.proposal_methods: speculative_tokens = None"),
+        (
+            ("proposal_methods",),
+            None,
+            "speculators_config.proposal_methods = None: must be a list of objects",
+        ),
     ],
 )
 def test_a_description_that_does_not_fit_is_refused_by_name(

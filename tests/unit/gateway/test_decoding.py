@@ -78,14 +78,14 @@ async def test_text_and_conversations_are_tokenized(length: int) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "long text": (
         {"text": "x" * 16385},
-        "text = 16385: bytes, at most 16384 (32 per token of the context of 512)",
+        "text = 16385 bytes: at most 16384 (32 per token of the context of 512)",
     ),
-    "bytes, not characters": ({"text": "\u20ac" * 5462}, "text = 16386: bytes"),
+    "bytes, not characters": ({"text": "\u20ac" * 5462}, "text = 16386 bytes"),
     "long conversation": (
         {"chat": chat(("user", "x" * 9000), ("assistant", "x" * 9000))},
-        "chat.messages = 18000: bytes, at most 16384",
+        "chat.messages = 18000 bytes: at most 16384",
     ),
-    "many messages": ({"chat": chat(*[("user", "")] * 1025)}, "chat.messages = 1025: entries, at most 1024"),
+    "many messages": ({"chat": chat(*[("user", "")] * 1025)}, "chat.messages = 1025 entries: at most 1024"),
     "unknown role": (
         {"chat": chat(("user", "hi"), ("robot", "hi"))},
         "chat.messages[1].role = 'robot': must be one of system, user, assistant",
@@ -93,7 +93,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no messages": ({"chat": chat()}, "chat.messages = []: must not be empty"),
     "many tokens": (
         {"tokens": generation_pb2.TokenIds(ids=[5] * 513)},
-        "tokens.ids = 513: entries, at most 512",
+        "tokens.ids = 513 entries: at most 512",
     ),
     "over the context": (
         {"text": "x" * 500, "max_new_tokens": 13},
@@ -107,12 +107,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"stop_token_ids": [4000]},
         "stop_token_ids = 4000: must be a token id from 0 to 96",
     ),
-    "stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17: entries, at most 16"),
+    "stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17 entries: at most 16"),
     "a long stop string": (
         {"stop_strings": ["x", "x" * 257]},
-        "stop_strings = 257: characters in one string, at most 256",
+        "stop_strings = 257 characters: at most 256 in one string",
     ),
-    "stop token ids": ({"stop_token_ids": [5] * 257}, "stop_token_ids = 257: entries, at most 256"),
+    "stop token ids": ({"stop_token_ids": [5] * 257}, "stop_token_ids = 257 entries: at most 256"),
     "long id": ({"request_id": "x" * 257}, "longer than 256 characters"),
     "id with a line break": (
         {"request_id": "a\nERROR all is lost"},
@@ -126,11 +126,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "endless time": ({"deadline_seconds": float("inf")}, "deadline_seconds = inf: must be a finite number"),
     "NaN time": ({"deadline_seconds": float("nan")}, "deadline_seconds = nan: must be a finite number"),
     "no new tokens": ({"max_new_tokens": -1}, "max_new_tokens = -1: must be positive"),
-    "references": ({"references": ["x"] * 65}, "references = 65: entries, at most 64"),
+    "references": ({"references": ["x"] * 65}, "references = 65 entries: at most 64"),
     "an empty reference": ({"references": ["x", ""]}, "references = '': every reference must have text"),
     "long references": (
         {"references": ["x" * 100_000, "\u20ac" * 10_358]},
-        "references = 131074: bytes together, at most 131072",
+        "references = 131074 bytes: at most 131072 together",
     ),
     "top_p": ({"sampling": {"top_p": 0.0}}, "top_p = 0.0"),
 }

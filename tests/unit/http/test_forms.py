@@ -194,7 +194,7 @@ def test_errors_of_gateways_name_the_callers_fields() -> None:
     assert param("max_new_tokens = 9: too many", old) == "max_tokens"
     assert param("max_new_tokens = 9: too many", new) == "max_completion_tokens"
     assert param("chat = ['user']: the template refuses", new) == "messages"
-    assert param("tokens.ids = 900: entries, at most 512", completion_names()) == "prompt"
+    assert param("tokens.ids = 900 entries: at most 512", completion_names()) == "prompt"
     assert param("text = 99999: bytes", completion_names()) == "prompt"
     assert param("something went wrong", new) is None
 

@@ -45,7 +45,7 @@ async def test_a_service_is_healthy_while_it_reports_so() -> None:
         await server.set_serving(False)
         code, output = await health(address)
         assert code == 1
-        assert output.endswith(f"error: {address}: NOT_SERVING")
+        assert output.endswith(f"error: {address}: the service answers NOT_SERVING, not SERVING: retry later")
 
 
 async def test_a_missing_service_is_one_line() -> None:

@@ -89,5 +89,5 @@ def test_help_has_each_option_once_in_a_group(
 @pytest.mark.parametrize("argument", ["", " "])
 def test_an_empty_argument_is_named(argument: str) -> None:
     """A script with an unset variable passes an empty argument."""
-    with pytest.raises(SettingError, match="an argument is empty"):
+    with pytest.raises(SettingError, match="must not have an empty argument"):
         VerifierSettings.load("a program", ["--log-level", "debug", argument])

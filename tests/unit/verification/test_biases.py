@@ -101,7 +101,7 @@ def test_requests_without_penalties_have_no_adjustment() -> None:
         ({"logit_bias": ((1, float("nan")),)}, "logit_bias = nan: must be in [-100, 100]"),
         (
             {"logit_bias": tuple((t, 1.0) for t in range(MAX_BIASES + 1))},
-            "logit_bias = 1025: at most 1024 tokens",
+            "logit_bias = 1025 tokens: at most 1024",
         ),
         ({"logit_bias": ((V, 1.0),)}, "logit_bias = '6': must be a token id from 0 to 5"),
     ],

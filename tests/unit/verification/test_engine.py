@@ -100,7 +100,8 @@ def test_non_finite_logits_fail_one_request(monkeypatch: pytest.MonkeyPatch) -> 
     bad, good = engine.verify([job("bad", 0, PROMPT), job("good", 0, PROMPT)])
     assert (bad.status, bad.message) == (
         EntryStatus.ERROR,
-        "the model produced non-finite logits (NaN or infinity)",
+        "the model produced non-finite logits (NaN or infinity): try --dtype float32, or check the model's weights "
+        "with `specinfer models check`",
     )
     assert good.status is EntryStatus.OK
     assert engine.cached_requests == 1
@@ -137,7 +138,7 @@ def test_limits_are_enforced_per_entry() -> None:
         EntryStatus.RESYNC,
     ]
     assert "tree.nodes = 4: must be at most 3, root included" in outcomes[0].message
-    assert "context = 11: base_len and delta must have at most 10 tokens" in outcomes[1].message
+    assert "context = 11 tokens: at most 10 in base_len and delta_token_ids" in outcomes[1].message
     assert "tree.token_ids[0]: must repeat the last delta token" in outcomes[2].message
 
 

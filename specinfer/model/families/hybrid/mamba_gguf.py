@@ -35,7 +35,7 @@ def head_sizes(meta: Metadata) -> tuple[int, int]:
     """Return the number of a file's recurrent heads, and their size."""
     heads, inner = meta.count("ssm.time_step_rank"), meta.count("ssm.inner_size")
     if inner % heads:
-        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of {heads} heads")
+        raise meta.refused("ssm.inner_size", f"must be a multiple of {heads} heads")
     return heads, inner // heads
 
 
@@ -48,7 +48,7 @@ def _sizes(meta: Metadata) -> list[int]:
 def _expansion(meta: Metadata) -> int:
     inner, hidden = meta.count("ssm.inner_size"), meta.count("embedding_length")
     if inner % hidden:
-        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of embedding_length")
+        raise meta.refused("ssm.inner_size", f"must be a multiple of embedding_length = {hidden}")
     return inner // hidden
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import GGUF_PARTS, Fields, GgufLayout
 from specinfer.model.families.experts import (
     GGUF_SHARED,
@@ -63,13 +62,9 @@ def _fields(file: GgufFile) -> Fields:
     meta, turned = file.meta, file.meta.count("rope.dimension_count", file.head_dim)
     sections = list(meta.get("rope.dimension_sections", ()))
     if sections and 2 * sum(sections) != turned:
-        raise IncompatibleError(
-            f"GGUF: rope.dimension_sections = {sections}: must have a sum of {turned // 2}"
-        )
+        raise meta.refused("rope.dimension_sections", f"must have a sum of {turned // 2}")
     if file.factors or meta.get("rope.scaling.type", "none") != "none":
-        raise IncompatibleError(
-            f"GGUF: rope.scaling: scaled positions are not supported for {meta.architecture}"
-        )
+        raise meta.refused("rope.scaling.type", "scaled positions are not supported")
     heads, size = head_sizes(meta)
     period = meta.count("full_attention_interval", 4)
     kinds = ("full_attention", "linear_attention")

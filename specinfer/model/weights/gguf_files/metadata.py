@@ -88,26 +88,27 @@ class Metadata:
         value = self.get(name, default)
         whole = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
         if not 0 < whole < _LARGEST_COUNT:
-            raise IncompatibleError(
-                f"GGUF: {self.architecture}.{name} = {value!r}: must be a whole number above 0"
-            )
+            raise self.refused(name, "must be a whole number above 0")
         return whole
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return the value of a key; it must be a number."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise IncompatibleError(f"GGUF: {self.architecture}.{name} = {value!r}: must be a number")
+            raise self.refused(name, "must be a number")
         return float(value)
 
     def layer_values(self, name: str) -> list[Any]:
         """Return a key's value, which must be a list, one per layer."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != self.layers:
-            raise IncompatibleError(
-                f"GGUF: {name} = {values!r}: must have {self.layers} values, one per layer"
-            )
+            raise self.refused(name, f"must have {self.layers} values, one per layer")
         return values
+
+    def refused(self, name: str, reason: str) -> IncompatibleError:
+        """Return the error of a key of the architecture, with its value."""
+        key = f"{self.architecture}.{name}"
+        return IncompatibleError(f"GGUF: {key} = {self._values.get(key)!r:.80}: {reason}")
 
     @property
     def layers(self) -> int:
@@ -154,7 +155,7 @@ class GgufFile:
         """Return the rotary settings in `transformers`' fields."""
         whole, turned = self.head_dim, self.meta.count("rope.dimension_count", self.head_dim)
         if turned != whole:
-            raise IncompatibleError(f"GGUF: rope.dimension_count = {turned}: must be {whole}, a head's size")
+            raise self.meta.refused("rope.dimension_count", f"must be {whole}, a head's size")
         return rope_parameters(self.meta, whole // 2, self.factors.get(ROPE_FACTORS), base)
 
     def embedding_fields(self) -> dict[str, Any]:
@@ -163,9 +164,7 @@ class GgufFile:
             raise IncompatibleError("the GGUF file lacks token_embd.weight")
         vocab = self.shapes["token_embd.weight"][0]
         if self.meta.count("vocab_size", vocab) != vocab:
-            raise IncompatibleError(
-                f"GGUF: vocab_size = {self.meta.get('vocab_size')}: must be {vocab}, as token_embd.weight"
-            )
+            raise self.meta.refused("vocab_size", f"must be {vocab}, the rows of token_embd.weight")
         return {
             "vocab_size": vocab,
             "hidden_size": self.meta.count("embedding_length"),
@@ -178,12 +177,9 @@ class GgufFile:
         """Return the fields of `config.json` that all families with attention have."""
         meta, head_dim = self.meta, self.head_dim
         if meta.count("attention.value_length", head_dim) != head_dim:
-            value = meta.get("attention.value_length")
-            raise IncompatibleError(
-                f"GGUF: attention.value_length = {value}: must be {head_dim}, a head's size"
-            )
+            raise meta.refused("attention.value_length", f"must be {head_dim}, a head's size")
         if not meta.get("attention.causal", True):
-            raise IncompatibleError("GGUF: attention.causal = False: must be True")
+            raise meta.refused("attention.causal", "must be True")
         heads = one_count(meta, "attention.head_count")
         inner = "feed_forward_length"
         if not meta.has(inner) and meta.has(f"expert_{inner}"):  # all layers are mixtures of experts
@@ -209,8 +205,8 @@ class GgufFile:
             period = meta.count("attention.sliding_window_pattern", period)
             pattern = [(layer + 1) % period != 0 for layer in range(layers)]
         if len(pattern) != layers:
-            raise IncompatibleError(
-                f"GGUF: attention.sliding_window_pattern has {len(pattern)} entries: must be {layers}"
+            raise meta.refused(
+                "attention.sliding_window_pattern", f"must have {layers} entries, one per layer"
             )
         return ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
 
@@ -249,12 +245,13 @@ def rope_parameters(
             return plain | {"rope_type": "linear", "factor": factor}
         case "yarn":
             return plain | _yarn(meta, factor, original)
-    raise IncompatibleError(f"GGUF: rope.scaling.type = {kind!r}: none, linear and yarn are supported")
+    raise meta.refused("rope.scaling.type", "none, linear and yarn are supported")
 
 
 def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
     if not (factor and original):
-        raise IncompatibleError("GGUF: rope.scaling.type = 'yarn' needs factor and original_context_length")
+        missing = "original_context_length" if factor else "factor"
+        raise meta.refused(f"rope.scaling.{missing}", "must be above 0 with rope.scaling.type = 'yarn'")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,

@@ -30,7 +30,9 @@ class DequantisedWeights(NamedTensors):
         self._parts: dict[str, dict[str, str]] = dict(groups)
         """Quantised matrix -> its tensors: kind -> name in the checkpoint."""
         if not self._parts:
-            raise IncompatibleError(f"quantization_config names {scheme.kind}, but no tensor is quantised")
+            raise IncompatibleError(
+                f"config.json: quantization_config names {scheme.kind}, but no tensor is quantised: remove the field"
+            )
         used = {name for parts in self._parts.values() for name in parts.values()}
         if scheme.kind == "fp8":
             used |= {name for name in weights if name.endswith(_OF_ACTIVATIONS)}
@@ -58,7 +60,7 @@ class DequantisedWeights(NamedTensors):
 
     def _complete(self, parts: dict[str, str]) -> dict[str, str]:
         if lacking := [name for name in parts.values() if name not in self._weights]:
-            raise IncompatibleError(f"the model's weights lack {lacking[0]}")
+            raise IncompatibleError(f"the model's weights lack {lacking[0]}, a part of a quantised tensor")
         return parts
 
     def shape(self, name: str) -> tuple[int, ...]:

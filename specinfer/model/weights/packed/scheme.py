@@ -82,7 +82,8 @@ def scheme_of(fields: Mapping[str, Any]) -> Scheme:
     scheme, used = readers[method](fields)
     unknown = sorted(name for name in fields if name not in _WITHOUT_EFFECT | used and fields[name])
     if unknown:
-        raise _refusal(unknown[0], fields[unknown[0]], "unknown field")
+        reason = f"unknown field of quant_method {method}; supported are {', '.join(sorted(used))}"
+        raise _refusal(unknown[0], fields[unknown[0]], reason)
     return scheme
 
 
@@ -135,7 +136,8 @@ def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
         weights = group.get("weights") or {}
         kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
         if kind != ("float", 8, True) or group.get("format", layout) != layout:
-            raise _refusal(f"config_groups.{name}.weights", kind, "symmetric float of 8 bits is supported")
+            key = f"config_groups.{name}.weights: (type, num_bits, symmetric)"
+            raise _refusal(key, kind, "('float', 8, True) is supported")
     if fields.get("kv_cache_scheme"):
         raise _refusal("kv_cache_scheme", fields["kv_cache_scheme"], "must be null: use --kv-type")
     if (

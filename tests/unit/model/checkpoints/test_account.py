@@ -135,7 +135,10 @@ def test_the_index_must_match_the_files(tmp_path: Path) -> None:
     write(listed)
     assert set(SafetensorsWeights(tmp_path)) == {"a", "b"}
     for wrong, reason in (
-        (listed | {"c": "model-3.safetensors"}, "lists model-3.safetensors, which the directory lacks"),
+        (
+            listed | {"c": "model-3.safetensors"},
+            "lists model-3.safetensors, which the directory lacks: copy it again",
+        ),
         (listed | {"c": "model-2.safetensors"}, "disagree about the tensor c"),
         ({"a": "model-1.safetensors", "b": "model-1.safetensors"}, "disagree about the tensor b"),
         ([1], "must have weight_map"),
@@ -155,7 +158,10 @@ def test_files_without_an_index(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"no \*\.safetensors"):
         SafetensorsWeights(tmp_path)
     indexed(tmp_path, {"x.safetensors": {"a": torch.ones(2)}, "y.safetensors": {"a": torch.ones(2)}})
-    with pytest.raises(IncompatibleError, match=r"a is in x\.safetensors and in y\.safetensors"):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"tensor a is in x\.safetensors and in y\.safetensors: delete one of these files",
+    ):
         SafetensorsWeights(tmp_path)
     (tmp_path / "y.safetensors").write_bytes(b"nothing of that kind")
     with pytest.raises(IncompatibleError, match="not a safetensors file"):

@@ -44,7 +44,9 @@ def test_an_unknown_kind_is_named(eagle: tuple[Path, Path]) -> None:
 
 def test_a_drafter_refuses_other_kinds(eagle: tuple[Path, Path]) -> None:
     options = DrafterOptions(model=str(eagle[0]))
-    with pytest.raises(SettingError, match="has speculators_model_type = 'eagle3', this drafter needs 'ssm'"):
+    with pytest.raises(
+        SettingError, match="has speculators_model_type = 'eagle3': must be 'ssm' for this drafter"
+    ):
         make_drafter("ssm", options)
     options = DrafterOptions(model=str(eagle[1]))
     with pytest.raises(

@@ -120,12 +120,12 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
     ),
     "yarn without factor": (
         lambda f: f.values.update({"rope.scaling.type": "yarn"}),
-        "needs factor and original",
+        "GGUF: llama.rope.scaling.factor = None: must be above 0",
     ),
     "head": (lambda f: f.values.update({"rope.dimension_count": 8}), "rope.dimension_count = 8"),
     "vocabulary": (
         lambda f: f.values.update({"vocab_size": 90}),
-        "vocab_size = 90: must be 97, as token_embd.weight",
+        "vocab_size = 90: must be 97, the rows of token_embd.weight",
     ),
     "both scalings": (
         lambda f: (

@@ -207,8 +207,16 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
     [
         ("granite", {"residual_scale": None}, "lacks the key granite.residual_scale"),
         ("phi3", {"rope.scaling.type": "yarn"}, "none and longrope are supported"),
-        ("phi3", {"rope.scaling.type": "longrope"}, "'longrope': longrope needs rope_factors_short"),
-        ("olmo3", {"attention.sliding_window_pattern": [True]}, "has 1 entries: must be 4"),
+        (
+            "phi3",
+            {"rope.scaling.type": "longrope"},
+            "'longrope': longrope needs the tensors rope_factors_short",
+        ),
+        (
+            "olmo3",
+            {"attention.sliding_window_pattern": [True]},
+            r"window_pattern = \[True\]: must have 4 entries",
+        ),
         ("olmo2", {"rope.scaling.attn_factor": 1.2}, "attn_factor = 1.2.*: is not supported"),
         ("qwen3_5_text", {"rope.dimension_sections": [9, 9]}, r"\[9, 9\]: must have a sum of 2"),
         ("lfm2", {"attention.head_count_kv": 2}, "head_count_kv = 2: must have . values, one per layer"),

@@ -168,7 +168,10 @@ def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_pat
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method = 'bitsandbytes'"),
         (GPTQ | {"bits": 3}, "bits = 3"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
-        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic = .*: unknown field"),
+        (
+            GPTQ | {"dynamic": {"-:.*": {}}},
+            "dynamic = .*: unknown field of quant_method gptq; supported are bits, ",
+        ),
         (GPTQ | {"group_size": "all"}, "group_size = 'all'"),
         (AWQ | {"version": "gemv"}, "version = 'gemv'"),
         (AWQ | {"zero_point": False}, "zero_point = False"),

@@ -66,7 +66,9 @@ def test_a_model_of_absurd_size_is_refused(target: Path) -> None:
         for field in (*SHAPE, "num_attention_heads", "intermediate_size"):
             for value in ABSURD:
                 put(target, field, value)
-                with pytest.raises(IncompatibleError, match=f"^{field} = {value}: must be"):
+                with pytest.raises(
+                    IncompatibleError, match=f"^{target}/config.json: {field} = {value}: must be"
+                ):
                     load_config(target)
                 (target / "config.json").write_text(usual)
     finally:
