@@ -265,7 +265,7 @@ BAD: list[tuple[str, Made]] = [
     ("tls_certificate = None: required", lambda c: ServerTls(key=c.server.key)),
     ("tls_certificate = None: required", lambda c: ServerTls(client_ca=c.ca.certificate)),
     ("tls_key = None: certificate and key must be given together", lambda c: ServerTls(c.server.certificate)),
-    ("tls_certificate = '/no': No such file", lambda c: ServerTls(Path("/no"), c.server.key)),
+    ("tls_certificate = '/no': cannot be read: No such file", lambda c: ServerTls(Path("/no"), c.server.key)),
     ("tls_key = .*belongs to", lambda c: ServerTls(c.server.certificate, c.gateway.key)),
     ("tls_key = .*belongs to", lambda c: ServerTls(c.server.key, c.server.key)),
     (
