@@ -123,7 +123,7 @@ def main(
     ] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "planner-choices",
 ) -> None:
-    """Compare the planner with constants."""
+    """Compare the planner with plain decoding and constant numbers of nodes."""
     constants, sizes = read_numbers("nodes", nodes), read_numbers("batches", batches)
     counts = {size: max(count, 2 * size) for size in sizes}
     texts = [text.text for text in read_prompts_by_source(prompts, skip + sum(counts.values()))[skip:]]

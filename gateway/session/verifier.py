@@ -169,7 +169,7 @@ class VerifierClient:
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(
-                f"the verifier answered step {reply.step_id} instead of step {self._steps}"
+                f"the verifier's reply has step_id = {reply.step_id}: must be {self._steps}, as in the request"
             )
         self._check_sender(reply)
         return self._answers(entries, trees, reply, waited_s, wanted)

@@ -30,7 +30,8 @@ def call_metadata(api_key: str | None, traceparent: str = "") -> Metadata:
         metadata = (("authorization", f"Bearer {api_key}"),)
     if traceparent:
         if not re.fullmatch(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", traceparent):
-            raise InvalidInputError("traceparent", traceparent, "must be VERSION-TRACE-PARENT-FLAGS, in hex")
+            reason = "must be 2, 32, 16 and 2 lower-case hex digits, joined by '-' (W3C)"
+            raise InvalidInputError("traceparent", traceparent, reason)
         metadata = (*metadata, ("traceparent", traceparent))
     return metadata
 

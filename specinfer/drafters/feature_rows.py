@@ -1,7 +1,7 @@
-"""Common parts of drafters that cache a row per hidden state.
+"""Base of drafters that cache a KV row per target hidden state.
 
-Hidden states come one step after their tokens. A request without its newest states gets no draft in a step. If
-states of some positions are missing, the rows start again after these positions.
+Hidden states arrive one step after their tokens. A request gets no draft while its newest states are missing. After a
+gap in the states, the request's cached rows are dropped, and new rows start after the gap.
 """
 
 from collections.abc import Sequence

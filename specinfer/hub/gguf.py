@@ -33,7 +33,7 @@ _NEEDED = ("torch", "transformers", "gguf")
 
 
 def derived_directories() -> Path:
-    """Return the parent of all derived directories, which may not exist."""
+    """Return the parent of all model directories made from GGUF files."""
     return cache_directory() / "gguf"
 
 

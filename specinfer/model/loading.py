@@ -145,7 +145,10 @@ def build_model(
 def _replaceable_head(
     weights: Weights, in_format: WeightsInFormat, executor: Executor, options: RunnerOptions
 ) -> TrimmedHead | None:
-    """Return the head if rows of the file can replace its rows."""
+    """Return the trimmed head if its rows are replaceable, else None.
+
+    Its rows must be blocks of the GGUF file, so that other rows of the file can replace them.
+    """
     name = HEAD if HEAD in weights else EMBEDDING
     if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
         return None

@@ -206,7 +206,7 @@ class LearnedPlanner(TablePlanner):
             adaptive: if False, all speculators always draft what the budget allows.
             trained: weights by set name.
             names: names of the speculators by number; the pool extends this list.
-            matches: returns how many last tokens of each request occurred before.
+            matches: returns, by request, how many of its last tokens also occur earlier in its text.
         """
         super().__init__(curve, budget, adaptive)
         self._trained, self._names, self._matches = trained, names, matches

@@ -172,7 +172,7 @@ class TablePlanner:
             yield tokens, variance
 
     def _pick(self, batch: int, plain: TableRow, trees: list[TableRow]) -> tuple[TableRow, Reason, int]:
-        """Return the row to run, the reason, and the number of steps."""
+        """Return the row to run, the reason, and for how many steps."""
         batch_class = batch_size_class(batch)
         rows = [plain, *trees]
         known = [row for row in rows if row.measured]

@@ -222,7 +222,7 @@ class SpeculatorPool:
         await asyncio.gather(*(release_at(address, stub, request_ids, client) for address, stub in services))
 
     async def close(self) -> None:
-        """Cancel tasks, and end streams, which closed channels leave open."""
+        """Cancel tasks and reset streams; closing channels would leave them open."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

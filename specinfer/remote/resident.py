@@ -41,7 +41,7 @@ NO_ORDER = HostOrder()
 
 
 class ResidentDrafts:
-    """The verifier's resident speculators, as a service of the pool."""
+    """The verifier's resident speculators, planned like those of a service."""
 
     def __init__(self, service: SpeculatorService) -> None:
         """Set the service object, which has no connection."""

@@ -64,7 +64,10 @@ class VerifyJob:
     constraint: Constraint | None = None
     """Constraint on the text; only jobs with `base_len` 0 set it."""
     cache_scope: str = ""
-    """Requests of equal scopes share prompt blocks; set if `base_len` is 0."""
+    """Requests of equal scopes share prompt blocks.
+
+    Only jobs with `base_len` 0 set it.
+    """
     read_limit: int = 0
     """Maximum tokens of the delta to compute or restore; 0: all.
 

@@ -30,7 +30,10 @@ class Trial(NamedTuple):
     tokens: int
     """Number of tokens of the answer."""
     start_steps: int
-    """Steps with the initial weights; compared, so that small losses cannot accumulate."""
+    """Steps with the initial weights.
+
+    Offered weights are compared with them, too, so that small losses of versions cannot add up.
+    """
     served_steps: int
     offered_steps: int
 

@@ -40,8 +40,8 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
     shape = config.recurrent_shape
     if shape is not None and (shape.key_dim % LANES or shape.value_dim % LANES):
         raise IncompatibleError(
-            f"native kernels: recurrent heads of {shape.key_dim} keys and {shape.value_dim} values: "
-            f"must be multiples of {LANES}"
+            f"native kernels: recurrent heads have key size {shape.key_dim} and value size {shape.value_dim}: "
+            f"both must be multiples of {LANES}"
         )
     if shape is not None and not 1 < shape.convolved <= BLOCK:
         raise IncompatibleError(

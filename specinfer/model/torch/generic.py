@@ -36,7 +36,8 @@ class GenericExecutor:
         parameters = inspect.signature(model.forward).parameters
         self._places = "position_ids" in parameters
         if not self._places and not self._recurrent:
-            raise IncompatibleError(f"model_type = {family!r}: takes no position_ids")
+            reason = "forward() takes no position_ids, which trees need"
+            raise IncompatibleError(f"model_type = {family!r}: {reason}")
         self._capacity, self._device = num_blocks * BLOCK_TOKENS, device
         self._memory: Memory = {}
         text = self.model.config.get_text_config()

@@ -99,7 +99,9 @@ def _index(directory: Path) -> dict[str, Path]:
         raise IncompatibleError(f"{index_file}: must have weight_map, file by tensor: {error!r}") from error
     named = set(listed.values())
     if absent := sorted(path.name for path in named if not path.is_file()):
-        raise IncompatibleError(f"{index_file} lists {absent[0]}, which the directory lacks: copy it again")
+        raise IncompatibleError(
+            f"{index_file} lists {absent[0]}, which is missing: copy that file into {directory}"
+        )
     if directory / _WHOLE in files and directory / _WHOLE not in named:
         raise IncompatibleError(f"{index_file} does not list {_WHOLE}: delete one of these two checkpoints")
     names = _names_in(sorted(named))

@@ -137,7 +137,7 @@ def test_the_index_must_match_the_files(tmp_path: Path) -> None:
     for wrong, reason in (
         (
             listed | {"c": "model-3.safetensors"},
-            "lists model-3.safetensors, which the directory lacks: copy it again",
+            "lists model-3.safetensors, which is missing: copy that file into",
         ),
         (listed | {"c": "model-2.safetensors"}, "disagree about the tensor c"),
         ({"a": "model-1.safetensors", "b": "model-1.safetensors"}, "disagree about the tensor b"),

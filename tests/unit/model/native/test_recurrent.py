@@ -282,7 +282,7 @@ def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path)
         ("lfm2", {"conv_bias": True}, "conv_bias = True"),
         ("qwen3_5_text", {"attention_bias": True}, "attention_bias = True"),
         ("granitemoehybrid, dense", {"time_step_limit": (0.0, 1.0)}, "time_step_limit"),
-        ("qwen3_5_text", {"linear_key_head_dim": 8}, "recurrent heads of 8 keys and 32 values"),
+        ("qwen3_5_text", {"linear_key_head_dim": 8}, "recurrent heads have key size 8 and value size 32"),
     ],
 )
 def test_unsupported_fields_are_named(family: str, change: dict[str, Any], reason: str) -> None:
