@@ -129,7 +129,7 @@ async def test_a_reply_with_known_and_new_tokens_is_an_error() -> None:
     """Its text cannot be divided between the known and the new tokens."""
     script = [Turn(replies=5, code=Code.UNAVAILABLE), Turn(back=3)]
     async with fake_gateways(script, size=2) as (gateway,), client_of(gateway) as client:
-        with pytest.raises(BrokenStreamError, match="position = 9 after 10 tokens: only a part"):
+        with pytest.raises(BrokenStreamError, match="reply has position 9, expected is 10: only a part"):
             await client.generate(REQUEST)
 
 
@@ -137,7 +137,9 @@ async def test_a_reply_with_known_and_new_tokens_is_an_error() -> None:
 async def test_a_gap_is_an_error(point: int) -> None:
     async with fake_gateways([Turn(replies=point, skip=1)]) as (gateway,), client_of(gateway) as client:
         texts: list[str] = []
-        with pytest.raises(BrokenStreamError, match=f"position = {point + 1} after {point} tokens"):
+        with pytest.raises(
+            BrokenStreamError, match=f"reply has position {point + 1}, expected is {point}: tokens between"
+        ):
             await client.generate(REQUEST, texts.append)
     assert len(texts) == point
 

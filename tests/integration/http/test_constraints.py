@@ -47,7 +47,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "response_format.json_schema.schema",
         "Invalid type: foo",
     ),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needed with type"),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "needed with response_format.type",
+    ),
     ({"response_format": {"type": "grammar"}}, "response_format.type", "json_object"),
     ({"structured_outputs": {"regex": "a(b"}}, "structured_outputs.regex", "at character 2: unclosed group"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "must have one of"),

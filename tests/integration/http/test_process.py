@@ -45,7 +45,7 @@ def test_errors_at_the_start_name_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         for flags, words in [
-            (("--listen", taken), f"--listen = '{taken}': Address already in use"),
+            (("--listen", taken), f"--listen = '{taken}': cannot be listened on: Address already in use"),
             (("--listen", "8000"), "--listen = '8000': must be host:port"),
             (("--gateways", "a:1,,b:2"), "--gateways = 'a:1,,b:2'"),
             (("--max-calls", "0"), "--max-calls = '0'"),

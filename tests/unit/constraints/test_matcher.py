@@ -44,7 +44,7 @@ def test_what_may_not_follow_is_not_read() -> None:
     matcher = matcher_of("abc")
     assert matcher.try_read(TOKENIZER.encode("abd")) == 2
     matcher.take_back(2)
-    with pytest.raises(ConstraintError, match="token 2 of the 3"):
+    with pytest.raises(ConstraintError, match="token at index 2 of 3"):
         matcher.read(TOKENIZER.encode("abd"))
     assert allowed(matcher) == "a"
     assert matcher.try_read([EOS]) == 0

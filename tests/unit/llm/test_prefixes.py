@@ -55,5 +55,5 @@ def test_a_wrong_size_of_the_cache_is_refused(value: int | str) -> None:
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "prefix_cache_megabytes", "tensor_parallel_size"])
 def test_only_the_size_of_the_cache_may_be_auto(name: str) -> None:
-    with pytest.raises(SettingError, match=f"{name} = 'auto': must be a number"):
+    with pytest.raises(SettingError, match=f"{name} = 'auto': must be a whole number"):
         LLMOptions(**{name: "auto"})
