@@ -54,11 +54,12 @@ def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
         raise IncompatibleError(
             "the verifier states no pass_costs (seconds of passes): its version must be the gateway's"
         )
-    if len(description.pass_costs) > _MAX_COSTS or any(cost.tokens < 1 for cost in description.pass_costs):
+    if len(description.pass_costs) > _MAX_COSTS:
         raise IncompatibleError(
-            f"the verifier states {len(description.pass_costs)} pass_costs: must be 1 to {_MAX_COSTS}, each of at "
-            "least one token"
+            f"the verifier states {len(description.pass_costs)} pass_costs: must be at most {_MAX_COSTS}"
         )
+    if any(cost.tokens < 1 for cost in description.pass_costs):
+        raise IncompatibleError("the verifier states pass_costs with tokens = 0: must be at least 1")
 
 
 _DESCRIBE_S = 5.0

@@ -26,6 +26,7 @@ from specinfer.errors import IncompatibleError, InvalidInputError
 
 Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
 """One template, templates by name, or objects with `name` and `template`."""
+_FIELD = "tokenizer_config.json: chat_template"
 _DEFAULT, _TOOLS = "default", "tool_use"
 
 
@@ -241,15 +242,11 @@ def _by_name(stored: Stored) -> dict[str, str]:
             try:
                 named = {entry["name"]: entry["template"] for entry in stored}
             except (KeyError, TypeError) as error:
-                raise IncompatibleError(
-                    f"tokenizer_config.json: chat_template = {str(stored)[:60]!r}: must be text, or a list of "
-                    "objects with name and template"
-                ) from error
+                reason = "must be text, or a list of objects with name and template"
+                raise IncompatibleError(f"{_FIELD} = {str(stored)[:60]!r}: {reason}") from error
     for name, text in named.items():
         if not isinstance(text, str):
-            raise IncompatibleError(
-                f"tokenizer_config.json: chat_template {name!r} = {str(text)[:60]!r}: must be text"
-            )
+            raise IncompatibleError(f"{_FIELD} {name!r} = {str(text)[:60]!r}: must be text")
     return named
 
 

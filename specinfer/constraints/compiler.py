@@ -56,7 +56,8 @@ class Compiler:
                 _within(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
             )
         except ValueError as error:
-            raise IncompatibleError(f"the model's tokenizer does not allow constraints: {error}") from error
+            reason = "the model's tokenizer does not allow constraints"
+            raise IncompatibleError(f"tokenizer.json: {reason}: {error}") from error
         self._vocab_size = vocab_size
         self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")

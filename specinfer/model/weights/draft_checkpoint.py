@@ -242,9 +242,8 @@ def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabu
     """
     if token_ids is None or len(token_ids) != draft_vocabulary:
         what = "is missing" if token_ids is None else f"has {len(token_ids)} entries"
-        raise IncompatibleError(
-            f"draft_vocab_size = {draft_vocabulary}: must be the length of d2t, which {what}"
-        )
+        needed = f"{draft_vocabulary} are needed, draft_vocab_size of config.json"
+        raise IncompatibleError(f"tensor d2t {what}: {needed}")
     if (
         len(set(token_ids.tolist())) < len(token_ids)
         or int(token_ids.min()) < 0
