@@ -88,7 +88,7 @@ def read_bytes(field: str, path: Path | None) -> bytes:
     try:
         return sys.stdin.buffer.read() if path is None else path.read_bytes()
     except OSError as error:
-        raise InvalidInputError(field, _named(path), f"cannot be read: {error.strerror}") from error
+        raise InvalidInputError(field, _named(path), f"cannot be read: {error.strerror or error}") from error
 
 
 def to_text(field: str, path: Path | None, data: bytes) -> str:

@@ -105,4 +105,6 @@ def _unavailable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"the store's file {path} cannot be written: {error.strerror}") from error
+        raise UnavailableError(
+            f"the store's file {path} cannot be written: {error.strerror or error}"
+        ) from error

@@ -213,7 +213,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        _exit(f"{error.filename}: {error.strerror}", 2)
+        _exit(f"{error.filename}: {error.strerror or error}", 2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -109,7 +109,9 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
         with closing(AppendFile(path.resolve())) as file:
             file.replace(text.encode() for text in kept.values())
     except OSError as error:
-        raise InvalidInputError("output", str(path), f"cannot be written: {error.strerror}") from error
+        raise InvalidInputError(
+            "output", str(path), f"cannot be written: {error.strerror or error}"
+        ) from error
     return set(kept)
 
 
@@ -205,10 +207,12 @@ def _append(file: AppendFile, output: Path, line: bytes, patience_s: float, endi
             return
         except OSError as error:
             if ending.is_set() or time.monotonic() + _WRITE_AGAIN_S > until:
-                reason = f"cannot be written: {error.strerror}; run the batch again to continue"
+                reason = f"cannot be written: {error.strerror or error}; run the batch again to continue"
                 raise UnavailableError(f"output = {str(output)!r}: {reason}") from error
             if first:
-                log.warning("output = %s: cannot be written, trying again: %s", output, error.strerror)
+                log.warning(
+                    "output = %s: cannot be written, trying again: %s", output, error.strerror or error
+                )
             first = False
         ending.wait(_WRITE_AGAIN_S)
 

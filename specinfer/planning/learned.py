@@ -157,7 +157,7 @@ def save_weights(path: Path, models: Mapping[str, LinearModel], trained: Mapping
     try:
         path.write_text(json.dumps(content) + "\n", encoding="utf-8")
     except OSError as error:
-        raise SettingError("out", str(path), f"cannot be written: {error.strerror}") from error
+        raise SettingError("out", str(path), f"cannot be written: {error.strerror or error}") from error
 
 
 def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
@@ -172,7 +172,7 @@ def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
             raise ValueError(f"its format is {content['format']} of features {content['features']}")
         return {str(name): _model_of(weights) for name, weights in content["sets"].items()}
     except OSError as error:
-        raise SettingError(setting, str(path), f"cannot be read: {error.strerror}") from error
+        raise SettingError(setting, str(path), f"cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         reason = f"must be a file of `specinfer train scheduler`: {what}"

@@ -33,7 +33,9 @@ class StepRecorder:
         try:
             self._file = AppendFile(path) if path is not None else None
         except OSError as error:
-            raise SettingError("record_steps", str(path), f"cannot be written: {error.strerror}") from error
+            raise SettingError(
+                "record_steps", str(path), f"cannot be written: {error.strerror or error}"
+            ) from error
         self._tokens: dict[str, Sequence[int]] = {}
         self._matches = TextMatches(lambda name: self._tokens[name])
 

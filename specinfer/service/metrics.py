@@ -86,7 +86,7 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
             raise SettingError("metrics_port", port, reason) from error
         if error.errno == errno.EACCES:
             raise SettingError("metrics_port", port, "needs privileges; choose a port above 1023") from error
-        reason = f"must be an address of this machine, or 0.0.0.0 for all ({error.strerror})"
+        reason = f"must be an address of this machine, or 0.0.0.0 for all ({error.strerror or error})"
         raise SettingError("metrics_host", host, reason) from error
 
 

@@ -214,4 +214,4 @@ def _read(setting: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SettingError(setting, str(path), f"cannot be read: {error.strerror}") from error
+        raise SettingError(setting, str(path), f"cannot be read: {error.strerror or error}") from error

@@ -161,7 +161,7 @@ class RequestAdjustment:
                 part.read(generated)
 
     def generated(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
-        """Return those of the context tokens that were generated."""
+        """Return the generated tokens among context tokens from `position` on."""
         return generated_of(self._prompt_len, position, tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
@@ -181,7 +181,7 @@ class RequestAdjustment:
 
 
 def generated_of(prompt_len: int, position: int, tokens: Sequence[int]) -> Sequence[int]:
-    """Return the generated ones of context tokens; `position` is the first one's."""
+    """Return the generated tokens among context tokens from `position` on."""
     return tokens[max(0, prompt_len - position) :]
 
 

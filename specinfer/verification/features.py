@@ -61,7 +61,7 @@ def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:
-    """Return the first context position after those that a window has dropped."""
+    """Return the position after a window's dropped positions; 0: none."""
     if cache.window is None or not sequence.evicted:
         return 0
     return sequence.evicted + cache.window.sink_blocks * cache.block_tokens

@@ -24,7 +24,9 @@ class Checkpoints:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = (directory / ".lock").open("w")
         except OSError as error:
-            raise SettingError("learn", str(directory), f"cannot be written: {error.strerror}") from error
+            raise SettingError(
+                "learn", str(directory), f"cannot be written: {error.strerror or error}"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

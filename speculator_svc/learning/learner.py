@@ -116,7 +116,7 @@ class Learner:
                 if judgement.better:
                     await unbroken(self._take(judgement))
             except OSError as error:
-                raise UnavailableError(f"the offer cannot be written: {error.strerror}") from error
+                raise UnavailableError(f"the offer cannot be written: {error.strerror or error}") from error
             finally:
                 await asyncio.to_thread(self._checkpoints.drop)
             return learning_pb2.OfferReply(

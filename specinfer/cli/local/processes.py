@@ -93,7 +93,7 @@ def check_listen_address(
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        reason = f"must be HOST:PORT, HOST a name or address of this machine ({error.strerror})"
+        reason = f"must be HOST:PORT, HOST a name or address of this machine ({error.strerror or error})"
         raise InvalidInputError(setting, address, reason) from error
     errors = [_why_not_bound(family, place) for family, _, _, _, place in addresses]
     if errno.EADDRINUSE in errors:

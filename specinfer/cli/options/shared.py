@@ -236,4 +236,4 @@ def check_writable(field: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
     except OSError as error:
-        raise InvalidInputError(field, str(path), f"cannot be written: {error.strerror}") from error
+        raise InvalidInputError(field, str(path), f"cannot be written: {error.strerror or error}") from error

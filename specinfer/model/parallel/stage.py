@@ -83,7 +83,7 @@ def _rows(rows: AttentionRows, start: int, stop: int) -> AttentionRows:
 
 
 def stage_features(layers: Sequence[int], own_layers: range, is_last: bool) -> list[int]:
-    """Return those of `layers` whose hidden states a stage computes."""
+    """Return the layers in `layers` whose hidden states a stage computes."""
     return [layer for layer in layers if layer in own_layers or (is_last and layer == own_layers.stop)]
 
 

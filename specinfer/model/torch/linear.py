@@ -49,7 +49,7 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 
 
 class Surgery(Protocol):
-    """Wraps those parts of a decoder that tensor-parallel ranks divide."""
+    """Wraps the linear layers of a decoder that tensor-parallel ranks divide."""
 
     def embedding(self, lookup: Linear) -> Linear:
         """Wrap the lookup of token ids in this rank's embeddings."""

@@ -270,7 +270,7 @@ def frozen_names(target: ModelConfig) -> tuple[str, ...]:
 
 
 class _Overlay(Mapping[str, torch.Tensor]):
-    """A draft's tensors, and those that it takes from its target."""
+    """A draft's tensors by name; tensors named in `shared` are its target's."""
 
     def __init__(
         self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]

@@ -116,7 +116,7 @@ def check_gguf(path: Path) -> None:
     except FileNotFoundError as error:
         raise SettingError("model", str(path), "no such file") from error
     except OSError as error:
-        raise SettingError("model", str(path), f"cannot be read: {error.strerror}") from error
+        raise SettingError("model", str(path), f"cannot be read: {error.strerror or error}") from error
     if start != _MAGIC:
         raise SettingError("model", str(path), f"not a GGUF file: begins with {start!r}, not {_MAGIC!r}")
 

@@ -8,15 +8,18 @@ from specinfer.cli.main import app, main
 from specinfer.usage import as_typed
 
 
-@pytest.mark.parametrize(("argv", "error", "shown"), [
-    (["up"], "http_listen = 'a:80': taken", "--http-listen = 'a:80': taken"),
-    (["bench", "--json", "f"], "json_path = 'f': is a folder", "--json = 'f': is a folder"),
-    (["up"], "speculator: model = 'x': not pulled", "--speculator: model = 'x': not pulled"),
-    (["generate", "up"], "prompt = None: required", "PROMPT = None: required"),
-    (["models", "pull", "x"], "model = 'x': not known", "MODEL = 'x': not known"),
-    (["generate"], "http_listen = 'a:80': taken", "http_listen = 'a:80': taken"),
-    (["generate"], "no gateway at a:80", "no gateway at a:80"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "error", "shown"),
+    [
+        (["up"], "http_listen = 'a:80': taken", "--http-listen = 'a:80': taken"),
+        (["bench", "--json", "f"], "json_path = 'f': is a folder", "--json = 'f': is a folder"),
+        (["up"], "speculator: model = 'x': not pulled", "--speculator: model = 'x': not pulled"),
+        (["generate", "up"], "prompt = None: required", "PROMPT = None: required"),
+        (["models", "pull", "x"], "model = 'x': not known", "MODEL = 'x': not known"),
+        (["generate"], "http_listen = 'a:80': taken", "http_listen = 'a:80': taken"),
+        (["generate"], "no gateway at a:80", "no gateway at a:80"),
+    ],
+)
 def test_a_field_is_named_as_the_command_has_it(argv: list[str], error: str, shown: str) -> None:
     assert as_typed(error, app, argv) == shown
 
