@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -47,6 +48,8 @@ from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+Stores: TypeAlias = tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]
+"""Stores of requests and leases, and the function that closes both."""
 _DRAIN_POLL_S = 0.05
 _HEALTH_S = 0.2
 
@@ -63,6 +66,7 @@ class Gateway:
     running: asyncio.Task[None]
     """Task of lease manager and follower; only an exception ends it early."""
     observer: Observer
+    clock: Callable[[], float]
 
     entrance: KeyInterceptor
     """Interceptor that checks callers before their messages are read."""
@@ -77,14 +81,14 @@ class Gateway:
 
         Returns when all token streams have ended, or after `drain_seconds`.
         """
-        deadline = time.monotonic() + self.settings.drain_seconds
+        deadline = self.clock() + self.settings.drain_seconds
         self.lease_manager.draining = True
         try:
             if await self.lease_manager.hand_over():
                 log.info("another gateway continues the requests of this one")
         except UnavailableError as error:
             log.warning("this gateway keeps its requests and waits for their end: %s", error)
-        while self.token_streams.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # no common event
+        while self.token_streams.unfinished and self.clock() < deadline:  # noqa: ASYNC110  # no common event
             await asyncio.sleep(_DRAIN_POLL_S)
         self.token_streams.fail_all(
             UnavailableError("this gateway is shutting down; attach to the request at another gateway")
@@ -108,18 +112,29 @@ async def build_gateway(
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
     served_name: str = "",
+    clock: Callable[[], float] = time.monotonic,
+    stores: Stores | None = None,
+    constraints: Constraints | None = None,
 ) -> AsyncIterator[Gateway]:
     """Connect to Redis, verifiers and speculators; yield the running gateway.
 
     Args:
+        settings: settings of the gateway.
+        tokenizer: the model's tokenizer.
+        registry: gets the gateway's metrics.
+        tracer: exports traces; None: no tracing.
         served_name: name of the model in vLLM's metrics; empty: derived from the settings.
+        clock: returns monotonic seconds.
+        stores: the stores of requests and leases; None: those of the settings, which `open_store` opens.
+        constraints: checks constraints; None: `Constraints` of the tokenizer.
 
     Raises:
         UnavailableError: if Redis or every verifier does not answer in time.
         IncompatibleError: if a service does not fit the model's tokenizer.
         SettingError: if a setting is invalid.
     """
-    gateway_id, token_streams, watches = secrets.token_hex(8), TokenStreams(), Watches()
+    store, leases, close_store = stores or open_store(settings, secrets.token_hex(8))
+    gateway_id, token_streams, watches = store.gateway_id, TokenStreams(), Watches()
     named = (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
     recorder = StepRecorder(settings.recording)
     traces = RequestTraces(tracer) if tracer else None
@@ -127,12 +142,11 @@ async def build_gateway(
     callers = Callers.load(settings.key_file)
     weights = settings.weights_file
     trained = load_weights("planner", weights) if weights is not None else {}
-    store, leases, close_store = open_store(settings, gateway_id)
-    constraints = Constraints(tokenizer)
-    shared = Shared(settings, tokenizer, observer, store, token_streams, constraints, watches, trained)
+    constraints = constraints or Constraints(tokenizer)
+    shared = Shared(settings, tokenizer, observer, store, token_streams, constraints, watches, trained, clock)
     sessions = VerifierSessions(shared, leases)
     lease_manager = LeaseManager(
-        settings, leases, sessions, Rebalancer(settings, store, sessions, token_streams), observer
+        settings, leases, sessions, Rebalancer(settings, store, sessions, clock), observer, clock
     )
     requests = RequestService(settings, store, token_streams, sessions, lease_manager, observer)
     try:
@@ -143,15 +157,17 @@ async def build_gateway(
             lambda: observer.totals,
             tokenizer.chat_form,
         )
-        replies = WatchReplies(watches, tokenizer)
+        replies = WatchReplies(watches, tokenizer, clock)
         servicer = GenerationServicer(
             requests, decoder, tokenizer, callers, status, replies, observer.metrics.requests.refused
         )
-        follower, gauges = Follower(token_streams, store, observer), Gauges(observer, sessions, lease_manager)
+        follower = Follower(token_streams, store, observer, clock)
+        gauges = Gauges(observer, sessions, lease_manager, clock)
         async with _running(lease_manager, follower, gauges) as task:
             log.info("gateway %s is ready", gateway_id)
             yield Gateway(
                 *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
+                clock,
                 KeyInterceptor(callers, observer.metrics.requests.refused),
             )
     finally:
@@ -178,9 +194,7 @@ def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecod
     )
 
 
-def open_store(
-    settings: GatewaySettings, gateway_id: str
-) -> tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]:
+def open_store(settings: GatewaySettings, gateway_id: str) -> Stores:
     """Open the stores of requests and leases; return both, and `close`.
 
     The stores are in Redis, or in this process for a single gateway.

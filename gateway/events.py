@@ -66,6 +66,9 @@ class Events(Protocol):
     def requests_fenced(self, requests: int) -> None:
         """Count requests lost because another gateway has the lease."""
 
+    def gap_refused(self, request_id: str, known: int, start: int) -> None:
+        """Count tokens from `start` that a stream of `known` tokens refused."""
+
     def redis_stopped(self) -> None:
         """Count an outage of Redis."""
 

@@ -90,7 +90,7 @@ class RequestService:
             record = await self._store.load(request_id, caller)
             if record is None:
                 raise NotFoundError(f"request_id = {request_id!r}: no such request")
-            token_stream = _feed_of(record)
+            token_stream = _stream_of(record)
         if token_stream.request.caller != caller.name:
             raise NotFoundError(f"request_id = {request_id!r}: no such request")
         if from_token > token_stream.request.max_new_tokens:
@@ -150,21 +150,21 @@ class RequestService:
             return await self.attach(request.request_id, 0, caller)
         if session is None:
             self._events.request_waiting(request)
-            return TokenStream(request, idempotency_key, False)
+            return TokenStream(request, idempotency_key)
         return await self._run(request, idempotency_key, session, traceparent)
 
     async def _run(
         self, request: GenerationRequest, idempotency_key: str, session: VerifierSession, traceparent: str
     ) -> TokenStream:
         """Submit a recorded request to `session`; discard its record if refused."""
-        token_stream = self._token_streams.open_local(request, idempotency_key)
         try:
             session.submit(Record(request, idempotency_key))
         except SpecInferError:
-            self._token_streams.moved([request.request_id])
             await self._store.discard(request.request_id)
             raise
         self._events.request_arrived(request, traceparent)
+        token_stream = self._token_streams.get(request.request_id)
+        assert token_stream is not None, "its run has just begun"
         return token_stream
 
     def _hung_up(self, task: "asyncio.Task[TokenStream]") -> None:
@@ -197,7 +197,7 @@ class RequestService:
             session.loop.cancel(request_id)
 
 
-def _feed_of(record: Record) -> TokenStream:
-    return TokenStream(
-        record.request, record.idempotency_key, False, record.tokens, record.logprobs, record.ending
-    )
+def _stream_of(record: Record) -> TokenStream:
+    """Return a stream with a record's tokens, which the follower continues."""
+    stored = record.tokens, record.logprobs, record.ending
+    return TokenStream(record.request, record.idempotency_key, None, *stored)

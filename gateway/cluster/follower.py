@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import time
+from collections.abc import Callable
 
 from gateway.events import Events
 from gateway.session.token_stream import TokenStream, TokenStreams
@@ -27,8 +27,16 @@ If Redis lost its data, the request's gateway writes it again.
 class Follower:
     """Fills token streams of local clients whose requests run at other gateways."""
 
-    def __init__(self, token_streams: TokenStreams, store: RequestReader, events: Events) -> None:
+    def __init__(
+        self,
+        token_streams: TokenStreams,
+        store: RequestReader,
+        events: Events,
+        clock: Callable[[], float],
+    ) -> None:
+        """Create a follower; `clock` returns monotonic seconds."""
         self._token_streams, self._store, self._events = token_streams, store, events
+        self._clock = clock
         self._missing_since: dict[str, float] = {}
         self._pace = LogPace()
 
@@ -43,7 +51,7 @@ class Follower:
             except UnavailableError:
                 continue  # the renewal of leases logs the outage; streams continue when Redis answers
             except Exception:  # an internal fault must not end the following
-                if self._pace.due(time.monotonic()):
+                if self._pace.due(self._clock()):
                     log.exception("%d requests could not be read from Redis; trying again", len(followed))
                 self._events.cluster_failed()
 
@@ -54,8 +62,8 @@ class Follower:
         }
         for request_id, glimpse in (await self._store.glimpse(positions)).items():
             token_stream = followed[request_id]
-            if token_stream.local or token_stream.ending is not None:
-                continue  # a session of this gateway adopted the request during the poll
+            if not token_stream.followed:
+                continue  # a session of this gateway adopted the request during the poll, or its readers left
             if glimpse is None:
                 self._note_missing(request_id, token_stream)
                 continue
@@ -71,7 +79,7 @@ class Follower:
                 self._token_streams.forget_if_idle(token_stream)
 
     def _note_missing(self, request_id: str, token_stream: TokenStream) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._missing_since.setdefault(request_id, now) > _MISSING_S:
             del self._missing_since[request_id]
             log.warning("request %s is missing in Redis: its streams end", request_id)

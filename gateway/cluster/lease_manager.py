@@ -7,7 +7,7 @@ lookups, and describes verifiers in separate tasks.
 
 import asyncio
 import logging
-import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.cluster.rebalancing import Rebalancer
@@ -39,7 +39,10 @@ class LeaseManager:
         sessions: VerifierSessions,
         rebalancer: Rebalancer,
         events: Events,
+        clock: Callable[[], float],
     ) -> None:
+        """Create a manager; `clock` returns monotonic seconds."""
+        self._clock = clock
         self._settings, self._leases, self._sessions = settings, leases, sessions
         self._rebalancer, self._events = rebalancer, events
         self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
@@ -72,8 +75,8 @@ class LeaseManager:
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
         self._rebalancer.pause(0.0)
-        deadline = time.monotonic() + self._settings.start_timeout_seconds
-        while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # remote state
+        deadline = self._clock() + self._settings.start_timeout_seconds
+        while not await self._begun(last=self._clock() > deadline):  # noqa: ASYNC110  # remote state
             await asyncio.sleep(0.05)
         await self._claim(strict=True)
 
@@ -125,7 +128,7 @@ class LeaseManager:
             except UnavailableError as error:
                 if self.redis_ready:
                     self._events.redis_stopped()
-                self._redis.failed(error, time.monotonic())
+                self._redis.failed(error, self._clock())
             except Exception:  # a fault in one renewal must not end all leases
                 log.exception("renewing the leases of gateway and verifiers failed; trying again")
                 self._events.cluster_failed()
@@ -134,7 +137,7 @@ class LeaseManager:
         renewal = await self._leases.renew(self._report(), self._sessions.leases)
         if not self.redis_ready:
             self._rebalancer.pause(self._settings.lease_seconds)
-            self._redis.over(time.monotonic())
+            self._redis.over(self._clock())
         self.renewal = renewal
         for request_id in renewal.cancels:
             self._cancel(request_id)
@@ -167,8 +170,7 @@ class LeaseManager:
         self._events.redis_lost_data()
         self._rebalancer.pause(self._settings.lease_seconds)
         for session in list(self._sessions):
-            for state in list(session.loop.scheduler.states.values()):
-                await session.loop.persistence.write_again(state)
+            await session.loop.persistence.write_all_again()
 
     async def _work(self) -> None:
         looked = 0.0
@@ -180,8 +182,8 @@ class LeaseManager:
                 await self._fill()
                 if self._sessions.close_stopped():
                     self._look_now.set()  # a replacement of the verifier may already answer
-                if time.monotonic() - looked > _LOOK_UP_S:
-                    looked = time.monotonic()
+                if self._clock() - looked > _LOOK_UP_S:
+                    looked = self._clock()
                     await self._rebalancer.release_strays()
                     await self._rebalancer.abandon()
                 await self._claim()
@@ -189,10 +191,10 @@ class LeaseManager:
                     await self._rebalancer.adopt(self.renewal.alive)
                 await self._rebalancer.share(self.renewal.alive)
             except SpecInferError as error:
-                if self._pace.due(time.monotonic()):
+                if self._pace.due(self._clock()):
                     log.warning("claiming verifiers and requests failed; trying again: %s", error)
             except Exception:  # a fault here must not end the loop, which tries again
-                if self._pace.due(time.monotonic()):
+                if self._pace.due(self._clock()):
                     log.exception("claiming verifiers and requests failed; trying again")
                 self._events.cluster_failed()
 
@@ -205,7 +207,7 @@ class LeaseManager:
             try:
                 await self._sessions.describe_verifiers()
             except Exception:  # a fault here must not end the loop, which tries again
-                if self._pace.due(time.monotonic()):
+                if self._pace.due(self._clock()):
                     log.exception("describing verifiers failed; trying again")
                 self._events.cluster_failed()
 

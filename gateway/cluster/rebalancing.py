@@ -4,12 +4,10 @@ docs/protocol.md, Ownership, describes the rules.
 """
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.cluster.rules import Offers, requests_to_adopt, requests_to_share
 from gateway.cluster.sessions import VerifierSessions, models_of
-from gateway.session.token_stream import TokenStreams
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport
 from gateway.store.requests import RequestStore
@@ -29,26 +27,23 @@ class Rebalancer:
         settings: GatewaySettings,
         store: RequestStore,
         sessions: VerifierSessions,
-        token_streams: TokenStreams,
+        clock: Callable[[], float],
     ) -> None:
-        self._settings, self._store, self._sessions, self._token_streams = (
-            settings,
-            store,
-            sessions,
-            token_streams,
-        )
+        """Create a rebalancer; `clock` returns monotonic seconds."""
+        self._settings, self._store, self._sessions, self._clock = settings, store, sessions, clock
         self._me = store.gateway_id
         self.adopt_from = 0.0
-        """Time in monotonic seconds before which nothing is adopted.
+        """Time by the clock before which nothing is adopted.
 
         When Redis returns, leases have expired, but their gateways are about to renew them.
         """
         self._offers = Offers()
-        self._strays: set[str] = set()
+        self._strays: set[tuple[str, int]] = set()
+        """(request id, adoption) of requests in no session, at the latest call."""
 
     def pause(self, seconds: float) -> None:
         """Adopt nothing for some seconds."""
-        self.adopt_from = time.monotonic() + seconds
+        self.adopt_from = self._clock() + seconds
 
     async def adopt(self, alive: Sequence[GatewayReport]) -> None:
         """Adopt unowned requests if batches or queues have space."""
@@ -58,7 +53,7 @@ class Rebalancer:
         )
         max_count = min(_ADOPT_AT_ONCE, requests_to_adopt(self._me, room, places, alive))
         models = models_of(session for session in self._sessions if session.begun)
-        if not models or max_count <= 0 or time.monotonic() < self.adopt_from:
+        if not models or max_count <= 0 or self._clock() < self.adopt_from:
             return
         records = await self._store.adopt(max_count, models)
         for record in records:
@@ -70,7 +65,7 @@ class Rebalancer:
         After a pause of adoption, the patience begins again.
         """
         patience_s = self._settings.verifier_patience_seconds
-        in_time = time.monotonic() >= self.adopt_from + patience_s
+        in_time = self._clock() >= self.adopt_from + patience_s
         await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def share(self, alive: Sequence[GatewayReport]) -> None:
@@ -80,7 +75,7 @@ class Rebalancer:
         """
         fresh = self._offers.fresh(alive)
         for session in self._sessions:
-            session.loop.scheduler.admit(time.monotonic())  # requests that fit here stay here
+            session.loop.scheduler.admit(self._clock())  # requests that fit here stay here
         waiting = sum(session.loop.scheduler.waiting for session in self._sessions)
         max_count = requests_to_share(self._me, waiting, fresh)
         if max_count:
@@ -88,8 +83,7 @@ class Rebalancer:
         for session in list(self._sessions):
             request_ids = session.loop.scheduler.last_waiting(max_count)
             max_count -= len(request_ids)
-            session.loop.persistence.release_requests(request_ids)
-            await self._store.disown(request_ids)
+            await self._store.disown(session.loop.persistence.release_requests(request_ids))
 
     async def release_strays(self) -> None:
         """Disown requests that this gateway owns in Redis but no session has.
@@ -97,11 +91,10 @@ class Rebalancer:
         A request is disowned if that is so in two consecutive calls.
         """
         owned = await self._store.owned()
-        strays = {name for name in owned if not self._sessions.owns(name)}
+        strays = {item for item in owned.items() if not self._sessions.owns(item[0])}
         twice, self._strays = strays & self._strays, strays
         if twice:
             log.warning(
                 "%d requests of this gateway are in no session: any gateway may adopt them", len(twice)
             )
-            await self._store.disown(sorted(twice))
-            self._token_streams.moved(twice)
+            await self._store.disown(dict(sorted(twice)))

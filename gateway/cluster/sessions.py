@@ -74,9 +74,7 @@ class VerifierSessions:
 
     def _holder(self, request_id: str) -> VerifierSession | None:
         sessions = self.by_instance.values()
-        return next(
-            (session for session in sessions if request_id in session.loop.persistence.unfinished), None
-        )
+        return next((session for session in sessions if request_id in session.loop.persistence), None)
 
     def best_for(self, request: GenerationRequest, model: str = "") -> VerifierSession | None:
         """Return the best session for a request; None if there is none."""
@@ -99,9 +97,7 @@ class VerifierSessions:
         if record.ending is not None:
             return  # the previous owner stored the end just before
         holder = self._holder(request.request_id)
-        if holder is not None and holder.loop.persistence.readopt(request.request_id, record.adoption):
-            return  # no other gateway had the request in between
-        if holder is not None:
+        if holder is not None:  # it returns to this gateway, whose lease had ended
             holder.loop.persistence.release_requests([request.request_id])
         session = self.best_for(request, record.model)
         try:
@@ -109,8 +105,6 @@ class VerifierSessions:
                 raise UnavailableError(
                     f"no verifier serves model {record.model!r}: start one, or retry later"
                 )
-            token_stream = self._shared.token_streams.open_local(request, record.idempotency_key)
-            token_stream.extend(0, record.tokens, record.logprobs, None)
             state = session.submit(record)
         except SpecInferError as error:
             template, request_id = (
@@ -118,8 +112,7 @@ class VerifierSessions:
                 request.request_id,
             )
             log.info(template, request_id, error, extra=about(request_id))
-            self._shared.token_streams.moved([request.request_id])
-            await self._shared.store.disown([request.request_id], not_run=True)
+            await self._shared.store.disown({request.request_id: record.adoption}, not_run=True)
             return
         self._shared.events.request_adopted(request, len(record.tokens))
         if state.finish is not None:  # its stored tokens end it, but the end was not stored

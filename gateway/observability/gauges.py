@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
@@ -23,7 +22,15 @@ _EVERY_S = 0.5
 class Gauges:
     """Updates metrics on the event loop, since scrapes run in another thread."""
 
-    def __init__(self, observer: Observer, sessions: VerifierSessions, lease_manager: LeaseManager) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        sessions: VerifierSessions,
+        lease_manager: LeaseManager,
+        clock: Callable[[], float],
+    ) -> None:
+        """Create gauges; `clock` returns monotonic seconds."""
+        self._clock = clock
         self._observer, self._metrics = observer, observer.metrics
         self._sessions, self._lease_manager = sessions, lease_manager
         self._pace = LogPace()
@@ -34,7 +41,7 @@ class Gauges:
             try:
                 self.look()
             except Exception:  # an internal fault; serving does not depend on metrics
-                if self._pace.due(time.monotonic()):
+                if self._pace.due(self._clock()):
                     log.exception("the gauges could not be updated; trying again in half a second")
                 self._metrics.system.keeper_faults.inc()
             await asyncio.sleep(_EVERY_S)

@@ -163,6 +163,14 @@ class Observer:
     def requests_fenced(self, requests: int) -> None:
         self.metrics.system.fenced_requests.inc(requests)
 
+    def gap_refused(self, request_id: str, known: int, start: int) -> None:
+        self.metrics.system.stream_gaps.inc()
+        log.error(
+            "request %s: tokens from %d came after only %d; its stream reads them from the store",
+            *(request_id, start, known),
+            extra=self._about(request_id),
+        )
+
     def redis_stopped(self) -> None:
         self.metrics.system.redis_outages.inc()
 

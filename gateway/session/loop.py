@@ -8,14 +8,15 @@ request that causes the fault ends.
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gateway.events import Events, TraceOfStep
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
+from gateway.session.token_stream import TokenStream
 from gateway.session.verifier import Verdicts, VerifierClient
+from gateway.store.records import Record
 from specinfer.engine.step import (
     Answer,
     AskDrafts,
@@ -31,7 +32,7 @@ from specinfer.planning.choice import PLAIN
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_report import StepPlanner
 from specinfer.remote.pool import SpeculatorPool
-from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
 from specinfer.statuses import EntryStatus
@@ -55,16 +56,19 @@ class SessionLoop:
         planner: StepPlanner,
         persistence: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Persistence],
         constraints: Constraints,
-        verifier_patience_seconds: float = 3.0,
+        verifier_patience_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
         """Create a loop; `run` fails after `verifier_patience_seconds` without the verifier.
 
-        `persistence(learn, release)` creates the queue that stores and publishes tokens.
+        `persistence(learn, release)` creates the queue that stores and publishes tokens. `clock` returns monotonic
+        seconds.
         """
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._constraints = constraints
         self._events, self._pace = events, LogPace()
-        self.machine = StepMachine(scheduler, planner, self._unchosen)
+        self._clock = clock
+        self.machine = StepMachine(scheduler, planner, self._unchosen, clock)
         self._patience_s = verifier_patience_seconds
         self._wake = asyncio.Event()
         self._releases = Releases(verifier, pool)
@@ -79,28 +83,21 @@ class SessionLoop:
         """True if the last call to the verifier succeeded."""
         return self._outage.since is None
 
-    def submit(
-        self,
-        request: GenerationRequest,
-        *,
-        generated: Sequence[int] = (),
-        drawn_for: bool | None = None,
-        arrived_ago_s: float = 0.0,
-        adoption: int = 1,
-    ) -> RequestState:
-        """Queue a recorded request; `adoption` counts its owners so far.
+    def submit(self, record: Record, token_stream: TokenStream) -> RequestState:
+        """Queue a recorded request, to continue after the tokens of its stream.
 
         Raises the errors of `Scheduler.submit`.
         """
         state = self.scheduler.submit(
-            request,
-            time.monotonic(),
+            record.request,
+            self._clock(),
             self.pool.draws,
-            generated=generated,
-            drawn_for=drawn_for,
-            arrived_ago_s=arrived_ago_s,
+            generated=token_stream.tokens,
+            drawn_for=record.drawn_for,
+            arrived_ago_s=record.age_s,
+            adoption=record.adoption,
         )
-        self.persistence.open(state, adoption)
+        self.persistence.open(state, token_stream)
         self._interrupt()
         return state
 
@@ -168,15 +165,15 @@ class SessionLoop:
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
         reason = self._events.report_fault(state.request.request_id, error)
-        await self.persistence.put(self.scheduler.fail([state], reason, time.monotonic(), retryable=False))
+        await self.persistence.put(self.scheduler.fail([state], reason, self._clock(), retryable=False))
 
     async def _next_step(self) -> StepPlan:
         """Wait until a step can be planned, and return its plan."""
         while True:
             self._wake.clear()
-            await self.persistence.put(self.scheduler.reap(time.monotonic()))
+            await self.persistence.put(self.scheduler.reap(self._clock()))
             try:
-                step = self.machine.plan(time.monotonic(), self.pool)
+                step = self.machine.plan(self._clock(), self.pool)
             except Exception as error:  # noqa: BLE001  # any fault ends only the requests that cause it
                 await self._fail_unplannable(error)
                 continue
@@ -243,7 +240,7 @@ class SessionLoop:
         wanted = self.pool.wanted(entries)
         order = self.pool.order(entries, question.plan.choice, bool(trees), wanted, not traceparent)
         answers = await self.verifier.verify(entries, trees, traceparent, wanted, order)
-        self._outage.over(time.monotonic())
+        self._outage.over(self._clock())
         self.pool.keep(wanted, answers[0].trees, answers[0].by_request)
         return [self._of_host(answer) for answer in answers]
 
@@ -283,7 +280,7 @@ class SessionLoop:
 
     def _unchosen(self, error: Exception) -> None:
         """Log a planner's exception; the step decodes plainly."""
-        if self._pace.due(time.monotonic()):
+        if self._pace.due(self._clock()):
             log.error("the planner raised an exception, this step decodes without drafts", exc_info=error)
         self._events.step_failed()
 
@@ -294,6 +291,6 @@ class SessionLoop:
             UnavailableError: `error`, after `verifier_patience_seconds` of outage.
         """
         self._events.verifier_failed()
-        if self._outage.failed(error, time.monotonic()) > self._patience_s:
+        if self._outage.failed(error, self._clock()) > self._patience_s:
             raise error
         await asyncio.sleep(_BACKOFF_S)

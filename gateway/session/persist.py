@@ -1,19 +1,19 @@
 """Store and publish the tokens of finished steps in the background.
 
-Invariant: a token is durable before a client sees it. While Redis is unavailable nothing is published; steps
-queue here up to a limit, then the loop waits.
+Invariant: a token is durable before a client sees it, and only an open `RequestRun` stores or publishes. While Redis is
+unavailable nothing is published; steps queue here up to a limit, then the loop waits.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gateway.api.watch.watches import Watches
 from gateway.events import Events
-from gateway.session.publish import Publisher
-from gateway.session.token_stream import TokenStreams
+from gateway.session.publish import Publisher, RequestRun, Unsent
+from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
 from specinfer.planning.feedback import FinishedStep
@@ -58,6 +58,7 @@ class Persistence:
         release: Callable[[list[str]], None],
         model: str = "",
         redis_patience_s: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a queue.
 
@@ -71,10 +72,10 @@ class Persistence:
             events,
         )
         self._names, self._learn, self._release = names, learn, release
-        self._publisher = Publisher(token_streams, events, names, watches)
-        self._model, self._patience_s = model, redis_patience_s
-        self.unfinished: dict[str, int] = {}
-        """Adoption number of each request without a stored `Ending`."""
+        self._publisher = Publisher(events, names, watches)
+        self._model, self._patience_s, self._clock = model, redis_patience_s, clock
+        self._runs: dict[str, RequestRun] = {}
+        """Open runs by request id."""
         self._waiting: list[_Batch] = []
         self._due, self._room = asyncio.Event(), asyncio.Event()
         """Events: "a delivery is due" and "the queue is not full"."""
@@ -83,29 +84,41 @@ class Persistence:
         """Start of the latest delivery, by the loop's clock in seconds."""
         self._outage = Outage(store.name)
 
-    def open(self, state: RequestState, adoption: int) -> None:
-        self.unfinished[state.request.request_id] = adoption
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether the session runs a request or must store its `Ending`."""
+        return request_id in self._runs
 
-    def readopt(self, request_id: str, adoption: int) -> bool:
-        """Return whether this session still has an adopted request's current state.
+    @property
+    def unfinished(self) -> list[str]:
+        """Requests without a stored `Ending`."""
+        return list(self._runs)
 
-        True if the request was here before and no other gateway had it since; then store the new `adoption`.
-        """
-        unbroken = self.unfinished.get(request_id) == adoption - 1
-        if unbroken:
-            self.unfinished[request_id] = adoption
-        return unbroken
+    def open(self, state: RequestState, token_stream: TokenStream) -> None:
+        """Begin to deliver a submitted request's tokens to `token_stream`."""
+        run = RequestRun(state, token_stream)
+        assert run.request_id not in self._runs, "the previous adoption is released first"
+        self._runs[run.request_id] = run
+
+    def _run_of(self, state: RequestState) -> RequestRun | None:
+        """Return the open run of exactly this state, not of another adoption."""
+        run = self._runs.get(state.request.request_id)
+        return run if run is not None and run.state is state else None
 
     async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
-        """Queue a step's new tokens; wait while the queue is full."""
-        ended = [item.request_id for item in progress if item.final]
-        if ended:
+        """Queue a step's new tokens; wait while the queue is full.
+
+        Tokens of runs that were closed since the step are dropped.
+        """
+        found = [(run, item) for item in progress if (run := self._run_of(item.state)) is not None]
+        for run, item in found:
+            run.add(item)
+        if ended := [item.request_id for _, item in found if item.final]:
             self._release(ended)  # before they are stored, as waiting requests need the cache
-        if progress or step:
+        if found or step:
+            self._add(_Batch([item for _, item in found], step))
             while len(self._waiting) >= _MAX_WAITING:
                 self._room.clear()
                 await self._room.wait()
-            self._add(_Batch(progress, step))
 
     def _add(self, batch: _Batch) -> None:
         loop = asyncio.get_running_loop()
@@ -129,10 +142,10 @@ class Persistence:
             self._timer, self._began = None, loop.time()
             waiting, self._waiting = self._waiting, []
             self._room.set()
-            progress = [item for items, _ in waiting for item in items]
-            if progress:
-                await self._store_and_publish(progress)
-                self._publisher.show(waiting)
+            taken = [run.take() for run in self._runs.values()]
+            if deliveries := [delivery for delivery in taken if delivery is not None]:
+                await self._store_and_publish(deliveries)
+            self._publisher.show(waiting)
 
     def _learn_from(self, step: FinishedStep) -> None:
         try:
@@ -141,51 +154,64 @@ class Persistence:
             log.exception("planner and calibration failed to learn from a step; the step is ignored")
             self._events.step_failed()
 
-    async def _store_and_publish(self, progress: list[Progress]) -> None:
+    async def _store_and_publish(self, deliveries: Sequence[Unsent]) -> None:
         try:
-            written = await self._write(progress)
+            written = await self._write(deliveries)
         except UnavailableError as error:
-            self._end_unstored(progress, error)
+            self._end_unstored(deliveries, error)
             return
         except Exception as error:  # noqa: BLE001  # an internal fault ends only the request that causes it
-            await self._write_one_by_one(progress, error)
+            await self._write_one_by_one(deliveries, error)
             return
-        for item in progress:
-            if written[item.request_id] in (Written.OK, Written.CANCEL):
-                self._publisher.publish(item)
-        self._apply_replies(written)
-        self._forget([item.request_id for item in progress if item.final])
+        refused = []
+        for (run, items), what in zip(deliveries, written, strict=True):
+            if not run.open:
+                continue
+            if what in (Written.FENCED, Written.LOST):
+                refused.append(run)
+                continue
+            for item in items:
+                self._publisher.publish(run, item)
+            if items[-1].final:
+                self._close(run)
+            elif what is Written.CANCEL and run.state.finish is None:
+                self._scheduler.cancel(run.request_id)
+            self._token_streams.forget_if_idle(run.token_stream)
+        if refused:
+            log.warning("%d requests now belong to other gateways, and are released here", len(refused))
+            self._events.requests_fenced(len(refused))
+            self._let_go(refused)
 
-    async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
+    async def _write_one_by_one(self, deliveries: Sequence[Unsent], error: Exception) -> None:
         """Write each request separately; end a request that cannot be written."""
-        if len(progress) > 1:
-            log.error("writing %d requests failed; writing them one by one", len(progress), exc_info=error)
+        if len(deliveries) > 1:
+            log.error("writing %d requests failed; writing them one by one", len(deliveries), exc_info=error)
             self._events.step_failed()
-            for item in progress:
-                await self._store_and_publish([item])
+            for delivery in deliveries:
+                await self._store_and_publish([delivery])
             return
-        state, request_id = progress[0].state, progress[0].request_id
-        if request_id not in self.unfinished:
+        run = deliveries[0].run
+        if not run.open:
             return
-        reason = self._events.report_fault(request_id, error)
-        self._scheduler.fail([state], reason, time.monotonic(), retryable=False)
-        self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
-        self._publisher.break_off(request_id, reason)
-        self._forget([request_id])
-        self._release([request_id])
+        reason = self._events.report_fault(run.request_id, error)
+        self._scheduler.fail([run.state], reason, self._clock(), retryable=False)
+        self._publisher.tell(Progress(run.state, [], [], run.state.new_tokens, True))
+        self._publisher.break_off(run, reason)
+        self._close(run)
+        self._release([run.request_id])
         try:
-            await self._store.discard(request_id)
+            await self._store.discard(run.request_id, run.state.adoption)
         except UnavailableError as away:
             log.warning(
                 "request %s cannot be removed from %s: %s",
-                request_id,
+                run.request_id,
                 self._store.name,
                 away,
-                extra=about(request_id),
+                extra=about(run.request_id),
             )
 
-    async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Write progress to Redis, repeatedly until Redis answers.
+    async def _write(self, deliveries: Sequence[Unsent]) -> list[Written]:
+        """Write to Redis, repeatedly until Redis answers; return each delivery's outcome.
 
         Raises:
             UnavailableError: if Redis is unavailable for longer than `redis_patience_s`.
@@ -193,73 +219,83 @@ class Persistence:
         attempt = 0
         while True:
             try:
-                written = await self._write_once(progress)
+                written = await self._write_once(deliveries)
             except UnavailableError as error:
-                if self._outage.failed(error, time.monotonic()) > self._patience_s:
+                if self._outage.failed(error, self._clock()) > self._patience_s:
                     raise
                 await asyncio.sleep(backoff(_FIRST_PAUSE_S, attempt, _LONGEST_PAUSE_S))
                 attempt += 1
             else:
-                self._outage.over(time.monotonic())
+                self._outage.over(self._clock())
                 return written
 
-    async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Write progress; restore requests that Redis lost, and write again."""
-        written = await self._store.append(progress, self._names, self.unfinished, self._model)
-        lost = [item for item in progress if written[item.request_id] is Written.LOST]
-        if not lost:
-            return written
-        states = {item.request_id: item.state for item in lost}
-        log.warning("Redis has lost %d requests; writing them again", len(states))
-        for state in states.values():
-            await self.write_again(state)
-        return written | await self._store.append(lost, self._names, self.unfinished, self._model)
+    async def _write_once(self, deliveries: Sequence[Unsent]) -> list[Written]:
+        """Write the open runs' tokens; restore requests that Redis lost, and write again."""
+        written = [Written.FENCED] * len(deliveries)
+        await self._append(deliveries, [at for at, (run, _) in enumerate(deliveries) if run.open], written)
+        lost = [at for at, what in enumerate(written) if what is Written.LOST and deliveries[at].run.open]
+        if lost:
+            log.warning("Redis has lost %d requests; writing them again", len(lost))
+            for at in lost:
+                await self._restore(deliveries[at].run)
+            await self._append(deliveries, lost, written)
+        return written
 
-    async def write_again(self, state: RequestState) -> None:
-        """Write a request again with all tokens, after Redis lost data.
+    async def _append(
+        self, deliveries: Sequence[Unsent], places: Sequence[int], written: list[Written]
+    ) -> None:
+        """Store the deliveries at `places`; put their outcomes into `written`."""
+        progress = [deliveries[at].progress for at in places]
+        for at, what in zip(
+            places, await self._store.append(progress, self._names, self._model), strict=True
+        ):
+            written[at] = what
+
+    async def write_all_again(self) -> None:
+        """Write all open runs again, after Redis lost data.
 
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        request_id = state.request.request_id
-        token_stream = self._token_streams.get(request_id)
-        if token_stream is not None and request_id in self.unfinished:
-            await self._store.restore(
-                state, token_stream, self._model, self.unfinished[request_id], time.monotonic()
-            )
+        for run in list(self._runs.values()):
+            await self._restore(run)
 
-    def _apply_replies(self, written: dict[str, Written]) -> None:
-        """Cancel requests that clients cancelled; release requests of other gateways."""
-        for request_id, what in written.items():
-            if what is Written.CANCEL and request_id in self._scheduler.states:
-                self._scheduler.cancel(request_id)
-        fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
-        if fenced:
-            log.warning("%d requests now belong to other gateways, and are released here", len(fenced))
-            self._events.requests_fenced(len(fenced))
-            self.release_requests(fenced)
+    async def _restore(self, run: RequestRun) -> None:
+        """Write a run's request again with all durable tokens."""
+        if run.open:
+            await self._store.restore(run.state, run.token_stream, self._model, self._clock())
 
-    def release_requests(self, request_ids: Sequence[str]) -> None:
-        """Stop running requests; their streams continue from the next owner's tokens."""
+    def release_requests(self, request_ids: Iterable[str]) -> dict[str, int]:
+        """Stop running requests; their streams continue from the next owner's tokens.
+
+        Returns:
+            the adoption of each released request, by request id.
+        """
+        runs = [self._runs[request_id] for request_id in request_ids if request_id in self._runs]
+        self._let_go(runs)
+        return {run.request_id: run.state.adoption for run in runs}
+
+    def _let_go(self, runs: Sequence[RequestRun]) -> None:
+        request_ids = [run.request_id for run in runs]
         self._events.requests_released(request_ids, "another gateway continues it")
-        for request_id in request_ids:
-            if request_id in self._scheduler.states:
-                self._scheduler.drop(request_id)
-        self._token_streams.moved(request_ids)
-        self._forget(request_ids)
+        for run in runs:
+            if self._scheduler.states.get(run.request_id) is run.state:
+                self._scheduler.drop(run.request_id)
+            self._close(run)
         if request_ids:
-            self._release(list(request_ids))
+            self._release(request_ids)
 
-    def _forget(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self.unfinished.pop(request_id, None)
+    def _close(self, run: RequestRun) -> None:
+        if self._runs.get(run.request_id) is run:
+            del self._runs[run.request_id]
+        run.close()
+        self._token_streams.forget_if_idle(run.token_stream)
 
-    def _end_unstored(self, progress: Sequence[Progress], error: UnavailableError) -> None:
+    def _end_unstored(self, deliveries: Sequence[Unsent], error: UnavailableError) -> None:
         """End requests after a long outage of Redis, without publishing unstored tokens."""
-        request_ids = list({item.request_id for item in progress})
-        log.error("%s; ending %d requests", error, len(request_ids))
-        for request_id in request_ids:
-            token_stream = self._token_streams.get(request_id)
-            if token_stream is not None and token_stream.ending is None:
-                token_stream.fail(error)
-        self.release_requests(request_ids)
+        runs = [run for run, _ in deliveries if run.open]
+        log.error("%s; ending %d requests", error, len(runs))
+        for run in runs:
+            if run.token_stream.ending is None:
+                run.token_stream.fail(error)
+        self._let_go(runs)

@@ -20,7 +20,7 @@ from gateway.session.constraints import Constraints
 from gateway.session.limits import node_budget, scheduler_limits
 from gateway.session.loop import SessionLoop
 from gateway.session.persist import Persistence
-from gateway.session.token_stream import TokenStreams
+from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.session.verifier import VerifierClient, pass_curve
 from gateway.settings import GatewaySettings
 from gateway.store.leases import VerifierLease
@@ -59,6 +59,8 @@ class Shared:
     watches: Watches
     trained: Mapping[str, LinearModel]
     """Weights of the learned planner by speculator set, as in `specinfer.planning.learned`."""
+    clock: Callable[[], float]
+    """Monotonic seconds."""
 
 
 class VerifierSession:
@@ -121,16 +123,17 @@ class VerifierSession:
     def submit(self, record: Record) -> RequestState:
         """Queue a recorded request, to continue after its stored tokens.
 
+        If clients of this gateway were shown more tokens than the store still has, it continues after those.
+
         Raises the errors of `Scheduler.submit`.
         """
-        request = record.request
-        state = self.loop.submit(
-            request,
-            generated=record.tokens,
-            drawn_for=record.drawn_for,
-            arrived_ago_s=record.age_s,
-            adoption=record.adoption,
-        )
+        request, token_streams = record.request, self._shared.token_streams
+        token_stream = token_streams.add(TokenStream(request, record.idempotency_key))
+        try:
+            token_stream.extend(0, record.tokens, record.logprobs, None)
+            state = self.loop.submit(record, token_stream)
+        finally:
+            token_streams.forget_if_idle(token_stream)
         self._prefixes.note(request.prompt)
         return state
 
@@ -156,10 +159,9 @@ class VerifierSession:
             UnavailableError: if Redis does not answer; the requests keep their owner until its lease ends.
         """
         await self._stop_iterating()
-        request_ids = list(self.loop.persistence.unfinished)
-        self.loop.persistence.release_requests(request_ids)
+        persistence = self.loop.persistence
         try:
-            await self._shared.store.disown(request_ids)
+            await self._shared.store.disown(persistence.release_requests(persistence.unfinished))
         finally:
             await self.stop()
 
@@ -200,6 +202,7 @@ class VerifierSession:
             max_nodes=description.max_nodes,
             hidden_size=description.hidden_size,
             feature_layers=description.feature_layers,
+            clock=shared.clock,
         )
         pool = SpeculatorPool(settings.speculator_services, self._open_channel, policy)
         if description.resident.speculators:
@@ -223,11 +226,12 @@ class VerifierSession:
                 release,
                 self.model,
                 settings.redis_patience_seconds,
+                shared.clock,
             )
 
         channel = MeteredChannel(self.link.channel, shared.events.meter("verifier"))
         verifier = VerifierClient(
-            channel, settings.hung_seconds, self.lease.fence, settings.prefix_scope == "key"
+            channel, settings.hung_seconds, self.lease.fence, settings.prefix_scope == "key", shared.clock
         )
         verifier.expect(description)
         planner: StepPlanner = TablePlanner(curve, budget, settings.adaptive)
@@ -239,6 +243,7 @@ class VerifierSession:
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,
             settings.lease_seconds,
+            shared.clock,
         )
 
 

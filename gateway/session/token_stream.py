@@ -1,12 +1,12 @@
 """Store requests' durable tokens (those in Redis), and wake waiting clients.
 
-A client reads a token stream from a position. The session that runs the request fills the stream (`local`), else
-`gateway.cluster.follower` fills it from Redis. A slow reader gets larger chunks; nothing is queued per reader.
-Invariant: the tokens of a token stream are in Redis.
+A client reads a token stream from a position. The run of a session fills the stream, else `gateway.cluster.follower`
+fills it from Redis. A slow reader gets larger chunks; nothing is queued per reader.
+Invariant: the tokens of a token stream are in Redis, and no position is skipped.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specinfer.scheduling.ending import Ending
@@ -28,26 +28,50 @@ class StreamChunk:
 class TokenStream:
     request: GenerationRequest
     idempotency_key: str
-    local: bool
-    """True while a session of this gateway runs the request."""
+    run: object | None = None
+    """The run of a session that fills this stream; None: another gateway runs the request."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[LogprobRow] = field(default_factory=list)
     ending: Ending | None = None
     readers: int = 0
+    behind: bool = False
+    """True if tokens were refused because earlier ones are missing; the follower reads those."""
     failure: Exception | None = None
     """Error for readers if this gateway cannot continue the stream, else None."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
     """Futures of readers that wait for new tokens."""
 
+    @property
+    def local(self) -> bool:
+        """True while a session of this gateway runs the request."""
+        return self.run is not None
+
+    @property
+    def followed(self) -> bool:
+        """True if readers need tokens that only the store has."""
+        return bool(self.readers) and self.ending is None and (not self.local or self.behind)
+
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
-    ) -> None:
-        """Add durable tokens; `start` is the first token's position."""
-        known = max(0, len(self.tokens) - start)
+    ) -> bool:
+        """Add durable tokens; `start` is the first token's position.
+
+        An ended stream stays as it is.
+
+        Returns:
+            False if tokens before `start` are missing: nothing was added, and the follower reads all of them.
+        """
+        if self.ending is not None:
+            return True
+        known = len(self.tokens) - start
+        self.behind = known < 0
+        if self.behind:
+            return False
         self.tokens.extend(tokens[known:])
         self.logprobs.extend(logprobs[known:])
         self.ending = ending
         self._wake()
+        return True
 
     def fail(self, error: Exception) -> None:
         """Raise `error` in all readers; the request itself may continue."""
@@ -105,19 +129,6 @@ class TokenStreams:
             self._token_streams[token_stream.request.request_id] = known = token_stream
         return known
 
-    def open_local(self, request: GenerationRequest, idempotency_key: str) -> TokenStream:
-        token_stream = self.add(TokenStream(request, idempotency_key, local=True))
-        token_stream.local = True
-        return token_stream
-
-    def moved(self, request_ids: Iterable[str]) -> None:
-        """Mark requests that no session of this gateway runs any more."""
-        for request_id in request_ids:
-            token_stream = self._token_streams.get(request_id)
-            if token_stream is not None:
-                token_stream.local = False
-                self.forget_if_idle(token_stream)
-
     def forget_if_idle(self, token_stream: TokenStream) -> None:
         """Remove a token stream that has neither readers nor a session."""
         request_id = token_stream.request.request_id
@@ -129,11 +140,9 @@ class TokenStreams:
             del self._token_streams[request_id]
 
     def followed(self) -> dict[str, TokenStream]:
-        """Return by id the streams with readers but without a session here."""
+        """Return by id the streams that the follower must fill."""
         return {
-            name: token_stream
-            for name, token_stream in self._token_streams.items()
-            if token_stream.readers and not token_stream.local and token_stream.ending is None
+            name: token_stream for name, token_stream in self._token_streams.items() if token_stream.followed
         }
 
     def fail_all(self, error: Exception) -> None:

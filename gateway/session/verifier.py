@@ -1,7 +1,7 @@
 """Call the verifier: one message per step, for the whole batch."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
@@ -81,13 +81,20 @@ class Verdicts(NamedTuple):
 class VerifierClient:
     """Client of `specinfer.v1.Verifier`."""
 
-    def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0, scoped: bool = False) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        hung_s: float = 10.0,
+        fence: int = 0,
+        scoped: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Create a client of the verifier at a channel.
 
         A step times out after `hung_s` seconds plus 20 times the expected pass. `fence` is the number of the
         gateway's lease; 0: no lease. With `scoped`, only requests of the same caller share cached prompts.
         """
-        self.fence, self._scoped = fence, scoped
+        self.fence, self._scoped, self._clock = fence, scoped, clock
         self.instance_id = self.model_fingerprint = ""
         """Expected ids of process and model; empty: not checked."""
         self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
@@ -160,13 +167,13 @@ class VerifierClient:
         tokens = sum(nodes) + sum([e.max_read + len(trees.get(e.request_id, ())) for e in entries])
         granted_s = order.grant.microseconds / 1e6 if order.grant is not None else 0.0
         patience_s = self._hung_s + granted_s + _SLOW * self._pass_curve.at(max(1, tokens))
-        started = time.perf_counter()
+        started = self._clock()
         self.granted = request.grant.steps > 1
         try:
             reply = await self._stream.exchange(request, patience_s)
         finally:
             self.granted = False
-        waited_s = time.perf_counter() - started
+        waited_s = self._clock() - started
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(

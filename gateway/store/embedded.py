@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from gateway.api.callers import Caller
@@ -25,7 +26,7 @@ from specinfer.errors import (
     NotFoundError,
 )
 from specinfer.scheduling.ending import Ending
-from specinfer.scheduling.entries import Progress, unite
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.statuses import FinishReason
 
@@ -82,23 +83,18 @@ class EmbeddedStore(RequestStore):
         """Raise the errors with which `create` would refuse the caller now."""
         self._may(request_id, idempotency_key, caller)
 
-    async def append(
-        self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
-    ) -> dict[str, Written]:
-        written = dict[str, Written]()
-        items = unite(progress)
-        while items:
-            together = {item.request_id: item for item in reversed(items)}  # the first item of each request
-            changes = [
-                self._change(item, names, adoptions.get(name, 0), model) for name, item in together.items()
-            ]
+    async def append(self, progress: Sequence[Progress], names: Sequence[str], model: str) -> list[Written]:
+        written, rest = list[Written](), list(progress)
+        while rest:
+            together = list(takewhile(_new_ids(), rest))  # a change is made from the request's present tokens
+            changes = [self._change(item, names, model) for item in together]
             self._write([line for change in changes for line in change.lines])
-            written |= {change.request_id: self._apply(change) for change in changes}
-            items = [item for item in items if together[item.request_id] is not item]
+            written += map(self._apply, changes)
+            del rest[: len(together)]
         return written
 
     async def restore(
-        self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
+        self, state: RequestState, token_stream: TokenStream, model: str, now: float
     ) -> Written:
         """Return OK: this store loses no requests."""
         return Written.OK
@@ -112,11 +108,11 @@ class EmbeddedStore(RequestStore):
             entry.owned, entry.adoption = True, entry.adoption + 1
         return [entry.record(now) for entry in chosen]
 
-    async def disown(self, request_ids: Sequence[str], not_run: bool = False) -> None:
-        """Remove the owner of these requests."""
-        for request_id in request_ids:
+    async def disown(self, adoptions: Mapping[str, int], not_run: bool = False) -> None:
+        """Remove the owner of requests with these adoption numbers."""
+        for request_id, adoption in adoptions.items():
             entry = self._entries.get(request_id)
-            if entry is not None and entry.owned:
+            if entry is not None and entry.owned and entry.adoption == adoption:
                 entry.owned = False
                 entry.unowned_since = entry.unowned_since if not_run else self._clock()
 
@@ -135,9 +131,9 @@ class EmbeddedStore(RequestStore):
             return False
         return self._cancel_entry(entry)
 
-    async def owned(self) -> list[str]:
-        """Return the ids of owned unfinished requests."""
-        return [name for name, entry in self._entries.items() if entry.owned and entry.ending is None]
+    async def owned(self) -> dict[str, int]:
+        """Return the adoption numbers of owned unfinished requests, by id."""
+        return {n: entry.adoption for n, entry in self._entries.items() if entry.owned and not entry.ending}
 
     async def listen(self, request_id: str) -> None:
         """Do nothing, as there are no other gateways."""
@@ -158,10 +154,10 @@ class EmbeddedStore(RequestStore):
             self._journal.shorten()
         return ended
 
-    async def discard(self, request_id: str) -> None:
-        """Remove a request that was refused after `create`."""
+    async def discard(self, request_id: str, adoption: int = 1) -> None:
+        """Remove a request that this gateway cannot run, unless it was adopted again."""
         entry = self._entries.get(request_id)
-        if entry is not None:
+        if entry is not None and entry.owned and entry.adoption == adoption:
             self._write([gone_line(request_id)])
             del self._entries[request_id]
             self._open[entry.request.caller].discard(request_id)
@@ -236,13 +232,13 @@ class EmbeddedStore(RequestStore):
         if self._journal is not None:
             self._journal.write(lines)
 
-    def _change(self, item: Progress, names: Sequence[str], adoption: int, model: str) -> Change:
+    def _change(self, item: Progress, names: Sequence[str], model: str) -> Change:
         """Return the change for a progress item, without applying it."""
         entry = self._entries.get(item.request_id)
+        if entry is not None and (not entry.owned or entry.adoption != item.state.adoption):
+            return Change(item.request_id, None, Written.FENCED)
         if entry is None or len(entry.tokens) < item.start:
             return Change(item.request_id, None, Written.LOST)
-        if not entry.owned or entry.adoption != adoption:
-            return Change(item.request_id, None, Written.FENCED)
         change = Change(item.request_id, entry, Written.CANCEL if entry.cancelled else Written.OK)
         if new := item.tokens[len(entry.tokens) - item.start :]:
             begun = (entry.model, entry.drawn_for) if entry.tokens else (model, item.state.drawn_for)
@@ -288,3 +284,15 @@ class EmbeddedStore(RequestStore):
     @staticmethod
     def _is_waiting(entry: StoredRequest) -> bool:
         return entry.ending is None and not entry.owned
+
+
+def _new_ids() -> Callable[[Progress], bool]:
+    """Return a function that is true for the first item of each request."""
+    seen = set[str]()
+
+    def is_new(item: Progress) -> bool:
+        known = item.request_id in seen
+        seen.add(item.request_id)
+        return not known
+
+    return is_new

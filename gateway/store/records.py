@@ -126,7 +126,7 @@ def _token_logprobs(words: Sequence[str]) -> LogprobRow:
     return LogprobRow(float(words[0]), tuple((int(token), float(value)) for token, value in pairs))
 
 
-def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
+def encode_progress(item: Progress, names: Sequence[str]) -> list[object]:
     """Encode a request's new tokens and ending for `append.lua`.
 
     `names[i]` is the name of speculator i.
@@ -136,7 +136,7 @@ def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list
     logprobs = item.logprobs if request.logprobs else []
     return [
         item.request_id,
-        adoption,
+        item.state.adoption,
         item.start * TOKEN_WIDTH,
         encode_tokens(item.tokens),
         item.start * logprobs_width(request.top_logprobs),

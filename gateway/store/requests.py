@@ -8,7 +8,10 @@ whose answer was lost is repeated.
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
+
+from redis.asyncio import Redis
 
 from gateway.api.callers import Caller
 from gateway.session.token_stream import TokenStream
@@ -18,7 +21,7 @@ from gateway.store.reading import RequestReader
 from gateway.store.records import Record, encode_content, encode_logprobs, encode_progress, encode_tokens
 from specinfer.errors import AlreadyExistsError, ExhaustedError, FaultError, NotFoundError
 from specinfer.scheduling.ending import Ending
-from specinfer.scheduling.entries import Progress, unite
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.statuses import FinishReason
 
@@ -120,33 +123,26 @@ class RequestStore(RequestReader):
                 )
         return str(what) == "created"
 
-    async def append(
-        self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
-    ) -> dict[str, Written]:
-        """Store new tokens and finish reasons; return each request's outcome.
+    async def append(self, progress: Sequence[Progress], names: Sequence[str], model: str) -> list[Written]:
+        """Store new tokens and finish reasons; return the outcome of each item, in order.
 
         The first tokens fix the request's model, and whether its drafts are sampled.
 
         Args:
-            progress: new tokens and finish reasons, in order.
+            progress: new tokens and finish reasons; `RequestState.adoption` is the one that may write them.
             names: `names[i]` is the name of speculator i.
-            adoptions: `Record.adoption` by request id.
             model: fingerprint of the model that generated the tokens.
 
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        united = unite(progress)
-        items = [encode_progress(item, names, adoptions.get(item.request_id, 0)) for item in united]
+        items = [encode_progress(item, names) for item in progress]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, model, json.dumps(items))
-        written: dict[str, Written] = {}
-        for item, word in zip(united, words, strict=True):
-            written[item.request_id] = Written(word)
-        return written
+        return [Written(word) for word in words]
 
     async def restore(
-        self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
+        self, state: RequestState, token_stream: TokenStream, model: str, now: float
     ) -> Written:
         """Write an unfinished request again, with all its durable tokens.
 
@@ -167,7 +163,7 @@ class RequestStore(RequestReader):
             encode_tokens(token_stream.tokens),
             encode_logprobs(token_stream.logprobs),
             OPEN_TTL_S,
-            adoption,
+            state.adoption,
             _deadline(request),
         )
         return Written(word)
@@ -177,29 +173,32 @@ class RequestStore(RequestReader):
 
         Adopted requests have no tokens yet, or tokens of one of these models.
         """
-        ids = await self._connection.run("adopt", self.gateway_id, max_count, *models)
-        return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
+        adopted = await self._connection.run("adopt", self.gateway_id, max_count, *models)
+        records = [await self._load_or_end(request_id, adoption) for request_id, adoption in adopted]
+        return [record for record in records if record]
 
-    async def _load_or_end(self, request_id: str) -> Record | None:
-        """Load an adopted request; if damaged, end it and return None."""
+    async def _load_or_end(self, request_id: str, adoption: int) -> Record | None:
+        """Load a request as adopted; if damaged, end it and return None."""
         try:
-            return await self.load(request_id)
+            record = await self.load(request_id)
+            return record and replace(record, adoption=adoption)
         except FaultError as error:
             log.error("%s", error.for_logs, exc_info=error, extra={"request_id": request_id})
             ending = Ending(FinishReason.ERROR, "the request's record in Redis is damaged", retryable=False)
-            await self.disown([request_id])
+            await self.disown({request_id: adoption})
             await self._end_unowned(request_id, ending)
             return None
 
-    async def disown(self, request_ids: Sequence[str], not_run: bool = False) -> None:
-        """Remove this gateway as owner of requests.
+    async def disown(self, adoptions: Mapping[str, int], not_run: bool = False) -> None:
+        """Remove this gateway as owner of requests; a later adoption keeps its owner.
 
         Args:
-            request_ids: requests of this gateway.
+            adoptions: adoption numbers of this gateway's requests, by id.
             not_run: True if the requests were adopted but could not run; their waiting time continues.
         """
-        if request_ids:
-            await self._connection.run("disown", self.gateway_id, int(not_run), *request_ids)
+        if adoptions:
+            pairs = [value for pair in adoptions.items() for value in pair]
+            await self._connection.run("disown", self.gateway_id, int(not_run), *pairs)
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
         """Mark an owned request as cancelled; end an unowned request.
@@ -226,10 +225,9 @@ class RequestStore(RequestReader):
         """
         return await self._cancel(request_id, self.gateway_id) == "asked"
 
-    async def owned(self) -> list[str]:
-        """Return the ids of this gateway's unfinished requests."""
-        key = owned_key(self.gateway_id)
-        return list(await self._connection.answer(lambda redis: redis.zrange(key, 0, -1)))
+    async def owned(self) -> dict[str, int]:
+        """Return the adoption numbers of this gateway's unfinished requests, by id."""
+        return dict(await self._connection.answer(lambda redis: _owned(redis, self.gateway_id)))
 
     async def listen(self, request_id: str) -> None:
         """Record that a client reads a request at this gateway, until `leave`."""
@@ -240,9 +238,9 @@ class RequestStore(RequestReader):
         ends = Ending(FinishReason.ERROR, reason).to_json(), Ending(FinishReason.DEADLINE).to_json()
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
-    async def discard(self, request_id: str) -> None:
-        """Remove a request that was refused after `create`."""
-        await self._connection.run("discard", request_id, self.gateway_id)
+    async def discard(self, request_id: str, adoption: int = 1) -> None:
+        """Remove a request that this gateway cannot run, unless it was adopted again."""
+        await self._connection.run("discard", request_id, self.gateway_id, adoption)
 
     async def _cancel(self, request_id: str, edge: str) -> str:
         return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
@@ -255,3 +253,13 @@ class RequestStore(RequestReader):
 
 def _deadline(request: GenerationRequest) -> float | str:
     return "" if request.deadline_s is None else request.deadline_s
+
+
+async def _owned(redis: Redis, gateway_id: str) -> list[tuple[str, int]]:
+    request_ids: list[str] = [str(name) for name in await redis.zrange(owned_key(gateway_id), 0, -1)]
+    async with redis.pipeline(transaction=False) as pipe:
+        for request_id in request_ids:
+            pipe.hget(request_key(request_id), "adoption")
+        return [
+            (name, int(number or 0)) for name, number in zip(request_ids, await pipe.execute(), strict=True)
+        ]

@@ -100,14 +100,22 @@ class StepMachine:
         scheduler: Scheduler,
         planner: StepPlanner,
         on_fault: Callable[[Exception], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Join scheduler and planner; `on_fault` gets the planner's internal faults."""
+        """Join scheduler and planner.
+
+        Args:
+            scheduler: has the requests.
+            planner: chooses speculators and nodes.
+            on_fault: gets the planner's internal faults.
+            clock: returns monotonic seconds.
+        """
         self.scheduler, self.planner, self.calibration = scheduler, planner, Calibration()
-        self._on_fault = on_fault
+        self._on_fault, self._clock = on_fault, clock
         self.choice = PLAIN
         """Choice of the latest plan."""
         self._last_done = 0.0
-        """End of the last step (`time.perf_counter`); 0 after a pause."""
+        """End of the last step, by the clock; 0 after a pause."""
 
     def plan(self, now: float, pool: Pool) -> StepPlan:
         """Admit requests, choose speculators and nodes, and plan each request's entry."""
@@ -126,22 +134,22 @@ class StepMachine:
         The caller answers `AskDrafts` with `Drafted`, and `AskVerdicts` with one `Verified` per step that the host
         ran by this plan.
         """
-        started = time.perf_counter()
+        started = self._clock()
         drafting = yield AskDrafts(plan)
         assert isinstance(drafting, Drafted)
-        drafted = time.perf_counter()
+        drafted = self._clock()
         trees = {} if drafting.merged_by_host else self._merge(plan, drafting.drafts)
-        merged = time.perf_counter()
+        merged = self._clock()
         answer = yield AskVerdicts(plan, trees)
         assert not isinstance(answer, Drafted)
-        verified = time.perf_counter()
+        verified = self._clock()
         entries, committed = plan.entries, list[tuple[list[StepEntry], list[Progress]]]()
         for step in answer:
             if committed:
                 entries = [entry.following() for entry in entries if entry.state.finish is None]
-            progress = self.scheduler.commit(entries, step.trees, step.verdicts, time.monotonic())
+            progress = self.scheduler.commit(entries, step.trees, step.verdicts, self._clock())
             committed.append((entries, progress))
-        began, done = self._last_done or started, time.perf_counter()
+        began, done = self._last_done or started, self._clock()
         self._last_done = done
         times = step_times(StepTimes(began, started, drafted, merged, verified, done), answer)
         return [

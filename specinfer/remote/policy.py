@@ -1,7 +1,9 @@
 """Set deadlines, retries and requirements of speculator services."""
 
 import secrets
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -92,6 +94,8 @@ class PoolPolicy:
     """Size of the target's hidden states."""
     feature_layers: int = 0
     """Number of layers whose hidden states the verifier returns; 0: none."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
     client: str = field(default_factory=lambda: secrets.token_hex(8))
     """Name of this client; services separate the requests of different clients."""
 

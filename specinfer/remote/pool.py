@@ -7,7 +7,6 @@ described again. Malformed trees are dropped and counted.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
@@ -177,7 +176,7 @@ class SpeculatorPool:
         drafts would bias the output. After `hung_s` without an answer a service counts as dead.
         `traceparent` is the trace context sent to services.
         """
-        self._step_times.begins(time.perf_counter())
+        self._step_times.begins(self._policy.clock())
         shares = self._replicas.divide(entries) if self.services else {}
         kept = [
             (entry.request_id, service.latest.of(entry))
@@ -187,7 +186,7 @@ class SpeculatorPool:
         ]
         if not self.asks(chosen) and not kept:
             self._end_round()
-            self._step_times.drafted(time.perf_counter())
+            self._step_times.drafted(self._policy.clock())
             return NO_DRAFTS
         round_ = self._begin_round(len(entries), traceparent)
         for request_id, trees in kept:
@@ -208,7 +207,7 @@ class SpeculatorPool:
         late = [task for task in running if not task.done()]
         if late:
             log.debug("%d services missed the deadline; the step continues without them", len(late))
-        self._step_times.drafted(time.perf_counter())
+        self._step_times.drafted(self._policy.clock())
         return round_.drafts()
 
     async def release(self, request_ids: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """Exchange one step's messages with the speculator services."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -60,7 +59,7 @@ class DraftRound:
             UnavailableError: if the service does not answer, or another process answers.
         """
         assert service.stream is not None, "residents are not called"
-        started = time.perf_counter()
+        started = self._policy.clock()
         request, features_until = self._message(service, asked)
         service.busy = True
         try:
@@ -73,7 +72,7 @@ class DraftRound:
         finally:
             service.busy = False
         self._take(service, asked, reply, features_until)
-        service.last_seconds = time.perf_counter() - started
+        service.last_seconds = self._policy.clock() - started
         read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
         self._times.append(service.draft_time(reply, read))
 

@@ -156,28 +156,13 @@ class Progress:
             del self.tokens[keep:], self.logprobs[keep:]
 
 
-def unite(progress: Iterable[Progress]) -> list[Progress]:
-    """Merge consecutive progress items of the same request."""
-    runs: list[list[Progress]] = []
-    latest: dict[str, list[Progress]] = {}
-    for item in progress:
-        run = latest.get(item.request_id)
-        if run is None or not _follows(run[-1], item):
-            run = latest[item.request_id] = []
-            runs.append(run)
-        run.append(item)
-    return [run[0] if len(run) == 1 else _united(run) for run in runs]
-
-
-def _follows(before: Progress, item: Progress) -> bool:
-    """Return whether an item directly continues another of the same request."""
-    return before.state is item.state and before.start + len(before.tokens) == item.start
-
-
-def _united(run: Sequence[Progress]) -> Progress:
-    tokens = [token for item in run for token in item.tokens]
-    logprobs = [row for item in run for row in item.logprobs]
-    return Progress(run[0].state, tokens, logprobs, run[0].start, run[-1].final)
+def united(items: Sequence[Progress]) -> Progress:
+    """Return consecutive progress items of one request as one item."""
+    if len(items) == 1:
+        return items[0]
+    tokens = [token for item in items for token in item.tokens]
+    logprobs = [row for item in items for row in item.logprobs]
+    return Progress(items[0].state, tokens, logprobs, items[0].start, items[-1].final)
 
 
 def plan_entries(

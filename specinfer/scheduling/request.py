@@ -126,6 +126,8 @@ class RequestState:
 
     Speculators then must not know the target's random numbers.
     """
+    adoption: int = 1
+    """Number of the request's owners so far. Each write to the store names it."""
     verifier_len: int = 0
     """Number of committed tokens in the verifier's cache."""
     all_found: bool = False
@@ -163,12 +165,13 @@ class RequestState:
         arrival: int,
         drawn_for: bool,
         generated: Sequence[int] = (),
+        adoption: int = 1,
     ) -> "RequestState":
         """Create the state of a new or a continued request."""
         sampling = request.sampling
         if drawn_for:
             sampling = replace(sampling, seed=request_seed(sampling.seed, request.request_id))
-        return cls(request, arrived_at, arrival, sampling, [*request.prompt, *generated], drawn_for)
+        return cls(request, arrived_at, arrival, sampling, [*request.prompt, *generated], drawn_for, adoption)
 
     @property
     def new_tokens(self) -> int:

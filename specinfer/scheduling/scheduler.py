@@ -76,6 +76,7 @@ class Scheduler:
         generated: Sequence[int] = (),
         drawn_for: bool | None = None,
         arrived_ago_s: float = 0.0,
+        adoption: int = 1,
     ) -> RequestState:
         """Queue a new request, or a request that another gateway has begun.
 
@@ -86,6 +87,7 @@ class Scheduler:
             generated: already committed tokens after the prompt.
             drawn_for: the request's value at its first gateway; None derives the value from `draws`.
             arrived_ago_s: seconds since arrival, from which its queue order and deadline are computed.
+            adoption: number of the request's owners so far.
 
         Raises:
             AlreadyExistsError: if a request of this id is waiting or running.
@@ -94,7 +96,7 @@ class Scheduler:
         """
         self._table.check_new(request.request_id)
         drawn_for = request.drawn_for(draws) if drawn_for is None else drawn_for
-        state = RequestState.new(request, now - arrived_ago_s, self._arrivals, drawn_for, generated)
+        state = RequestState.new(request, now - arrived_ago_s, self._arrivals, drawn_for, generated, adoption)
         if state.own_end is not None:
             state.end(state.own_end, now)
             return state

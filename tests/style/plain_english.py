@@ -6,7 +6,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-MAX_WORDS = 12
+MAX_WORDS = 16
 MAX_CHARACTERS = 90
 MAX_SUBORDINATE_WORDS = 1
 SUBORDINATE = re.compile(r"\b(that|which|who|whose|what|where|as)\b", re.IGNORECASE)

@@ -46,7 +46,7 @@ def test_openings_of_tests_are_plain() -> None:
     [
         ('class A:\n    x: int\n    """Of the tree."""', "begins with Of"),
         ('def f():\n    """See `g`."""', "begins with See"),
-        ('"""' + "word " * 13 + '."""', "13 words in the first line"),
+        ('"""' + "word " * 17 + '."""', "17 words in the first line"),
         ('"""' + "abcdefghij" * 9 + '.."""', "92 characters in the first line"),
         (
             'def f():\n    """Return what it is that counts."""',

@@ -402,7 +402,7 @@ async def crash(gateway: Gateway) -> None:
     gateway.running.cancel()
     await asyncio.gather(gateway.running, return_exceptions=True)
     for session in list(gateway.sessions):
-        session.loop.persistence.unfinished.clear()
+        session.loop.persistence._runs.clear()
         await session.stop()
     gateway.sessions.by_instance.clear()
     gateway.token_streams.fail_all(UnavailableError("killed"))

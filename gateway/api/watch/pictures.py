@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
 from gateway.api.callers import Caller
 from gateway.api.encode import encode_finish, planner_state
@@ -161,8 +161,10 @@ def _draft_scores(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> d
 class WatchReplies:
     """Creates the reply streams of `Watch` calls at one gateway."""
 
-    def __init__(self, watches: Watches, tokenizer: Tokenizer) -> None:
-        self._watches, self._tokenizer = watches, tokenizer
+    def __init__(
+        self, watches: Watches, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._watches, self._tokenizer, self._clock = watches, tokenizer, clock
         self._pace, self._texts = Pace(), TokenTexts(tokenizer)
 
     async def of(self, request_id: str, caller: Caller) -> AsyncGenerator[generation_pb2.WatchReply, None]:
@@ -177,7 +179,7 @@ class WatchReplies:
             yield generation_pb2.WatchReply()
             while True:
                 await watch.wait()
-                await asyncio.sleep(self._pace.turn(time.monotonic()))
+                await asyncio.sleep(self._pace.turn(self._clock()))
                 seen, dropped = watch.take()
                 stepped_id = seen.item.request_id
                 text = texts.setdefault(stepped_id, RequestText(self._tokenizer))

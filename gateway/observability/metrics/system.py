@@ -82,6 +82,10 @@ class SystemMetrics:
         self.fenced_requests = counter(
             "fenced_requests", "Requests that another gateway took over from this one."
         )
+        self.stream_gaps = counter(
+            "stream_gaps",
+            "Tokens refused by a stream because earlier ones were missing; the stream then reads the store.",
+        )
         bytes_ = counter(
             "wire_bytes",
             "Message bytes to and from verifier, speculator and client, without the overhead of gRPC and TLS.",

@@ -1,6 +1,6 @@
 -- Adopts unowned requests. Requests of gateways without a lease lose their owner first, at most 512 per gateway and call.
 -- ARGV: prefix, gateway, maximum number, then the models that the gateway serves; requests begun with another model stay.
--- Returns the adopted ids: callers take turns, each with its oldest request, so that a caller with many requests does not
+-- Returns a list of {id, number of the adoption}: callers take turns, each with its oldest request, so that a caller with many requests does not
 -- delay the others. Adoptions of a request are numbered, and every write names the number.
 -- The script reads only the requests that it adopts, and one turn more.
 local prefix, me, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -76,18 +76,18 @@ while more and #taken < most do
     taken[#taken + 1] = turn[place]
   end
 end
-local ids = {}
+local adopted = {}
 for at, request in ipairs(taken) do
   local key = prefix .. 'request:' .. request.id
   local since = redis.call('ZSCORE', prefix .. 'unowned', request.id)
   remove_unowned(prefix, request.id)
   redis.call('HSET', key, 'owner', me, 'since', since or now)
-  redis.call('HINCRBY', key, 'adoption', 1)
+  local adoption = redis.call('HINCRBY', key, 'adoption', 1)
   redis.call('ZADD', prefix .. 'owned:' .. me, request.created, request.id)
   if redis.call('HGET', key, 'cancel') then  -- the previous owner ended before it cancelled the request
     redis.call('SADD', prefix .. 'cancels:' .. me, request.id)
     redis.call('EXPIRE', prefix .. 'cancels:' .. me, 3600)
   end
-  ids[at] = request.id
+  adopted[at] = {request.id, adoption}
 end
-return ids
+return adopted

@@ -1,8 +1,8 @@
--- Removes a request that its gateway refused just after recording it. ARGV: prefix, id, gateway.
-local prefix, id, me = unpack(ARGV)
+-- Removes a request that its gateway cannot run. ARGV: prefix, id, gateway, adoption: a later adoption stays.
+local prefix, id, me, adoption = unpack(ARGV)
 local key = prefix .. 'request:' .. id
-local owner, caller = unpack(redis.call('HMGET', key, 'owner', 'caller'))
-if owner == me then
+local owner, caller, number = unpack(redis.call('HMGET', key, 'owner', 'caller', 'adoption'))
+if owner == me and number == adoption then
   redis.call('ZREM', prefix .. 'owned:' .. me, id)
   redis.call('SREM', prefix .. 'open:' .. caller, id)
   redis.call('DEL', key, prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)

@@ -2,6 +2,7 @@
 
 import random
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ async def test_callers_are_adopted_in_turn_whatever_happened_before(redis_url: s
                 owned |= {name: waiting.requests.pop(name) for name in names}
             elif what == "give" and owned:
                 name = draw.choice(sorted(owned))
-                await stores.b.disown([name])
+                await stores.b.disown({name: (await stores.b.owned())[name]})
                 waiting.requests[name] = owned.pop(name)
             elif what == "cancel" and waiting.requests:
                 name = draw.choice(sorted(waiting.requests))
@@ -73,7 +74,9 @@ async def test_callers_are_adopted_in_turn_whatever_happened_before(redis_url: s
                     state = state_of([5])
                     object.__setattr__(state.request, "request_id", name)
                     number = int(await connection.redis.hget(request_key(name), "adoption"))
-                    await stores.b.append([Progress(state, [5], [], 0, False)], [], {name: number}, model)
+                    await stores.b.append(
+                        [Progress(replace(state, adoption=number), [5], [], 0, False)], [], model
+                    )
                     owned[name] = (came, caller, model)
         everything = waiting.first(1000, list(MODELS))
         assert [

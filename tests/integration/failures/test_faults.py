@@ -130,7 +130,7 @@ async def test_a_fault_outside_a_step_ends_only_the_request_that_causes_it(
             await asyncio.wait_for(rest_of(poison), 60)
         assert system.loop is session, "the session continues"
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-        await until(lambda: "poison" not in session.persistence.unfinished)
+        await until(lambda: "poison" not in session.persistence)
         assert not session.scheduler.states
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "internal error: IndexError" in (caught.value.details() or "")

@@ -32,11 +32,11 @@ WRITES: dict[str, Command] = {
     "renew": lambda pair, _: pair.lease_a.renew(GatewayReport(pair.a.gateway_id), []),
     "claim": lambda pair, _: pair.lease_a.claim("verifier"),
     "create": lambda pair, _: pair.a.create(state_of([]).request, "idempotency_key", ANYBODY, owned=True),
-    "append": lambda pair, name: pair.a.append([_progress(name)], [], {name: 1}, "model"),
+    "append": lambda pair, name: pair.a.append([_progress(name)], [], "model"),
     "adopt": lambda pair, _: pair.a.adopt(10, ["model"]),
     "cancel": lambda pair, name: pair.a.cancel(name, None),
     "listen": lambda pair, name: pair.a.listen(name),
-    "disown": lambda pair, name: pair.a.disown([name]),
+    "disown": lambda pair, name: pair.a.disown({name: 1}),
 }
 READS: dict[str, Command] = {
     "load": lambda pair, name: pair.a.load(name),

@@ -114,9 +114,9 @@ async def test_a_finished_request_is_shown_although_redis_failed_at_its_adoption
         state.request, state.tokens = request, [*PROMPT, *greedy(PROMPT, 5)]
         model = system.loop.verifier.model_fingerprint
         progress = Progress(state, greedy(PROMPT, 5), [], 0, False)
-        await store.append([progress], [], {request.request_id: 1}, model)
+        await store.append([progress], [], model)
         system.store.append = failing_once(system.store.append)  # type: ignore[method-assign]
-        await store.disown([request.request_id])
+        await store.disown({request.request_id: 1})
         async with asyncio.timeout(60):
             replies = await rest(system.stub, request.request_id, 0)
         assert tokens_of(replies) == greedy(PROMPT, 5)
@@ -150,8 +150,8 @@ async def test_a_gateway_that_slept_does_not_write_to_a_cancelled_request(redis_
         name = await stores.begin(state)
         await connection.redis.delete(f"{PREFIX}gateway:{stores.a.gateway_id}")
         await stores.b.cancel(name, ANYBODY)
-        late = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}, "model")
-        assert late == {name: Written.FENCED}
+        late = await stores.a.append([Progress(state, [5], [], 0, False)], [], "model")
+        assert late == [Written.FENCED]
         record = await stores.b.load(name)
         assert record is not None
         assert record.tokens == []
@@ -169,9 +169,9 @@ async def test_requests_stored_by_a_gateway_without_a_lease_are_adopted(redis_ur
 async def test_a_repeated_write_is_counted_once(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5, 6], caller="carol")
-        name = await stores.begin(state, Caller("carol"))
+        await stores.begin(state, Caller("carol"))
         for _ in range(2):
-            await stores.a.append([Progress(state, [5, 6], [], 0, False)], [], {name: 1}, "model")
+            await stores.a.append([Progress(state, [5, 6], [], 0, False)], [], "model")
         (key,) = [key async for key in connection.redis.scan_iter(f"{PREFIX}rate:carol:*")]
         assert await connection.redis.get(key) == "2"
 
@@ -187,7 +187,7 @@ async def test_a_caller_with_many_waiting_requests_does_not_keep_others_from_bei
         await stores.a.create(late, "idempotency_key", Caller("one"), owned=False)
         adopted = await stores.b.adopt(2, [])
         assert late.request_id in [record.request.request_id for record in adopted]
-        await stores.b.disown([record.request.request_id for record in adopted])
+        await stores.b.disown({record.request.request_id: record.adoption for record in adopted})
 
 
 async def test_reports_of_newer_gateways_are_readable(redis_url: str) -> None:

@@ -72,6 +72,7 @@ GATEWAY = [
     "adopted_requests_total",
     "keeper_faults_total",
     "fenced_requests_total",
+    "stream_gaps_total",
 ]
 AFTER_A_HUNDRED = {"specinfer_speculator_calibration_error", "specinfer_speculator_auc"}
 VERIFIER = [

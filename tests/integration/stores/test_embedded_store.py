@@ -3,7 +3,7 @@
 import random
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,11 @@ class Twins:
         final = self._rng.random() < 0.2
         if final:
             state.finish = FinishReason.LENGTH
-        adoption = self._rng.choice([1, 1, 1, 2, 3])
-        progress = Progress(state, new, rows if state.request.logprobs else [], start, final)
+        named = replace(state, adoption=self._rng.choice([1, 1, 1, 2, 3]))
+        progress = Progress(named, new, rows if state.request.logprobs else [], start, final)
         for _ in range(self._rng.choice([1, 2])):  # repeated, as if the first answer was lost
-            written = await self.both(lambda store: store.append([progress], [], {name: adoption}, "m"))
-        if written[name] in (Written.OK, Written.CANCEL):
+            (written,) = await self.both(lambda store: store.append([progress], [], "m"))
+        if written in (Written.OK, Written.CANCEL):
             state.tokens += new
         else:
             state.finish = None
@@ -109,7 +109,8 @@ class Twins:
         await self.both(lambda store: store.leave(name))
 
     async def disown(self, name: str) -> None:
-        await self.both(lambda store: store.disown([name]))
+        adoption = self._rng.choice([1, 1, 2, 3])
+        await self.both(lambda store: store.disown({name: adoption}))
 
     async def adopt(self, name: str) -> None:
         models = self._rng.choice([[], ["m"], ["other"]])
@@ -121,15 +122,17 @@ class Twins:
 
     async def discard(self, name: str) -> None:
         if self._rng.random() < 0.3 and name in await self.stores[1].owned():
-            await self.both(lambda store: store.discard(name))
-            self.states.pop(name, None)
+            adoption = self._rng.choice([1, 2])
+            await self.both(lambda store: store.discard(name, adoption))
+            if await self.stores[1].load(name) is None:
+                self.states.pop(name, None)
 
     async def look(self, name: str) -> None:
         async def everything(store: RequestStore) -> Any:
             caller = self.callers.get(name)
             top = self.states[name].request.top_logprobs if name in self.states else 0
             glimpse = await store.glimpse({name: Known(1, top)})
-            return shown(await store.load(name, caller)), glimpse, sorted(await store.owned())
+            return shown(await store.load(name, caller)), glimpse, sorted((await store.owned()).items())
 
         await self.both(everything)
 
@@ -160,7 +163,7 @@ async def test_it_answers_as_redis_does_and_its_file_stores_everything(
     assert {record.request.request_id for record in await again.adopt(1000, ["m"])} == waiting
     again.close()
     for name in names:
-        await redis.disown([name])
+        await redis.disown({name: (await redis.owned()).get(name, 0)})
         await redis.cancel(name, None) if name in waiting else None
     await connection.close()
 
@@ -172,7 +175,7 @@ async def test_tokens_of_a_minute_are_counted_for_their_caller() -> None:
     request = GenerationRequest("a", (1, 2), 10, Sampling(temperature=0), caller="carol")
     state = RequestState(request, 0.0, 0, request.sampling, [1, 2])
     await store.create(request, "k", caller, owned=True)
-    await store.append([Progress(state, [5, 6, 7, 8, 9], [], 0, False)], [], {"a": 1}, "m")
+    await store.append([Progress(state, [5, 6, 7, 8, 9], [], 0, False)], [], "m")
     with pytest.raises(ExhaustedError, match="carol: over 5 tokens per minute"):
         await store.check_quota("b", "k", caller)
     now[0] += 61
@@ -244,7 +247,7 @@ async def test_deleted_requests_are_removed_from_the_file(
     state = RequestState(
         GenerationRequest(kept, (1, 2), 10, Sampling(temperature=0)), 0.0, 0, Sampling(temperature=0), [1, 2]
     )
-    await store.append([Progress(state, [7], [], 0, False)], [], {kept: 1}, "m")  # to the new file
+    await store.append([Progress(state, [7], [], 0, False)], [], "m")  # to the new file
     store.close()
     again = EmbeddedStore("me", 60, path=path, clock=lambda: now[0] + 1000)
     assert '"id": "r' not in path.read_text(), "ended requests past retention go when it is opened"
@@ -279,6 +282,6 @@ async def test_counts_of_callers_without_a_quota_are_deleted() -> None:
     state = RequestState(request, 0.0, 0, request.sampling, [1, 2])
     await store.create(request, "k", BOB, owned=True)
     for place in range(200):
-        await store.append([Progress(state, [5], [], place, False)], [], {"a": 1}, "m")
+        await store.append([Progress(state, [5], [], place, False)], [], "m")
         now[0] += 1
     assert len(store._rates["bob"]) <= 62

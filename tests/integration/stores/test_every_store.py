@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -40,9 +40,10 @@ class Alone:
     ) -> Written:
         """Append tokens of a request; they are the last ones if it has finished."""
         probabilities = rows(*(-0.5 * token for token in new)) if state.request.logprobs else []
-        progress = Progress(state, new, probabilities, start, state.finish is not None)
-        name = state.request.request_id
-        return (await self.store.append([progress], [], {name: adoption}, model))[name]
+        named = replace(state, adoption=adoption)
+        progress = Progress(named, new, probabilities, start, state.finish is not None)
+        (written,) = await self.store.append([progress], [], model)
+        return written
 
     async def record(self, name: str) -> Record:
         record = await self.reopened().load(name)
@@ -104,7 +105,7 @@ async def test_new_rows_of_a_request_with_top_logprobs_have_its_width(alone: Alo
     name = await alone.begin(state)
     for place, row in enumerate(tops):
         progress = Progress(state, [5 + place], [row], place, False)
-        assert await alone.store.append([progress], [], {name: 1}, "model") == {name: Written.OK}
+        assert await alone.store.append([progress], [], "model") == [Written.OK]
     reader = alone.reopened()
     assert (await reader.glimpse({name: Known(1, 2)}))[name] == Glimpse([6], tops[1:], None)
     record = await reader.load(name)
@@ -126,24 +127,58 @@ async def test_a_write_of_an_earlier_adoption_is_refused(alone: Alone) -> None:
     """This holds even for the same gateway, which has lost the request and owns it again."""
     state = state_of([5])
     name = await alone.begin(state)
-    for _ in range(2):
-        await alone.store.disown([name])
+    for adoption in (1, 2):
+        await alone.store.disown({name: adoption})
         assert len(await alone.store.adopt(10, [])) == 1
     assert await alone.append(state, [5], 0, adoption=1) is Written.FENCED
     assert await alone.append(state, [5], 0, adoption=3) is Written.OK
+
+
+async def test_each_item_of_a_write_has_its_own_outcome(alone: Alone) -> None:
+    """Items of a dropped and of the present adoption of one request may meet in one write."""
+    dropped, other = state_of([5]), state_of([7])
+    name, written = await alone.begin(dropped), [5, 6, 7]
+    await alone.begin(other)
+    await alone.append(dropped, written, 0)
+    await alone.store.disown({name: 1})
+    assert len(await alone.store.adopt(10, ["model"])) == 1
+    present = replace(dropped, adoption=2)
+    items = [
+        Progress(dropped, [99], [], 4, False),  # the step after one that was refused
+        Progress(present, [8, 9], [], 3, False),
+        Progress(dropped, [98], [], 3, False),
+        Progress(present, [10], [], 5, False),
+        Progress(other, [7], [], 0, False),
+        Progress(present, [11], [], 7, False),
+    ]
+    fenced, ok, lost = Written.FENCED, Written.OK, Written.LOST
+    assert await alone.store.append(items, [], "model") == [fenced, ok, fenced, ok, ok, lost]
+    assert (await alone.record(name)).tokens == [5, 6, 7, 8, 9, 10]
+
+
+async def test_a_later_adoption_is_neither_disowned_nor_discarded_by_an_earlier_one(alone: Alone) -> None:
+    name, store = await alone.begin(state_of([5])), alone.store
+    await store.disown({name: 1})
+    assert len(await store.adopt(10, [])) == 1
+    await store.disown({name: 1})
+    await store.discard(name, 1)
+    assert await store.owned() == {name: 2}
+    assert await store.adopt(10, []) == [], "it has an owner"
+    await store.disown({name: 2})
+    assert len(await store.adopt(10, [])) == 1
 
 
 async def test_model_and_drawing_are_fixed_with_the_first_tokens(alone: Alone) -> None:
     """Model and `drawn_for` can change until the first tokens are stored, and not later."""
     state, store = state_of([5]), alone.store
     name = await alone.begin(state)
-    await store.disown([name])
+    await store.disown({name: 1})
     (record,) = await store.adopt(10, ["another model"])
     assert (record.drawn_for, record.model) == (None, "")
     for drawn, model in ((True, "another model"), (False, "a third")):
         state.drawn_for = drawn
         assert await alone.append(state, [5], 0, adoption=2, model=model) is Written.OK
-    await store.disown([name])
+    await store.disown({name: 2})
     assert await store.adopt(10, ["model"]) == []
     (record,) = await store.adopt(10, ["another model"])
     assert (record.drawn_for, record.model) == (True, "another model")

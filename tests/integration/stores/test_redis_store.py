@@ -62,11 +62,6 @@ def rows(*values: float) -> list[LogprobRow]:
     return [LogprobRow(value) for value in values]
 
 
-def ones(state: RequestState) -> dict[str, int]:
-    """Return the request's adoption number 1."""
-    return {state.request.request_id: 1}
-
-
 def finished(state: RequestState) -> RequestState:
     state.finish = FinishReason.LENGTH
     return state
@@ -76,8 +71,8 @@ async def test_ended_requests_expire(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5], logprobs=True)
         name = await stores.begin(state)
-        await stores.a.append([Progress(state, [5], rows(-0.5), 0, False)], [], {name: 1}, "model")
-        await stores.a.append([Progress(finished(state), [], [], 1, True)], [], {name: 1}, "model")
+        await stores.a.append([Progress(state, [5], rows(-0.5), 0, False)], [], "model")
+        await stores.a.append([Progress(finished(state), [], [], 1, True)], [], "model")
         for key in (request_key(name), tokens_key(name), logprobs_key(name)):
             assert 0 < await connection.redis.ttl(key) <= 60
 
@@ -121,17 +116,17 @@ async def test_only_the_owner_writes_and_a_former_owner_is_fenced(redis_url: str
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
-        await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}, "model")
+        await stores.a.append([Progress(state, [5], [], 0, False)], [], "model")
         assert await stores.b.adopt(10, ["model"]) == [], "its lease is alive"
-        foreign = await stores.b.append([Progress(state, [9], [], 1, False)], [], {name: 1}, "model")
-        assert foreign == {name: Written.FENCED}
+        foreign = await stores.b.append([Progress(state, [9], [], 1, False)], [], "model")
+        assert foreign == [Written.FENCED]
         await connection.redis.delete(f"specinfer:2:gateway:{stores.a.gateway_id}")
         assert await stores.b.adopt(10, ["another"]) == []
         (record,) = await stores.b.adopt(10, ["model"])
         assert (record.tokens, record.drawn_for, record.model) == ([5], False, "model")
         assert record.adoption == 2
-        late = await stores.a.append([Progress(finished(state), [9], [], 1, True)], [], {name: 1}, "model")
-        assert late == {name: Written.FENCED}
+        late = await stores.a.append([Progress(finished(state), [9], [], 1, True)], [], "model")
+        assert late == [Written.FENCED]
         actual = await stores.b.load(name)
         assert actual is not None
         assert (actual.tokens, actual.ending) == ([5], None)
@@ -143,17 +138,18 @@ async def test_a_request_that_redis_lost_is_stored_again(redis_url: str) -> None
         name = await stores.begin(state)
         await connection.redis.delete(request_key(name), tokens_key(name))
         progress = Progress(state, [5], [], 0, False)
-        assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.LOST}
-        token_stream = TokenStream(state.request, "idempotency_key", True)
-        assert await stores.a.restore(state, token_stream, "model", 1, 3.0) is Written.OK
-        assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.OK}
+        assert await stores.a.append([progress], [], "model") == [Written.LOST]
+        token_stream = TokenStream(state.request, "idempotency_key")
+        assert await stores.a.restore(state, token_stream, "model", 3.0) is Written.OK
+        assert await stores.a.append([progress], [], "model") == [Written.OK]
         record = await stores.a.load(name)
         assert record is not None
         assert (record.tokens, record.idempotency_key, record.model) == ([5], "idempotency_key", "model")
         assert 3.0 <= record.age_s < 300.0
-        assert await stores.b.restore(state, token_stream, "model", 1, 3.0) is Written.FENCED
-        assert await stores.b.restore(state, token_stream, "model", 2, 3.0) is Written.OK, "the later owner"
-        assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.FENCED}
+        assert await stores.b.restore(state, token_stream, "model", 3.0) is Written.FENCED
+        later = replace(state, adoption=2)
+        assert await stores.b.restore(later, token_stream, "model", 3.0) is Written.OK, "the later owner"
+        assert await stores.a.append([progress], [], "model") == [Written.FENCED]
 
 
 async def test_a_cancellation_reaches_the_owner_or_ends_an_unowned_request(redis_url: str) -> None:
@@ -163,10 +159,8 @@ async def test_a_cancellation_reaches_the_owner_or_ends_an_unowned_request(redis
         await stores.b.cancel(name, ANYBODY)
         for _ in range(2):  # repeated, as an answer may be lost
             assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == [name]
-        assert await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}, "model") == {
-            name: Written.CANCEL
-        }
-        await stores.a.disown([name])
+        assert await stores.a.append([Progress(state, [5], [], 0, False)], [], "model") == [Written.CANCEL]
+        await stores.a.disown({name: 1})
         assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == []
         await stores.b.cancel(name, ANYBODY)
         record = await stores.b.load(name)
@@ -187,7 +181,7 @@ async def test_a_cancellation_reaches_the_gateway_that_adopts_the_request(redis_
         await connection.redis.delete(f"specinfer:2:gateway:{stores.a.gateway_id}")
         await stores.b.adopt(10, [])
         assert (await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])).cancels == [name]
-        await stores.b.append([Progress(finished(state), [5], [], 0, True)], [], {name: 2}, "model")
+        await stores.b.append([Progress(replace(finished(state), adoption=2), [5], [], 0, True)], [], "model")
         assert (await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])).cancels == []
 
 
@@ -215,11 +209,11 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
         await stores.b.check_quota(first.request.request_id, "idempotency_key", caller)
         with pytest.raises(AlreadyExistsError):
             await stores.b.check_quota(first.request.request_id, "another", caller)
-        await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [], ones(first), "model")
+        await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [], "model")
         await stores.b.check_quota(third.request.request_id, "idempotency_key", caller)
         assert await stores.b.load(third.request.request_id, caller) is None, "the check stores nothing"
         await stores.b.create(third.request, "idempotency_key", caller, owned=True)
-        await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], ones(second), "model")
+        await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], "model")
         with pytest.raises(ExhaustedError, match="over 5 tokens per minute"):
             await stores.b.create(
                 state_of([], caller=caller.name).request, "idempotency_key", caller, owned=True

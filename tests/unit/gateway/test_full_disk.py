@@ -74,7 +74,7 @@ class Client:
         """Append to this and all other unfinished requests in one write."""
         going = [name for name, (_, end) in self.acknowledged.items() if end is None]
         items = [self.progress(writing, count, final=False) for writing in going]
-        await self.store.append(items, [], dict.fromkeys(going, 1), "m")
+        await self.store.append(items, [], "m")
         for item in items:
             self.states[item.request_id].tokens.extend(item.tokens)
             self.acknowledged[item.request_id][0].extend(item.tokens)
@@ -84,7 +84,7 @@ class Client:
         if end is None:
             self.states[name].finish = FinishReason.LENGTH
             item = self.progress(name, count, final=True)
-            await self.store.append([item], [], {name: 1}, "m")
+            await self.store.append([item], [], "m")
             self.acknowledged[name] = [*tokens, *item.tokens], FinishReason.LENGTH
 
     async def discard(self, name: str, count: int) -> None:
@@ -168,7 +168,7 @@ async def test_a_gateway_is_not_ready_while_its_store_cannot_be_written(
             await leases.renew(GatewayReport("me"), [])
         disk.room = None
         await leases.renew(GatewayReport("me"), [])
-        assert await client.store.owned() == ["a"]
+        assert await client.store.owned() == {"a": 1}
 
 
 def test_a_full_disk_does_not_keep_a_store_from_opening(tmp_path: Path) -> None:

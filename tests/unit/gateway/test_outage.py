@@ -1,5 +1,7 @@
 """Log lines and waiting times while a service is unavailable."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,10 +52,10 @@ async def test_an_outage_of_thousands_of_attempts_loses_no_write(monkeypatch: py
             attempts += 1
             if attempts <= 1100:
                 raise UnavailableError("away")
-            return {}
+            return []
 
     persistence = object.__new__(Persistence)
     persistence._store, persistence._outage, persistence._patience_s = Store(), Outage("Redis"), 1e9  # type: ignore[assignment]
-    persistence._names, persistence._model, persistence.unfinished = [], "", {}
-    assert await persistence._write([]) == {}
+    persistence._names, persistence._model, persistence._clock = [], "", time.monotonic
+    assert await persistence._write([]) == []
     assert attempts == 1101
