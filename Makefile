@@ -13,7 +13,7 @@ SEES_GPU   := import sys, torch, triton; sys.exit(not torch.cuda.is_available())
 GPU_PYTHON ?= $(shell for name in $(BIN)/python python3 $(CANDIDATES); do "$$name" -c "$(SEES_GPU)" 2>/dev/null && echo "$$name" && break; done)
 PROMPTS    ?= tests/data/prompts.jsonl
 
-.PHONY: help demo test test-fast test-thorough test-images lint types sbom proto bench bench-acceptance bench-figures bench-gpu chaos soak clean
+.PHONY: help demo test test-fast test-thorough test-images lint types sbom proto bench bench-acceptance bench-figures bench-gpu chaos simulate soak clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -84,6 +84,10 @@ CHAOS_FAULTS ?= 100
 CHAOS_SEED   ?=
 chaos: $(STAMP)  ## Kill, stop and cut off services while clients check every token (CHAOS_FAULTS=N, CHAOS_SEED=S)
 	$(BIN)/python -m tests.chaos --faults $(CHAOS_FAULTS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+
+SEEDS ?= 1000
+simulate: $(STAMP)  ## The real services in seeded worlds with virtual time and faults (SEEDS=N; SEED=n shows one)
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
 SOAK_MODEL   ?= smollm2-135m
 SOAK_MINUTES ?= 60

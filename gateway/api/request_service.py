@@ -146,7 +146,7 @@ class RequestService:
         session = self._sessions.best_for(request)
         with session.expecting() if session is not None else contextlib.nullcontext():
             new = await self._store.create(request, idempotency_key, caller, owned=session is not None)
-        if not new:
+        if not new or self._sessions.owns(request.request_id):  # or adopted while the answer was on its way
             return await self.attach(request.request_id, 0, caller)
         if session is None:
             self._events.request_waiting(request)
@@ -156,9 +156,16 @@ class RequestService:
     async def _run(
         self, request: GenerationRequest, idempotency_key: str, session: VerifierSession, traceparent: str
     ) -> TokenStream:
-        """Submit a recorded request to `session`; discard its record if refused."""
+        """Submit a recorded request to `session`; discard its record if refused.
+
+        If the session has ended, any gateway may adopt the request.
+        """
         try:
             session.submit(Record(request, idempotency_key))
+        except UnavailableError:
+            await self._store.disown({request.request_id: 1})
+            self._events.request_waiting(request)
+            return TokenStream(request, idempotency_key)
         except SpecInferError:
             await self._store.discard(request.request_id)
             raise

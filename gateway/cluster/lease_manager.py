@@ -78,24 +78,24 @@ class LeaseManager:
         deadline = self._clock() + self._settings.start_timeout_seconds
         while not await self._begun(last=self._clock() > deadline):  # noqa: ASYNC110  # remote state
             await asyncio.sleep(0.05)
-        await self._claim(strict=True)
 
     async def _begun(self, last: bool) -> bool:
-        """Renew the lease, describe verifiers; return whether Redis and a verifier answer.
+        """Renew the lease, describe and claim verifiers; return whether Redis and a verifier answer.
 
         Raises:
             UnavailableError: at the last attempt, if either does not answer.
         """
         try:
             await self._renew_once()
+            await self._sessions.describe_verifiers(_FIRST_LOOK_S, strict=True)
+            if not self._sessions.known and last:
+                where, seconds = self._settings.verifiers, self._settings.start_timeout_seconds
+                raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
+            await self._claim(strict=True)
         except UnavailableError:
             if last:
                 raise
             return False
-        await self._sessions.describe_verifiers(_FIRST_LOOK_S, strict=True)
-        if not self._sessions.known and last:
-            where, seconds = self._settings.verifiers, self._settings.start_timeout_seconds
-            raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
         return self._sessions.known > 0
 
     async def run(self) -> None:

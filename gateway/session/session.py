@@ -26,7 +26,7 @@ from gateway.settings import GatewaySettings
 from gateway.store.leases import VerifierLease
 from gateway.store.records import Record
 from gateway.store.requests import RequestStore
-from specinfer.errors import SpecInferError
+from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.learned import LearnedPlanner, LinearModel, TextMatches
 from specinfer.planning.step_report import StepPlanner
@@ -72,7 +72,7 @@ class VerifierSession:
         self.description = link.description
         self._channels: list[grpc.aio.Channel] = []
         self._task: asyncio.Task[None] | None = None
-        self._expected = 0
+        self._expected, self._ending = 0, False
         self._prefixes = PrefixIndex(max(1, self.description.kv_block_tokens))
         self.loop = self._build(self.description)
 
@@ -125,8 +125,11 @@ class VerifierSession:
 
         If clients of this gateway were shown more tokens than the store still has, it continues after those.
 
-        Raises the errors of `Scheduler.submit`.
+        Raises the errors of `Scheduler.submit`, and:
+            UnavailableError: if the session has ended since it was chosen.
         """
+        if self._ending:
+            raise UnavailableError("the verifier's session has ended: retry")
         request, token_streams = record.request, self._shared.token_streams
         token_stream = token_streams.add(TokenStream(request, record.idempotency_key))
         try:
@@ -149,6 +152,8 @@ class VerifierSession:
             IncompatibleError: with `strict`, if a speculator does not fit the model.
         """
         await self.loop.pool.connect(strict)
+        if self._ending:
+            return
         self._task = asyncio.create_task(self.loop.run())
         self._task.add_done_callback(self._ended)
 
@@ -159,7 +164,7 @@ class VerifierSession:
             UnavailableError: if Redis does not answer; the requests keep their owner until its lease ends.
         """
         await self._stop_iterating()
-        persistence = self.loop.persistence
+        persistence, self._ending = self.loop.persistence, True
         try:
             await self._shared.store.disown(persistence.release_requests(persistence.unfinished))
         finally:
@@ -167,6 +172,7 @@ class VerifierSession:
 
     async def stop(self) -> None:
         """Stop the loop, and close the connections."""
+        self._ending = True
         await self._stop_iterating()
         await self.loop.close()
         await self.loop.pool.close()

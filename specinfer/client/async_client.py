@@ -6,7 +6,6 @@ This module makes calls, reads clocks and waits; `Resume` decides what to return
 import asyncio
 import copy
 import random
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeAlias, Unpack
@@ -242,7 +241,7 @@ class AsyncClient:
             finally:
                 self._calls.discard(call)
                 call.cancel()
-            retry = resume.failed(event, time.monotonic())
+            retry = resume.failed(event, asyncio.get_running_loop().time())
             self._on_retry(retry)
             await self._gateways.pause(retry.wait_s)
 

@@ -58,7 +58,7 @@ class Compiler:
         except ValueError as error:
             reason = "the model's tokenizer does not allow constraints"
             raise IncompatibleError(f"tokenizer.json: {reason}: {error}") from error
-        self._vocab_size = vocab_size
+        self._vocab_size, self._eos = vocab_size, [token for token in eos_token_ids if token < vocab_size]
         self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
@@ -74,7 +74,7 @@ class Compiler:
         inner = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
         if inner.is_error():
             raise constraint.error(explain(constraint, inner.get_error()))
-        return Matcher(inner, self._vocab_size, self._digit_rows(constraint))
+        return Matcher(inner, self._vocab_size, self._digit_rows(constraint), self._eos)
 
     def _digit_rows(self, constraint: Constraint) -> DigitRows | None:
         all_json = constraint.kind is ConstraintKind.JSON_SCHEMA

@@ -17,8 +17,15 @@ Bool = NDArray[np.bool_]
 class Matcher:
     """State of a constraint after some tokens. Not thread-safe."""
 
-    def __init__(self, inner: LLMatcher, vocab_size: int, rows: DigitRows | None = None) -> None:
-        self._inner, self._vocab_size = inner, vocab_size
+    def __init__(
+        self,
+        inner: LLMatcher,
+        vocab_size: int,
+        rows: DigitRows | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        """Create a matcher; `eos_token_ids` may follow complete texts only."""
+        self._inner, self._vocab_size, self._eos = inner, vocab_size, list(eos_token_ids)
         self._rows = rows
         """Counter of digits in JSON; None if the text has no JSON."""
         self.seconds = 0.0
@@ -26,7 +33,9 @@ class Matcher:
 
     def copy(self) -> "Matcher":
         """Return an independent copy in the same state."""
-        return Matcher(self._inner.deep_copy(), self._vocab_size, self._rows and self._rows.copy())
+        return Matcher(
+            self._inner.deep_copy(), self._vocab_size, self._rows and self._rows.copy(), self._eos
+        )
 
     @property
     def finished(self) -> bool:
@@ -92,6 +101,8 @@ class Matcher:
     def _narrowed_mask(self) -> Bool:
         bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
         mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if self._eos and mask[self._eos].any() and not self._inner.is_accepting():
+            mask[self._eos] = False  # llguidance allows them for their text, but reads them as the end
         return mask if self._rows is None else self._rows.narrowed(mask)
 
     def forced(self) -> list[int]:

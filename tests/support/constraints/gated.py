@@ -12,7 +12,7 @@ class GatedMatcher(Matcher):
     """A matcher whose mask after n tokens is ready only when gate n is open."""
 
     def __init__(self, inner: Matcher, gates: "Gates", tokens: int = 0) -> None:
-        super().__init__(inner._inner, inner._vocab_size, inner._rows)
+        super().__init__(inner._inner, inner._vocab_size, inner._rows, inner._eos)
         self._gates, self._tokens = gates, tokens
 
     def copy(self) -> "GatedMatcher":

@@ -4,8 +4,12 @@ from functools import partial
 
 import pytest
 
+from gateway.store.records import encode_progress
+from specinfer.sampling import GREEDY
+from specinfer.scheduling.entries import Progress
+from specinfer.scheduling.request import GenerationRequest, RequestState
 from tests.unit.gateway.ownership_actions import holds, successors
-from tests.unit.gateway.ownership_model import Rules, State, finished, first
+from tests.unit.gateway.ownership_model import Rules, State, Write, finished, first
 from tests.unit.gateway.state_search import SearchResult, search
 
 AT_ONCE = {"steps_travel": False, "writes_travel": False}
@@ -99,3 +103,19 @@ def test_the_path_to_a_state_is_a_shortest_one() -> None:
 def test_an_incomplete_search_is_an_error() -> None:
     with pytest.raises(AssertionError, match="more than 10 states"):
         search(0, lambda n: [("+1", n + 1)], lambda n: True, max_states=10)
+
+
+def test_a_write_of_the_code_names_what_a_write_of_the_model_names() -> None:
+    """The gateway is an argument of the script; adoption, request, place and tokens come from the run's state."""
+    request = GenerationRequest("r", (5,), 9, GREEDY)
+    named = dict[str, object]()
+    for field, state, start, tokens in (
+        ("request", RequestState.new(GenerationRequest("q", (5,), 9, GREEDY), 0.0, 0, False), 0, [7]),
+        ("number", RequestState.new(request, 0.0, 0, False, adoption=2), 0, [7]),
+        ("start", RequestState.new(request, 0.0, 0, False), 1, [7]),
+        ("tokens", RequestState.new(request, 0.0, 0, False), 0, [8]),
+    ):
+        named[field] = encode_progress(Progress(state, tokens, [], start, False), [])
+    usual = encode_progress(Progress(RequestState.new(request, 0.0, 0, False), [7], [], 0, False), [])
+    assert {"gateway", *named} == set(Write._fields)
+    assert all(item != usual for item in named.values()), "each field of the model is in the code's item"
