@@ -12,7 +12,7 @@ from specinfer.errors import SettingError
 from specinfer.hub.gguf import gguf_directory, refresh
 from specinfer.hub.registry import known_models
 from specinfer.model.weights.gguf_files.parts import split_stem
-from specinfer.model.weights.source import kept_gguf
+from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 from specinfer.system.cache_directory import cache_directory
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -45,6 +45,7 @@ def resolve_model(model: str) -> Path:
     """
     path = Path(model).expanduser()
     if path.is_dir():
+        _check_not_for_file(path)
         return path
     if names_file(model):
         return gguf_directory(path)
@@ -56,6 +57,19 @@ def resolve_model(model: str) -> Path:
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
     known = ", ".join(known_models())
     raise SettingError("model", model, f"no such directory, and not a GGUF file, hub id or one of {known}")
+
+
+def _check_not_for_file(directory: Path) -> None:
+    """Refuse a user's folder that only contains GGUF files, as one of them must be given."""
+    names = [path.name for path in directory.iterdir()]
+    files = sorted(name for name in names if name.lower().endswith(".gguf") and name != KEPT_GGUF)
+    if (
+        files
+        and KEPT_GGUF not in names
+        and not any(name.endswith((".safetensors", ".bin")) for name in names)
+    ):
+        those = f"the file {directory / files[0]}" + (", or another of its files" if files[1:] else "")
+        raise SettingError("model", str(directory), f"the directory has GGUF files: give {those}")
 
 
 def model_name(model: str) -> str:

@@ -118,7 +118,11 @@ def check_gguf(path: Path) -> None:
     except OSError as error:
         raise SettingError("model", str(path), f"cannot be read: {error.strerror or error}") from error
     if start != _MAGIC:
-        raise SettingError("model", str(path), f"not a GGUF file: begins with {start!r}, not {_MAGIC!r}")
+        in_folder = path.suffix == ".safetensors" or (path.parent / "config.json").is_file()
+        hint = f"; give its folder, {path.absolute().parent}" if in_folder else ""
+        raise SettingError(
+            "model", str(path), f"not a GGUF file: begins with {start!r}, not {_MAGIC!r}{hint}"
+        )
 
 
 def file_fingerprint(path: Path) -> str:

@@ -161,7 +161,8 @@ def test_every_key_about_arithmetic_is_read(tmp_path: Path) -> None:
         file = Gguf.of(random_llama())
         file.values.pop(key)
         actual = outcome(file.write(tmp_path / "other.gguf"))
-        assert actual == whole or key in str(actual), key
+        named = "k_proj" if key == "attention.head_count_kv" else key  # without it the shapes do not fit
+        assert actual == whole or named in str(actual), key
 
 
 @pytest.mark.parametrize("value", [0, -1, 4_000_000_000, "x", True, 0.5, [1, 2]])
@@ -204,6 +205,7 @@ def account(path: Path) -> None:
 def outcome(path: Path) -> dict[str, Any] | str:
     """Return the configuration of a file, or the reason of its refusal."""
     try:
+        account(path)
         return dict(GgufWeights(path).config().to_dict())
     except IncompatibleError as error:
         return str(error)
