@@ -3,7 +3,6 @@
 Needs no torch, except for the conversion of a new GGUF file. Downloads nothing; `specinfer.hub.pull` does.
 """
 
-import json
 import re
 from importlib import resources
 from pathlib import Path
@@ -14,6 +13,7 @@ from specinfer.hub.registry import known_models
 from specinfer.model.weights.gguf_files.parts import split_stem
 from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 from specinfer.system.cache_directory import cache_directory
+from specinfer.system.json_files import parse_json
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -100,7 +100,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
         SettingError: if configuration or weights are missing, or the GGUF file was moved.
     """
     try:
-        read = json.loads((directory / "config.json").read_bytes())
+        read = parse_json((directory / "config.json").read_bytes())
     except FileNotFoundError as error:
         raise SettingError("model", model, f"no config.json in {directory}") from error
     except (OSError, ValueError) as error:
