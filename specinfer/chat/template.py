@@ -93,9 +93,12 @@ class ChatTemplate:
         roles = [message.get("role") for message in messages]
         if problem := self.problem():
             raise InvalidInputError("chat", roles, f"the model's chat template cannot be used: {problem}")
-        turns = [_hidden(message, hider) for message in messages] if hider else list(messages)
-        functions = hider.hide_all(list(tools)) if hider else list(tools)
-        given = (hider.hide_all(variables) if hider else dict(variables)) if variables else {}
+        try:
+            turns = [_hidden(message, hider) for message in messages] if hider else list(messages)
+            functions = hider.hide_all(list(tools)) if hider else list(tools)
+            given = (hider.hide_all(variables) if hider else dict(variables)) if variables else {}
+        except RecursionError as error:
+            raise InvalidInputError("chat", roles, "lists or objects are nested too deeply") from error
         if end is ChatEnd.CONTINUED:
             turns = [*turns[:-1], {**turns[-1], "content": f"{turns[-1]['content']}{_MARK}"}]
         if "tools" not in self.texts[name]:
