@@ -1,4 +1,7 @@
-"""Ask processes to render chat templates, with limits of time and memory (`specinfer.chat.rendering`)."""
+"""Render chat templates with limits of time and memory.
+
+Processes of `specinfer.chat.rendering` do the work.
+"""
 
 import json
 import os

@@ -13,7 +13,10 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def without_halves(text: str) -> str:
-    """Replace halves of surrogate pairs, which no tokenizer takes; JSON of callers and templates may have some."""
+    """Replace halves of surrogate pairs, which no tokenizer takes.
+
+    JSON of callers and texts of templates may have some.
+    """
     return text if text.isascii() else _HALF.sub("\ufffd", text)
 
 
@@ -39,7 +42,7 @@ class Hider:
         return without_halves(text.translate(self._show))
 
     def seen(self, text: str) -> str:
-        """Return a text with hidden names, if it has some, as a text whose methods see the original."""
+        """Return a text with hidden names as `HiddenText`."""
         return text if text.isascii() or not _HALF.search(text) else HiddenText(text, self)
 
     def seen_in(self, value: Any) -> Any:

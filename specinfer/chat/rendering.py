@@ -1,6 +1,6 @@
 """Render chat templates in a process of their own, as `transformers` does.
 
-A model's template is a program of whoever made the file: this process has limits of time and memory, after which the
+A model's template is a program by the file's author: this process has limits of time and memory, after which the
 kernel ends it. `specinfer.chat.bounded` starts it. Each line is a JSON object, first the templates, then what to do.
 """
 
@@ -24,7 +24,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from specinfer.chat.hidden import Hider
 
 SECONDS = 2.0
-"""Processor seconds for a conversation, and further ones for each megabyte: a usual one takes a millisecond."""
+"""Processor seconds for a conversation, and again for each megabyte.
+
+A usual conversation takes a millisecond.
+"""
 MEMORY_BYTES = 1 << 30
 _LONGEST_REASON = 2000
 
@@ -50,7 +53,10 @@ class _Code(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Environment in which hidden names stay hidden, and are seen, in each text that an operation returns."""
+    """Environment that sees hidden names in all texts.
+
+    Results of operations keep what is hidden in their operands, and their methods see it.
+    """
 
     code_generator_class = _Code
     intercepted_binops = frozenset({"%", "*"})

@@ -49,7 +49,7 @@ class ChatTemplate:
         """Templates by name."""
 
     def problem(self) -> str | None:
-        """Return the error of a template that cannot be compiled, or exceeds a limit for one word."""
+        """Return the error of a template that is invalid or unbounded."""
         return self._problem
 
     @cached_property

@@ -150,7 +150,7 @@ def _is_whole(path: Path, size: int | None) -> bool:
 
 @contextmanager
 def _fetching(what: str) -> Iterator[None]:
-    """Turn any exception into an error that names what could not be fetched."""
+    """Turn any exception into an error that names the files."""
     try:
         yield
     except Exception as error:  # the library raises types of its HTTP client, which depend on its version

@@ -60,7 +60,7 @@ def resolve_model(model: str) -> Path:
 
 
 def _check_not_for_file(directory: Path) -> None:
-    """Refuse a user's folder that only contains GGUF files, as one of them must be given."""
+    """Refuse a folder with GGUF files: one of them must be given."""
     names = [path.name for path in directory.iterdir()]
     files = sorted(name for name in names if name.lower().endswith(".gguf") and name != KEPT_GGUF)
     if (

@@ -1,4 +1,7 @@
-"""Find the cgroups that limit this process: its own and their ancestors, versions 1 and 2."""
+"""Find the cgroups that limit this process.
+
+They are its own and their ancestors, of versions 1 and 2.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath

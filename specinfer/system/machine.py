@@ -41,7 +41,11 @@ def _field(name: str) -> str:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the available bytes of machine and cgroups; `root` is the directory of proc and sys."""
+    """Return the free bytes of machine and cgroups.
+
+    Args:
+        root: directory that contains `proc` and `sys`.
+    """
     left = [free for group in cgroups(root, "memory") if (free := _free(group)) is not None]
     return min([_of_machine(root), *left])
 
@@ -54,7 +58,10 @@ def _of_machine(root: Path) -> int:
 
 
 def _free(group: Cgroup) -> int | None:
-    """Return a cgroup's free bytes; None without a limit. Inactive page cache counts as free."""
+    """Return a cgroup's free bytes; None without a limit.
+
+    Inactive page cache counts as free.
+    """
     if group.unified:
         limits, used, cache = ("memory.max", "memory.high"), "memory.current", "inactive_file"
     else:

@@ -113,7 +113,7 @@ class RunProgress:
         """
         path = work / "progress.json"
         if not path.is_file():
-            work.mkdir(parents=True, exist_ok=True)
+            work.mkdir(mode=0o700, parents=True, exist_ok=True)
             return fresh
         progress = cls(**json.loads(path.read_bytes()))
         for name in ("target", "prompts", "method", "minutes", "seed"):

@@ -1,4 +1,7 @@
-"""The keys of a GGUF file's metadata: each of the architecture is checked and used, or refused."""
+"""Keys of a GGUF file's metadata.
+
+Each key of the architecture is checked and used, or refused.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +22,7 @@ _OFF = (
     *("interleave_moe_layer_step", "leading_dense_block_count", "moe_every_n_layers"),
     *("ssm.dt_b_c_rms", "swin_norm", "use_parallel_residual"),
 )
-"""Keys of an architecture that change nothing if they are 0 or False."""
+"""Keys that change nothing if they are 0 or False."""
 _ONCE = (
     *("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale", "expert_weights_scale"),
     *("expert_group_count", "expert_group_used_count", "expert_gating_func"),
@@ -30,7 +33,10 @@ _ONCE = (
         "rope.scaling.yarn_attn_factor",
     ),
 )
-"""Keys that change nothing if they are 1; 0 counts as missing in llama.cpp."""
+"""Keys that change nothing if they are 1.
+
+0 counts as missing in llama.cpp.
+"""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(_OFF, (0,)),
     **dict.fromkeys(_ONCE, (0, 1)),
@@ -39,7 +45,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.finetuned": (False, True),
     "tensor_data_layout": ("reference", "Meta AI original pth"),
 }
-"""Keys -> values that change nothing in a model whose family does not read the key."""
+"""Keys -> values without effect, if the family does not read the key."""
 
 
 class Metadata:
@@ -82,11 +88,11 @@ class Metadata:
         return whole
 
     def optional_count(self, name: str) -> int:
-        """Return a key's value, which must be a whole number; 0 if it is missing."""
+        """Return a key's whole number; 0 if it is missing."""
         return self.count(name) if self.get(name, 0) else 0
 
     def number(self, name: str, default: float | None = None, zero: bool = False) -> float:
-        """Return the value of a key; it must be a number above 0, or 0 if `zero`."""
+        """Return a key's value, a number above 0, or 0 if `zero`."""
         value = self.get(name, default)
         right = isinstance(value, Real) and not isinstance(value, bool)
         if not right or not (0 <= value < _LARGEST_NUMBER) or not (value or zero):
@@ -94,7 +100,7 @@ class Metadata:
         return float(value)
 
     def heads(self) -> tuple[int, int]:
-        """Return the numbers of attention's heads, and of its heads with own keys: all by default."""
+        """Return the numbers of heads, and of heads of keys."""
         heads = self.same_count("attention.head_count")
         kv_heads = self.same_count("attention.head_count_kv", heads)
         if heads % kv_heads:
@@ -136,9 +142,9 @@ class Metadata:
         return self._values.get(key)
 
     def check_used(self) -> None:
-        """Refuse keys of the architecture that were not read, unless their value changes nothing.
+        """Refuse unread keys of the architecture, except neutral values.
 
-        Keys with any other prefix are notes of whoever made the file.
+        Keys with any other prefix are notes by the file's author.
         """
         prefix = f"{self.architecture}."
         for key, value in self._values.items():
@@ -167,7 +173,7 @@ class Metadata:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a value of at least 0 as an integer; None for any other value."""
+    """Return a whole number of at least 0; None for other values."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     return int(value) if 0 <= value < _LARGEST_COUNT else None

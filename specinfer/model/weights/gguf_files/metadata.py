@@ -110,7 +110,7 @@ class GgufFile:
         }
 
     def context_length(self) -> int:
-        """Return the model's context, in which a prompt and an answer must fit."""
+        """Return the context, for a prompt and an answer."""
         length = self.meta.count("context_length")
         if length < 2:
             raise self.meta.refused("context_length", "must be at least 2")

@@ -20,7 +20,10 @@ _MOST = {"keys": 1 << 16, "tensors": 1 << 16, "entries of a list": 1 << 22}
 
 
 class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
-    """A `GGUFReader` that reads lists only in `value`, and tensors also after a move of the file."""
+    """A `GGUFReader` that reads lists only in `value`.
+
+    The file stays open, so it may be moved.
+    """
 
     def __init__(self, path: Path) -> None:
         self._lists: dict[int, tuple[GGUFValueType, int]] = {}
@@ -131,7 +134,7 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
 
 
 def _end_of(field: Any) -> int:
-    """Return where a tensor ends, in bytes after the metadata, from its description."""
+    """Return a tensor's end in bytes after the metadata."""
     _, _, _, dims, kind, offset = field.parts
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
     return int(offset[0]) + prod(dims.tolist()) // weights * size
