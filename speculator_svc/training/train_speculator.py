@@ -203,9 +203,10 @@ def train_speculator(
     trained = json.loads((out / "config.json").read_bytes())["trained"]
     for line in report(chosen.method, out, work, trained):
         typer.echo(line)
-    _, held_out = read_corpora([corpus])
+    parts, held_out = read_corpora([corpus])
+    tokens = sum(len(item.output) for part in (*parts, held_out) for item in part)
     console.print("measuring the speed with the new draft")
-    for line in advice(model, compare(model, str(out), [item.prompt for item in held_out], place)):
+    for line in advice(model, compare(model, str(out), [item.prompt for item in held_out], place), tokens):
         typer.echo(line)
 
 
