@@ -86,7 +86,10 @@ def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: st
 
 
 def advice(model: str, gains: Sequence[Gains], corpus_tokens: int) -> Iterator[str]:
-    """Yield the report's lines: speeds of all drafts, then a recommendation or the reason why there is none."""
+    """Yield the report's lines: speeds of all drafts, then a recommendation.
+
+    Without a known gain, the last line has the reason.
+    """
     current, *alternatives = gains
     prompts = f"{len(current.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each"
     yield f"end to end: {prompts}, one at a time, alternating the drafts"
