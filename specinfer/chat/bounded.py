@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -36,10 +36,10 @@ class BoundedTemplates:
 
     def __init__(self, texts: Mapping[str, str], specials: Mapping[str, Any]) -> None:
         self._first = _line({"texts": dict(texts), "specials": dict(specials)})
-        self._idle: list[subprocess.Popen[bytes]] = []
-        self._owner = 0
+        self._idle: dict[int, list[subprocess.Popen[bytes]]] = {}
+        """Waiting processes, by their parent's id: a fork needs its own."""
         self._lock = threading.Lock()
-        weakref.finalize(self, _end, self._idle)
+        weakref.finalize(self, lambda idle: _end(idle.get(os.getpid(), ())), self._idle)
 
     def problem(self) -> str | None:
         """Return name and error of a template that cannot be compiled.
@@ -90,27 +90,28 @@ class BoundedTemplates:
     def _take(self) -> subprocess.Popen[bytes]:
         """Return a waiting process, or start one."""
         with self._lock:
-            if self._owner != os.getpid():  # a fork must not use its parent's processes
-                self._idle.clear()
-                self._owner = os.getpid()
-            while self._idle:
-                process = self._idle.pop()
+            idle = self._idle.setdefault(os.getpid(), [])
+            while idle:
+                process = idle.pop()
                 if process.poll() is None:
                     return process
                 _end([process])
         pipe = subprocess.PIPE
         command = [sys.executable, "-m", "specinfer.chat.rendering"]
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
         # standard error is dropped: it may quote a request
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=os.environ | paths
+        )
         _pipes(process)[0].write(self._first)
         return process
 
     def _give_back(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
-            self._idle.append(process)
-            surplus = self._idle.pop(0) if len(self._idle) > _IDLE else None
-        if surplus is not None:
-            _end([surplus])
+            idle = self._idle.setdefault(os.getpid(), [])
+            idle.append(process)
+            surplus = [idle.pop(0)] if len(idle) > _IDLE else []
+        _end(surplus)
 
 
 def _line(content: Mapping[str, Any]) -> bytes:
@@ -123,7 +124,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return process.stdin, process.stdout
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.kill()
         process.wait()

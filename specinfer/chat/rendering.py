@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -68,7 +69,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self.filters["tojson"] = _to_json
         self.filters = {name: self._seeing(work) for name, work in self.filters.items()}
-        self.concat = lambda parts: self._seen("".join(parts))
+        self.concat = lambda parts: self._seen("".join(parts))  # type: ignore[method-assign]  # as jinja2 wants it
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  # as jinja2
         return __self._seen(super().call(__context, __obj, *args, **kwargs))
@@ -134,7 +135,7 @@ class _Renderer:
             return {"text": text} if len(text) <= most else {"failed": f"writes over {most} characters"}
         except TemplateError as error:
             return {"refused": _shortened(str(error), hider)}
-        except MemoryError:
+        except MemoryError:  # ends the process
             raise
         except Exception as error:  # noqa: BLE001  it is the template's code, which may raise anything
             return {"failed": f"{type(error).__name__}: {_shortened(str(error), hider)}"}
@@ -162,10 +163,10 @@ def _shortened(reason: str, hider: Hider | None) -> str:
 
 
 def _serve(lines: Iterable[bytes]) -> None:
-    if sys.platform == "linux":  # elsewhere the limit has other meanings
+    with suppress(ValueError):  # a lower limit applies already
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):  # are for the parent, whose end closes the pipe
+        signal.signal(number, signal.SIG_IGN)
     renderer = None
     for line in lines:
         signal.setitimer(signal.ITIMER_PROF, SECONDS * (1 + len(line) / 1e6))

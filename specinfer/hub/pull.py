@@ -7,6 +7,7 @@ fetched parts of a GGUF file there.
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -131,13 +132,12 @@ def _from_hub(hub_id: str, work: Path, patterns: Sequence[str]) -> None:
     If the hub does not answer, the library returns whatever is in the directory, without an error.
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.utils import filter_repo_objects
 
     with progress(f"downloading {hub_id}"), _fetching(hub_id):
         about = HfApi().model_info(hub_id, files_metadata=True)
         snapshot_download(hub_id, revision=about.sha, local_dir=work, allow_patterns=list(patterns))
         sizes = {file.rfilename: file.size for file in about.siblings or ()}
-        wanted = set(filter_repo_objects(sizes, allow_patterns=list(patterns)))
+        wanted = {name for name in sizes if any(fnmatch(name, pattern) for pattern in patterns)}
         cut = [name for name in sorted(wanted) if not _is_whole(work / name, sizes[name])]
         if cut or not wanted & {"config.json", *TOKENIZER_FILES}:
             raise OSError(f"{cut[0]} is not complete" if cut else "there is no model")

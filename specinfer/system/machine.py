@@ -62,11 +62,11 @@ def _free(group: Cgroup) -> int | None:
 
     Inactive page cache counts as free.
     """
+    names = ("memory.max", "memory.high") if group.unified else ("memory.limit_in_bytes",)
+    used, cache = "memory.usage_in_bytes", "total_inactive_file"
     if group.unified:
-        limits, used, cache = ("memory.max", "memory.high"), "memory.current", "inactive_file"
-    else:
-        limits, used, cache = ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"
-    numbers = [int(text) for name in limits if (text := group.read(name)).isdecimal()]
+        used, cache = "memory.current", "inactive_file"
+    numbers = [int(text) for name in names if (text := group.read(name)).isdecimal()]
     taken = group.read(used)
     if not numbers or not taken.isdecimal():
         return None

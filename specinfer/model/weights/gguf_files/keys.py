@@ -176,7 +176,7 @@ def whole_number(value: Any) -> int | None:
     """Return a whole number of at least 0; None for other values."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
-    return int(value) if 0 <= value < _LARGEST_COUNT else None
+    return whole if 0 <= (whole := int(value)) < _LARGEST_COUNT else None
 
 
 def checked_id(key: str, get: Callable[[str], Any], size: int) -> int | None:

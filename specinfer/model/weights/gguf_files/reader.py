@@ -49,8 +49,8 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         """
         rows = tensor.data[start:stop]
         row = rows.nbytes // len(rows) if len(rows) else 0
-        read, place = np.empty(rows.nbytes, np.uint8), int(tensor.data_offset) + start * row
-        left = memoryview(read)
+        read: Any = np.empty(rows.nbytes, np.uint8)
+        left, place = memoryview(read), int(tensor.data_offset) + start * row
         while left and (count := os.preadv(self._file, [left], place)):
             left, place = left[count:], place + count
         if left:
@@ -137,4 +137,4 @@ def _end_of(field: Any) -> int:
     """Return a tensor's end in bytes after the metadata."""
     _, _, _, dims, kind, offset = field.parts
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
-    return int(offset[0]) + prod(dims.tolist()) // weights * size
+    return int(offset[0]) + int(prod(dims.tolist()) // weights * size)
