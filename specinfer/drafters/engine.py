@@ -199,10 +199,8 @@ class SpeculatorEngine:
                 raise SpecInferError(f"it returned {type(odd[0]).__name__}, not a TokenTree")
             return trees
         except Exception as error:  # noqa: BLE001  # drafters are extensions, which may raise anything
-            name = f"the drafter {type(drafter).__name__}"
-            failed: SpecInferError = FaultError(f"{name} failed", error)
-            if isinstance(error, SpecInferError):
-                failed = SpecInferError(f"{name} failed: {error.for_logs}")
+            reason = f": {error.for_logs}" if isinstance(error, SpecInferError) else ""
+            failed = FaultError(f"the drafter {type(drafter).__name__} failed{reason}", error)
             if self._paces[speculator].due(self._clock()):
                 log.error("%s; a batch of %d requests decodes without it", failed.for_logs, len(jobs))
             for job in jobs:
