@@ -5,7 +5,7 @@ special tokens. The template's own operations (`in`, `split`, ...) see the origi
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 _FIRST, _LAST = 0xDC00, 0xDFFF
@@ -47,28 +47,22 @@ class Hider:
 
     def seen_in(self, value: Any) -> Any:
         """Apply `seen` to all texts in JSON."""
-        match value:
-            case str():
-                return self.seen(value)
-            case dict():
-                return {self.seen(name): self.seen_in(part) for name, part in value.items()}
-            case list():
-                return [self.seen_in(part) for part in value]
-        return value
+        return _in_all(value, self.seen)
 
-    def hide_all(self, value: Any, keep: Sequence[str] = ()) -> Any:
-        """Hide all texts in JSON, except values named in `keep`."""
-        match value:
-            case str():
-                return self.hide(value)
-            case Mapping():
-                return {
-                    self.hide(name): part if name in keep else self.hide_all(part, keep)
-                    for name, part in value.items()
-                }
-            case list() | tuple():
-                return [self.hide_all(part, keep) for part in value]
-        return value
+    def hide_all(self, value: Any) -> Any:
+        """Hide all texts in JSON."""
+        return _in_all(value, self.hide)
+
+
+def _in_all(value: Any, change: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return change(value)
+        case Mapping():
+            return {change(name): _in_all(part, change) for name, part in value.items()}
+        case list() | tuple():
+            return [_in_all(part, change) for part in value]
+    return value
 
 
 def _plain(value: Any, hider: Hider) -> Any:

@@ -4,7 +4,7 @@ Each key of the architecture is checked and used, or refused.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,37 +12,22 @@ from specinfer.errors import IncompatibleError
 
 _LARGEST_COUNT = 1 << 31
 _LARGEST_NUMBER = 1e30
-_OFF = (
-    *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.shared_kv_layers"),
-    *("attention.sliding_window", "attention.sliding_window_pattern"),
-    *("attention.temperature_length", "attention.temperature_scale"),
-    *("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"),
-    *("embedding_length_per_layer_input", "rescale_every_n_layers", "rope.scaling.yarn_log_multiplier"),
-    *("expert_count", "expert_used_count", "expert_shared_count", "expert_weights_norm"),
-    *("interleave_moe_layer_step", "leading_dense_block_count", "moe_every_n_layers"),
-    *("ssm.dt_b_c_rms", "swin_norm", "use_parallel_residual"),
-)
-"""Keys that change nothing if they are 0 or False."""
-_ONCE = (
-    *("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale", "expert_weights_scale"),
-    *("expert_group_count", "expert_group_used_count", "expert_gating_func"),
-    *(
-        "rope.scale_linear",
-        "rope.scaling.factor",
-        "rope.scaling.attn_factor",
-        "rope.scaling.yarn_attn_factor",
-    ),
-)
-"""Keys that change nothing if they are 1.
-
-0 counts as missing in llama.cpp.
+_OFF = """
+    attention.clamp_kqv attention.max_alibi_bias attention.scale attention.shared_kv_layers attention.sliding_window
+    attention.sliding_window_pattern attention.temperature_length attention.temperature_scale attn_logit_softcapping
+    final_logit_softcapping router_logit_softcapping embedding_length_per_layer_input rescale_every_n_layers
+    rope.scaling.yarn_log_multiplier expert_count expert_used_count expert_shared_count expert_weights_norm
+    interleave_moe_layer_step leading_dense_block_count moe_every_n_layers ssm.dt_b_c_rms swin_norm
+    use_parallel_residual
+"""
+_ONCE = """
+    logit_scale residual_scale embedding_scale attention.output_scale expert_weights_scale expert_group_count
+    expert_group_used_count expert_gating_func rope.scaling.attn_factor rope.scaling.yarn_attn_factor
 """
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_OFF, (0,)),
-    **dict.fromkeys(_ONCE, (0, 1)),
+    **dict.fromkeys(_OFF.split(), (0,)),
+    **dict.fromkeys(_ONCE.split(), (0, 1)),  # 0 counts as missing in llama.cpp
     "pooling_type": (0, -1, 0xFFFFFFFF),
-    "rope.scaling.type": ("none",),
-    "rope.scaling.finetuned": (False, True),
     "tensor_data_layout": ("reference", "Meta AI original pth"),
 }
 """Keys -> values without effect, if the family does not read the key."""
@@ -147,24 +132,16 @@ class Metadata:
         Keys with any other prefix are notes by the file's author.
         """
         prefix = f"{self.architecture}."
-        for key, value in self._values.items():
-            if not key.startswith(prefix) or key in self._used:
-                continue
-            if self._is_neutral(key.removeprefix(prefix), value):
-                continue
-            shown = value if not isinstance(value, Sequence) or len(value) < 9 else "..."
-            raise IncompatibleError(f"GGUF: {key} = {shown!r}: is not supported")
+        for key in [key for key in self._values if key not in self._used]:
+            if key.startswith(prefix) and not self._is_neutral(key.removeprefix(prefix), self._values[key]):
+                raise self.refused(key.removeprefix(prefix), "is not supported")
 
     def _is_neutral(self, name: str, value: Any) -> bool:
         """Return whether an unread key has a value that changes nothing."""
+        if name == "attention.scale" and isinstance(value, float) and value:
+            return math.isclose(value, self.head_dim() ** -0.5, rel_tol=1e-6)
         values = value if isinstance(value, list) and value else [value]
-        if all(one in _NEUTRAL.get(name, ()) for one in values):
-            return True
-        if name == "attention.scale":
-            return isinstance(value, float) and math.isclose(value, self.head_dim() ** -0.5, rel_tol=1e-6)
-        return name == "attention.sliding_window" and (whole_number(value) or 0) >= self.count(
-            "context_length"
-        )
+        return all(one in _NEUTRAL.get(name, ()) for one in values)
 
     def head_dim(self) -> int:
         """Return the size of an attention head."""
