@@ -4,7 +4,6 @@
 `tokenizer_config.json` has no `added_tokens_decoder`.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,13 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from specinfer.errors import IncompatibleError, SettingError
+from specinfer.errors import IncompatibleError
+from specinfer.system.json_files import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if the file is missing.
-
-    Raises:
-        SettingError: if the file does not contain a JSON object.
-    """
-    try:
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except ValueError as error:
-        raise SettingError("model", str(path), f"must be a JSON object: {error}") from error
-    if not isinstance(content, dict):
-        raise SettingError("model", str(path), "must be a JSON object")
-    return content
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:

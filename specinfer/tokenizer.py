@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
 from specinfer.chat.forms import TEXT_MARKS, ChatForm
+from specinfer.chat.hidden import without_halves
 from specinfer.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.guarded_tokenizer import GuardedTokenizer
@@ -179,6 +180,7 @@ class Tokenizer:
         return GuardedTokenizer(self._fast, self._chat.texts.values())
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        text = without_halves(text)
         if len(text) < _LONG_TEXT:
             encoding = self._fast.encode(text, add_special_tokens=add_special_tokens)
         else:

@@ -267,9 +267,10 @@ class RequestDecoder:
         if not chat.messages:
             raise InvalidInputError("chat.messages", [], "must not be empty")
         _check_number("chat.messages", chat.messages, self._limits.messages)
-        size = self._check_bytes("chat.messages", list(texts_of(chat)))
+        self._check_bytes("chat.messages", list(texts_of(chat)))
         parts = turns_of(chat.messages), tools_of(chat), end_of(chat), variables_of(chat)
-        return await self._tokenize(size, caller, lambda: self._tokenizer.encode_chat(*parts))
+        # the event loop must not wait for the template's process
+        return await self._threads.run(caller, lambda: self._tokenizer.encode_chat(*parts))
 
     def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
         size = sum(len(text.encode()) for text in texts)

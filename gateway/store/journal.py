@@ -2,13 +2,14 @@
 
 import fcntl
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gateway.store.stored_request import Line, RecordReader, StoredRequest, to_record
 from specinfer.errors import SettingError, UnavailableError
-from specinfer.system.append_file import AppendFile, read_records
+from specinfer.system.append_file import AppendFile, private, read_records
 
 log = logging.getLogger(__name__)
 _SMALL = 1 << 20
@@ -31,10 +32,12 @@ class Journal:
         self._path, self._entries = path, entries
         with ExitStack() as closing:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.parent.is_dir():
+                    raise OSError(f"make its folder first, for you alone: mkdir -m 700 {path.parent}")
                 if path.exists() and not path.is_file():  # rewriting would replace a device by a file
                     raise OSError("must be a regular file")
-                lock = closing.enter_context(path.with_name(f"{path.name}.lock").open("a"))
+                lock = closing.enter_context(open(path.with_name(f"{path.name}.lock"), "a", opener=private))
+                os.fchmod(lock.fileno(), 0o600)  # older versions let any user lock it
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._read_all(now, oldest)
                 self._file = AppendFile(path)

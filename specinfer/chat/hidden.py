@@ -4,10 +4,20 @@ Characters of a name are replaced by lone surrogates, which callers' texts canno
 special tokens. The template's own operations (`in`, `split`, ...) see the original text.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 _FIRST, _LAST = 0xDC00, 0xDFFF
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def without_halves(text: str) -> str:
+    """Replace halves of surrogate pairs, which no tokenizer takes.
+
+    JSON of callers and texts of templates may have some.
+    """
+    return text if text.isascii() else _HALF.sub("\ufffd", text)
 
 
 class Hider:
@@ -18,31 +28,41 @@ class Hider:
         signs = sorted({sign for name in names for sign in (name[0], name[-1])})[: _LAST - _FIRST + 1]
         self._hide = {ord(sign): _FIRST + place for place, sign in enumerate(signs)}
         self._show = {hidden: shown for shown, hidden in self._hide.items()}
-        self._signs = tuple(signs)
+        self.signs = "".join(signs)
 
     def hide(self, text: str) -> str:
         """Return a text with the names' characters replaced."""
-        if not any(sign in text for sign in self._signs):
+        text = without_halves(text)
+        if not any(sign in text for sign in self.signs):
             return text
         return HiddenText(text.translate(self._hide), self)
 
     def show(self, text: str) -> str:
         """Return the original of a hidden text."""
-        return text.translate(self._show)
+        return without_halves(text.translate(self._show))
 
-    def hide_all(self, value: Any, keep: Sequence[str] = ()) -> Any:
-        """Hide all texts in JSON, except values named in `keep`."""
-        match value:
-            case str():
-                return self.hide(value)
-            case Mapping():
-                return {
-                    self.hide(name): part if name in keep else self.hide_all(part, keep)
-                    for name, part in value.items()
-                }
-            case list() | tuple():
-                return [self.hide_all(part, keep) for part in value]
-        return value
+    def seen(self, text: str) -> str:
+        """Return a text with hidden names as `HiddenText`."""
+        return text if text.isascii() or not _HALF.search(text) else HiddenText(text, self)
+
+    def seen_in(self, value: Any) -> Any:
+        """Apply `seen` to all texts in JSON."""
+        return _in_all(value, self.seen)
+
+    def hide_all(self, value: Any) -> Any:
+        """Hide all texts in JSON."""
+        return _in_all(value, self.hide)
+
+
+def _in_all(value: Any, change: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return change(value)
+        case Mapping():
+            return {change(name): _in_all(part, change) for name, part in value.items()}
+        case list() | tuple():
+            return [_in_all(part, change) for part in value]
+    return value
 
 
 def _plain(value: Any, hider: Hider) -> Any:
@@ -76,6 +96,9 @@ class HiddenText(str):
         return not self == other
 
     __hash__ = str.__hash__
+
+    def __str__(self) -> "HiddenText":
+        return self
 
     def __getitem__(self, key: Any) -> "HiddenText":
         return HiddenText(super().__getitem__(key), self._hider)

@@ -3,26 +3,22 @@
 A model may have several named templates: "tool_use" is used with tools, else "default".
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from jinja2 import Environment, Template, TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
+from specinfer.chat.bounded import BoundedTemplates, RenderError, RenderLimitError
 from specinfer.chat.forms import ChatForm, reasoning_marks, taught_form
 from specinfer.chat.hidden import Hider
 from specinfer.chat.turns import takes_text, variants, with_text_arguments
 from specinfer.chat.words import Message, with_common_roles
 from specinfer.errors import IncompatibleError, InvalidInputError
+from specinfer.system.json_files import read_json
 
 Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
 """One template, templates by name, or objects with `name` and `template`."""
@@ -41,16 +37,6 @@ class ChatEnd(IntEnum):
     """The answer continues the last message, an assistant's."""
 
 
-class _Generation(Extension):
-    """Jinja tag `{% generation %}`, used in training: render its content."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class ChatTemplate:
     def __init__(self, stored: Stored, specials: Mapping[str, Any]) -> None:
         """Read stored templates; `specials`: special tokens by role.
@@ -63,12 +49,21 @@ class ChatTemplate:
         """Templates by name."""
 
     def problem(self) -> str | None:
-        """Return name and error of a template that cannot be compiled."""
-        for name in self.texts:
-            try:
-                self._compiled(name)
-            except TemplateError as error:
-                return f"{name}: {error}"
+        """Return the error of a template that is invalid or unbounded."""
+        return self._problem
+
+    @cached_property
+    def _problem(self) -> str | None:
+        if not self.texts:
+            return None
+        try:
+            if (problem := self._bounded.problem()) is not None or _DEFAULT not in self.texts:
+                return problem
+            self._render(_DEFAULT, [{"role": "user", "content": "a"}], {"tools": None})
+        except RenderLimitError as error:
+            return str(error)
+        except (TemplateError, RenderError):  # raised for this conversation only
+            pass
         return None
 
     def render(
@@ -95,9 +90,15 @@ class ChatTemplate:
             IncompatibleError: if the model has no chat template.
         """
         name = self._name(bool(tools))
-        turns = [_hidden(message, hider) for message in messages] if hider else list(messages)
-        functions = hider.hide_all(list(tools)) if hider else list(tools)
-        given = (hider.hide_all(variables) if hider else dict(variables)) if variables else {}
+        roles = [message.get("role") for message in messages]
+        if problem := self.problem():
+            raise InvalidInputError("chat", roles, f"the model's chat template cannot be used: {problem}")
+        try:
+            turns = [_hidden(message, hider) for message in messages] if hider else list(messages)
+            functions = hider.hide_all(list(tools)) if hider else list(tools)
+            given = (hider.hide_all(variables) if hider else dict(variables)) if variables else {}
+        except RecursionError as error:
+            raise InvalidInputError("chat", roles, "lists or objects are nested too deeply") from error
         if end is ChatEnd.CONTINUED:
             turns = [*turns[:-1], {**turns[-1], "content": f"{turns[-1]['content']}{_MARK}"}]
         if "tools" not in self.texts[name]:
@@ -105,31 +106,40 @@ class ChatTemplate:
         elif self._takes_text(name):
             turns = with_text_arguments(turns)
         values = given | {"tools": functions or None, "add_generation_prompt": end is ChatEnd.OPENED}
-        text = self._first_rendered(name, turns, values, [message.get("role") for message in messages])
+        text = self._first_rendered(name, turns, values, roles, hider)
         if end is not ChatEnd.CONTINUED:
             return text
         shown = hider.show(text) if hider else text
         return text[: len(_continued(shown, str(messages[-1]["content"])))]
 
     def _first_rendered(
-        self, name: str, turns: Sequence[Message], values: Mapping[str, Any], roles: Sequence[Any]
+        self,
+        name: str,
+        turns: Sequence[Message],
+        values: Mapping[str, Any],
+        roles: Sequence[Any],
+        hider: Hider | None,
     ) -> str:
         """Return the text of the first variant that the template accepts."""
         refusal: InvalidInputError | None = None
         for variant in variants(turns):
             try:
-                return self._render(name, variant, values)
+                return self._render(name, variant, values, hider)
             except TemplateError as error:
                 refusal = refusal or InvalidInputError("chat", roles, str(error))
-            except Exception as error:  # noqa: BLE001  it is the template's code, which may raise anything
-                reason = f"the model's chat template fails: {type(error).__name__}: {error}"
+            except RenderError as error:
+                reason = f"the model's chat template fails: {error}"
                 refusal = refusal or InvalidInputError("chat", roles, reason)
+                if isinstance(error, RenderLimitError):
+                    break
         assert refusal is not None
         raise refusal
 
-    def _render(self, name: str, turns: Sequence[Message], values: Mapping[str, Any]) -> str:
-        return self._compiled(name).render(
-            {"documents": None} | dict(values) | {"messages": list(turns)} | self._specials
+    def _render(
+        self, name: str, turns: Sequence[Message], values: Mapping[str, Any], hider: Hider | None = None
+    ) -> str:
+        return self._bounded.render(
+            name, {"documents": None} | dict(values) | {"messages": list(turns)}, hider
         )
 
     def _takes_text(self, name: str) -> bool:
@@ -162,7 +172,7 @@ class ChatTemplate:
         """Return a conversation as text; None if the template fails."""
         try:
             return self._render(name, turns, {"tools": None, **values})
-        except Exception:  # noqa: BLE001  it is the template's code, which may raise anything
+        except (TemplateError, RenderError):
             return None
 
     @cached_property
@@ -180,24 +190,9 @@ class ChatTemplate:
             )
         raise IncompatibleError("the model has no chat template: send plain text or token ids")
 
-    def _compiled(self, name: str) -> Template:
-        """Return a compiled template; compiling takes milliseconds."""
-        if name not in self._templates:
-            self._templates[name] = self._environment.from_string(self.texts[name])
-        return self._templates[name]
-
     @cached_property
-    def _templates(self) -> dict[str, Template]:
-        return {}
-
-    @cached_property
-    def _environment(self) -> Environment:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        environment.filters["tojson"] = _to_json
-        return environment
+    def _bounded(self) -> BoundedTemplates:
+        return BoundedTemplates(self.texts, self._specials)
 
 
 def _hidden(message: Message, hider: Hider) -> Message:
@@ -221,13 +216,8 @@ def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
         templates[_DEFAULT] = path.read_text(encoding="utf-8-sig")
     if templates:
         return templates
-    json_file = directory / "chat_template.json"
     stored: Stored = config.get("chat_template")
-    return (
-        json.loads(json_file.read_bytes()).get("chat_template")
-        if stored is None and json_file.is_file()
-        else stored
-    )
+    return read_json(directory / "chat_template.json").get("chat_template") if stored is None else stored
 
 
 def _by_name(stored: Stored) -> dict[str, str]:
@@ -270,31 +260,3 @@ def _continued(text: str, last: str) -> str:
         )
     kept = text[:place]
     return kept if text.startswith(_MARK, place) else kept.rstrip()
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)  # local time, as in `transformers`
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Encode JSON without Jinja's escapes for HTML."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    return _BEYOND_ASCII.sub(_escaped, text) if ensure_ascii else text
-
-
-_BEYOND_ASCII = re.compile("[^\x00-\x7f\udc00-\udfff]")
-"""Characters to escape; surrogates hide characters (`Hider`) and stay."""
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return json.dumps(match[0])[1:-1]

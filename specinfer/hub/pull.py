@@ -5,7 +5,9 @@ fetched parts of a GGUF file there.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -46,7 +48,7 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
         return resolve_model(model)
     known = check_source(model, source)
     target = model_directory(model)
-    if (target / "config.json").is_file() or (tokenizer_only and target.is_dir()):
+    if (target / "config.json").is_file() or (tokenizer_only and (target / "tokenizer.json").is_file()):
         return resolve_model(model)
     try:
         if known is None or known.gguf is None or (source == "hub" and not known.gguf.hub_file):
@@ -115,33 +117,44 @@ def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Pa
 
 def _file_from_hub(repository: str, source: GgufSource, work: Path) -> Path:
     from huggingface_hub import hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    what = f"downloading {source.hub_file}"
-    try:
+    with _fetching(f"{source.hub_file} of {repository}"):
         # one request instead of the library's retries, which take half a minute without a network
         asked = Request(hf_hub_url(repository, source.hub_file), method="HEAD")
         urlopen(asked, timeout=_BRIEFLY_S).close()
-        with progress(what) as report, watched(work, 0, source.megabytes, report):
+        with progress(f"downloading {source.hub_file}") as report, watched(work, 0, source.megabytes, report):
             return Path(hf_hub_download(repository, source.hub_file, local_dir=work))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise _not_fetched(f"{source.hub_file} of {repository}", error) from error
 
 
 def _from_hub(hub_id: str, work: Path, patterns: Sequence[str]) -> None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    """Fetch the files of a repository, and compare them with its list.
 
-    try:
-        with progress(f"downloading {hub_id}"):
-            snapshot_download(hub_id, local_dir=work, allow_patterns=list(patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise _not_fetched(hub_id, error) from error
+    If the hub does not answer, the library returns whatever is in the directory, without an error.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    with progress(f"downloading {hub_id}"), _fetching(hub_id):
+        about = HfApi().model_info(hub_id, files_metadata=True)
+        snapshot_download(hub_id, revision=about.sha, local_dir=work, allow_patterns=list(patterns))
+        sizes = {file.rfilename: file.size for file in about.siblings or ()}
+        wanted = {name for name in sizes if any(fnmatch(name, pattern) for pattern in patterns)}
+        cut = [name for name in sorted(wanted) if not _is_whole(work / name, sizes[name])]
+        if cut or not wanted & {"config.json", *TOKENIZER_FILES}:
+            raise OSError(f"{cut[0]} is not complete" if cut else "there is no model")
     shutil.rmtree(work / ".cache", ignore_errors=True)
 
 
-def _not_fetched(what: str, error: Exception) -> UnavailableError:
-    reason = " ".join(str(error).split())[:200]
-    return UnavailableError(
-        f"cannot fetch {what} from the hub: {reason}; check the name, the network and, for a gated model, $HF_TOKEN"
-    )
+def _is_whole(path: Path, size: int | None) -> bool:
+    return path.is_file() and size in (None, path.stat().st_size)
+
+
+@contextmanager
+def _fetching(what: str) -> Iterator[None]:
+    """Turn any exception into an error that names the files."""
+    try:
+        yield
+    except Exception as error:  # the library raises types of its HTTP client, which depend on its version
+        reason = " ".join(str(error).split())[:200]
+        raise UnavailableError(
+            f"cannot fetch {what} from the hub: {reason}; check the name, the network and, for a gated model, $HF_TOKEN"
+        ) from error

@@ -3,7 +3,6 @@
 Needs no torch, except for the conversion of a new GGUF file. Downloads nothing; `specinfer.hub.pull` does.
 """
 
-import json
 import re
 from importlib import resources
 from pathlib import Path
@@ -12,8 +11,9 @@ from specinfer.errors import SettingError
 from specinfer.hub.gguf import gguf_directory, refresh
 from specinfer.hub.registry import known_models
 from specinfer.model.weights.gguf_files.parts import split_stem
-from specinfer.model.weights.source import kept_gguf
+from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 from specinfer.system.cache_directory import cache_directory
+from specinfer.system.json_files import parse_json
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -45,6 +45,7 @@ def resolve_model(model: str) -> Path:
     """
     path = Path(model).expanduser()
     if path.is_dir():
+        _check_not_for_file(path)
         return path
     if names_file(model):
         return gguf_directory(path)
@@ -56,6 +57,19 @@ def resolve_model(model: str) -> Path:
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
     known = ", ".join(known_models())
     raise SettingError("model", model, f"no such directory, and not a GGUF file, hub id or one of {known}")
+
+
+def _check_not_for_file(directory: Path) -> None:
+    """Refuse a folder with GGUF files: one of them must be given."""
+    names = [path.name for path in directory.iterdir()]
+    files = sorted(name for name in names if name.lower().endswith(".gguf") and name != KEPT_GGUF)
+    if (
+        files
+        and KEPT_GGUF not in names
+        and not any(name.endswith((".safetensors", ".bin")) for name in names)
+    ):
+        those = f"the file {directory / files[0]}" + (", or another of its files" if files[1:] else "")
+        raise SettingError("model", str(directory), f"the directory has GGUF files: give {those}")
 
 
 def model_name(model: str) -> str:
@@ -86,7 +100,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
         SettingError: if configuration or weights are missing, or the GGUF file was moved.
     """
     try:
-        read = json.loads((directory / "config.json").read_bytes())
+        read = parse_json((directory / "config.json").read_bytes())
     except FileNotFoundError as error:
         raise SettingError("model", model, f"no config.json in {directory}") from error
     except (OSError, ValueError) as error:

@@ -113,22 +113,21 @@ class LocalEngine:
         """Run a step: the host drafts, merges and verifies."""
         decoding = self.machine.decode(plan)
         question, steps = next(decoding), list[HostStep]()
-        try:
-            while True:
-                if isinstance(question, AskDrafts):
-                    question = decoding.send(Drafted({}, merged_by_host=True))
-                else:
-                    steps = [
-                        self.host.step(HostPlan(plan.entries, plan.choice.speculators, plan.choice.keeps))
-                    ]
-                    question = decoding.send([_verified(step) for step in steps])
-        except StopIteration as done:
-            self.host.conclude(steps)
-            for step in steps:
-                for number, counts in step.drafted.items():
-                    self._drafted.setdefault(number, MemberCounts()).add(counts)
-            committed: list[Committed] = done.value
-            return committed
+        committed: list[Committed] | None = None
+        while committed is None:
+            answer: Drafted | list[Verified] = Drafted({}, merged_by_host=True)
+            if not isinstance(question, AskDrafts):
+                steps = [self.host.step(HostPlan(plan.entries, plan.choice.speculators, plan.choice.keeps))]
+                answer = [_verified(step) for step in steps]
+            try:
+                question = decoding.send(answer)
+            except StopIteration as done:  # whatever is logged within would show the requests' states
+                committed = done.value
+        self.host.conclude(steps)
+        for step in steps:
+            for number, counts in step.drafted.items():
+                self._drafted.setdefault(number, MemberCounts()).add(counts)
+        return committed
 
     def _learn(self, step: FinishedStep) -> None:
         """Let the planner learn from a step. A fault is only logged."""

@@ -21,7 +21,7 @@ from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.openai_api.batch_input import BatchJob, read_object
 from specinfer.openai_api.server import ApiServer, Reply
 from specinfer.prompts import read_bytes, to_text
-from specinfer.system.append_file import AppendFile
+from specinfer.system.append_file import AppendFile, private
 
 log = logging.getLogger(__name__)
 _BUSY = (429, 503)
@@ -69,8 +69,8 @@ def sole_run(output: Path) -> Iterator[None]:
     lock = path.with_name(f"{path.name}.lock")
     with ExitStack() as closing:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = closing.enter_context(lock.open("w"))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = closing.enter_context(open(lock, "w", opener=private))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             reason = "another run writes it now: wait for its end, or choose another file"

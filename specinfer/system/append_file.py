@@ -9,8 +9,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
+def private(path: str | Path, flags: int) -> int:
+    """Open a file of callers' texts, as an opener of `open`.
+
+    Only its owner may read a new one.
+    """
+    return os.open(path, flags, 0o600)
+
+
 class AppendFile:
-    """A file of records without line breaks."""
+    """A file of records without line breaks, private if new."""
 
     def __init__(self, path: Path) -> None:
         """Open or create a file; remove a partial last record.
@@ -19,7 +27,7 @@ class AppendFile:
             OSError: if the file cannot be opened.
         """
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = private(path, os.O_RDWR | os.O_CREAT)
         try:
             self.size = _end_of_records(path)
             """Bytes of all complete records."""

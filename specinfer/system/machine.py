@@ -6,6 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from specinfer.system.cgroups import Cgroup, cgroups, read_text
+
 _VECTORS = (  # instruction sets of the kernels, best first
     ("avx512_bf16", "AVX-512 and bfloat16"),
     ("avx512bw", "AVX-512"),
@@ -34,40 +36,39 @@ def processor_flags() -> frozenset[str]:
 
 def _field(name: str) -> str:
     """Return the first field of this name in /proc/cpuinfo; "" if missing."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    fields = (line.partition(":") for line in lines)
+    fields = (line.partition(":") for line in read_text(Path("/proc/cpuinfo")).splitlines())
     return next((value.strip() for field, _, value in fields if field.strip() == name), "")
 
 
-_UNLIMITED = 2**62
-
-
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the available bytes; `root` is the directory of proc and sys."""
-    return min(_of_machine(root), _of_cgroup(root / "sys/fs/cgroup"))
+    """Return the free bytes of machine and cgroups.
+
+    Args:
+        root: directory that contains `proc` and `sys`.
+    """
+    left = [free for group in cgroups(root, "memory") if (free := _free(group)) is not None]
+    return min([_of_machine(root), *left])
 
 
 def _of_machine(root: Path) -> int:
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     if match:
         return 1024 * int(match[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _of_cgroup(folder: Path) -> int:
-    """Return a cgroup's free bytes; inactive page cache counts as free."""
-    limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
-    if not limit.isdigit() or not used.isdigit():  # no limit, or cgroup v1
-        return _UNLIMITED
-    files = re.search(r"^inactive_file (\d+)", _read(folder / "memory.stat"), re.MULTILINE)
-    return max(0, int(limit) - int(used) + (int(files[1]) if files else 0))
+def _free(group: Cgroup) -> int | None:
+    """Return a cgroup's free bytes; None without a limit.
 
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    Inactive page cache counts as free.
+    """
+    names = ("memory.max", "memory.high") if group.unified else ("memory.limit_in_bytes",)
+    used, cache = "memory.usage_in_bytes", "total_inactive_file"
+    if group.unified:
+        used, cache = "memory.current", "inactive_file"
+    numbers = [int(text) for name in names if (text := group.read(name)).isdecimal()]
+    taken = group.read(used)
+    if not numbers or not taken.isdecimal():
+        return None
+    files = re.search(rf"^{cache} (\d+)", group.read("memory.stat"), re.MULTILINE)
+    return max(0, min(numbers) - int(taken) + (int(files[1]) if files else 0))

@@ -9,25 +9,14 @@ have equal priority.
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
 from specinfer.errors import SettingError
+from specinfer.system.cgroups import Cgroup, cgroups
 
 THREADS_HELP = "0: as many as affinity and cgroup quotas allow"
-
-
-class _Mount(NamedTuple):
-    """A mounted hierarchy of cgroups."""
-
-    root: PurePosixPath
-    """The cgroup at the mount point."""
-    point: Path
-    unified: bool
-    """True for cgroup v2."""
 
 
 def thread_count(threads: int) -> int:
@@ -60,8 +49,8 @@ def usable_processors(root: Path = Path("/"), affinity: int | None = None) -> in
         root: directory that contains `proc` and `sys`.
         affinity: number of processors on which this process may run; None: read from the system.
     """
-    quotas = [int(quota) for quota in _quotas(root)]
-    return max(1, min([affinity or _affinity(), *quotas]))
+    quotas = [quota for group in cgroups(root, "cpu") if (quota := _quota(group)) is not None]
+    return max(1, int(min([affinity or _affinity(), *quotas])))
 
 
 def _affinity() -> int:
@@ -70,59 +59,16 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
-def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quotas of this process's cgroups and their ancestors, in processors."""
-    for mount in _mounts(root):
-        group = _own_group(root, mount.unified)
-        if group is None:
-            continue
-        inside = group.relative_to(mount.root) if group.is_relative_to(mount.root) else PurePosixPath()
-        if ".." in inside.parts:  # the group is outside the cgroup namespace
-            inside = PurePosixPath()
-        for part in (inside, *inside.parents):
-            quota = _quota(mount.point / part, mount.unified)
-            if quota is not None:
-                yield quota
-
-
-def _mounts(root: Path) -> Iterator[_Mount]:
-    """Yield the mounted cgroup hierarchies that limit processor time."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
-        place, _, kind = line.partition(" - ")
-        fields, types = place.split(), kind.split()
-        if len(fields) < 5 or len(types) < 3:
-            continue
-        unified = types[0] == "cgroup2"
-        if unified or (types[0] == "cgroup" and "cpu" in types[2].split(",")):
-            yield _Mount(PurePosixPath(fields[3]), root / fields[4].lstrip("/"), unified)
-
-
-def _own_group(root: Path, unified: bool) -> PurePosixPath | None:
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if (number == "0" and not controllers) if unified else "cpu" in controllers.split(","):
-            return PurePosixPath(path)
-    return None
-
-
-def _quota(group: Path, unified: bool) -> float | None:
+def _quota(group: Cgroup) -> float | None:
     """Return a cgroup's quota in processors; None without a limit."""
-    if unified:
-        words = _read(group / "cpu.max").split()
+    if group.unified:
+        words = group.read("cpu.max").split()
     else:
-        words = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        words = [group.read(f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     if len(words) != 2 or not all(map(str.isdecimal, words)):  # "max", -1, no such file
         return None
     quota, period = map(int, words)
     return quota / period if period else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:  # missing, or not readable
-        return ""
 
 
 LATER, LAST = 10, 19

@@ -287,9 +287,13 @@ class VerifierEngine:
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
         """Forget a request after an internal fault; return an outcome with ERROR."""
         self._faults += 1
-        log.exception("an entry failed; its request is forgotten", extra=about(job.request_id))
+        if isinstance(error, SpecInferError):
+            log.error("%s; its request is forgotten", error.for_logs, extra=about(job.request_id))
+        else:
+            log.exception("an entry failed; its request is forgotten", extra=about(job.request_id))
+            error = FaultError("internal error", error)
         self.abandon([job.request_id])
-        return VerifyOutcome.refused(job.request_id, FaultError("internal error", error))
+        return VerifyOutcome.refused(job.request_id, error)
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds

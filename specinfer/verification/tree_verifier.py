@@ -61,6 +61,7 @@ class TreeVerifier:
         `chooser` chooses tokens on the logits' device; None: the host chooses.
         """
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
+        self._name = acceptance
         self._chooser = chooser
 
     def targets(
@@ -79,7 +80,11 @@ class TreeVerifier:
         target: Target | Exception | None,
         adjustment: RequestAdjustment | None = None,
     ) -> Verification | SpecInferError:
-        """Return a job's result or error, from its logits."""
+        """Return a job's result or error, from its logits.
+
+        Raises:
+            SpecInferError: if a rule raises an exception, or returns an impossible verdict.
+        """
         if isinstance(target, UnavailableError):
             return target
         if isinstance(target, Exception):
@@ -94,8 +99,17 @@ class TreeVerifier:
                 verdict = rule(job.tree, target, randomness)
             except LateNodeError as error:
                 verdict, cut = _cut_at(job.tree, error.node), True
-            verdict, finished = _cut_at_end(job.tree, verdict, adjustment)
         except (BrokenModelError, ConstraintError) as error:
+            return error
+        except Exception as error:  # noqa: BLE001  # rules are extensions, which may raise anything
+            raise SpecInferError(
+                FaultError(f"the acceptance rule {self._name} failed", error).for_logs
+            ) from None
+        if reason := _fault_of(verdict, job.tree, rows.shape[-1]):
+            raise SpecInferError(f"the acceptance rule {self._name} is wrong: it returned {reason}")
+        try:
+            verdict, finished = _cut_at_end(job.tree, verdict, adjustment)
+        except ConstraintError as error:
             return error
         logprobs = logprobs_of(job.tree, verdict, rows, job.top_logprobs) if job.logprobs else ()
         return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished, cut)
@@ -106,6 +120,22 @@ class TreeVerifier:
         if sampling.lossless:
             return self._stochastic
         return TypicalAcceptance(sampling.typical_epsilon, sampling.entropy_factor)
+
+
+def _fault_of(verdict: object, tree: TokenTree, vocab_size: int) -> str:
+    """Return the reason why a verdict is impossible; "" if it is not."""
+    if not isinstance(verdict, Verdict):
+        return f"{type(verdict).__name__}, not a Verdict"
+    parent = 0
+    for node in verdict.accepted:
+        if not 0 < node < len(tree):
+            return f"node {node} of a tree with {len(tree)} nodes"
+        if tree.parents[node] != parent:
+            return f"node {node}, which is no child of node {parent}"
+        parent = node
+    if not 0 <= verdict.bonus < vocab_size:
+        return f"a bonus token outside the vocabulary of {vocab_size} tokens"
+    return ""
 
 
 def _cut_at(tree: TokenTree, node: int) -> Verdict:

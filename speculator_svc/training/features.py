@@ -114,7 +114,7 @@ def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
 
 def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, NDArray[np.int16]], None]:
     """Return a function that caches a continuation's states and labels for `compute_states`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def keep(item: Continuation, states: NDArray[np.int16]) -> None:
         assert item.labels is not None
@@ -170,7 +170,7 @@ def _compute(
 
 
 def _write(place: Path, rows: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
     states, ids, probabilities = zip(*rows, strict=True)
     np.save(place / "states.npy", torch.cat(states).view(torch.int16).numpy())
     partial = place / "labels.part.npz"

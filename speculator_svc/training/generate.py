@@ -151,7 +151,7 @@ def label_corpus(
     report: Callable[[int, int], None],
 ) -> list[Labels]:
     """Return the labels of all continuations, in order, cached in `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     labels: list[Labels] = []
     for start in range(0, len(corpus), CHUNK):
         path = directory / f"labels-{start:06d}.npz"

@@ -113,7 +113,7 @@ class RunProgress:
         """
         path = work / "progress.json"
         if not path.is_file():
-            work.mkdir(parents=True, exist_ok=True)
+            work.mkdir(mode=0o700, parents=True, exist_ok=True)
             return fresh
         progress = cls(**json.loads(path.read_bytes()))
         for name in ("target", "prompts", "method", "minutes", "seed"):
@@ -203,9 +203,10 @@ def train_speculator(
     trained = json.loads((out / "config.json").read_bytes())["trained"]
     for line in report(chosen.method, out, work, trained):
         typer.echo(line)
-    _, held_out = read_corpora([corpus])
+    parts, held_out = read_corpora([corpus])
+    tokens = sum(len(item.output) for part in (*parts, held_out) for item in part)
     console.print("measuring the speed with the new draft")
-    for line in advice(model, compare(model, str(out), [item.prompt for item in held_out], place)):
+    for line in advice(model, compare(model, str(out), [item.prompt for item in held_out], place), tokens):
         typer.echo(line)
 
 

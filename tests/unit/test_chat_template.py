@@ -1,6 +1,7 @@
 """Chat templates render like `transformers`; a template's exceptions become errors that name the conversation."""
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from specinfer.chat.forms import ChatForm
 from specinfer.chat.template import ChatEnd, ChatTemplate, stored_templates
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.tokenizer import Tokenizer
@@ -68,6 +70,46 @@ def test_named_templates_are_chosen_by_tools(stored: dict[str, str] | None) -> N
 def test_an_exception_in_a_template_is_an_error_of_the_conversation(template: str, reason: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"chat = \['user', 'assistant'\]: .*({reason})"):
         ChatTemplate(template, {}).render(TURNS, [])
+
+
+HOSTILE = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "power": "{{ 9 ** 99999999 }}",
+    "lists": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "texts": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "times": "{{ 'a' * 10 ** 11 }}",
+    "filter": "{{ range(99999) | map('center', 10 ** 7) | list }}",
+    "json": "{{ [1] | tojson(indent=10 ** 11) }}",
+    "time": "{{ strftime_now('%c' * 10 ** 9) }}",
+    "deep": "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+    "brackets": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+    "nested loops": "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_template_without_end_is_refused(name: str) -> None:
+    """It is stopped in a process of its own; later conversations do not wait for that again."""
+    template = ChatTemplate(HOSTILE[name], {})
+    problem = template.problem()
+    assert problem is not None
+    assert template.form() == ChatForm()
+    with pytest.raises(InvalidInputError, match=r"chat = .*cannot be used: " + re.escape(problem)):
+        template.render(TURNS, [])
+
+
+def test_a_template_may_exceed_its_limits_for_one_conversation() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content * m.content | int }}{% endfor %}", {})
+    for content in ("1" * 11, str(1 << 22)):
+        with pytest.raises(InvalidInputError, match=r"chat template fails: (needs|writes) over"):
+            template.render([{"role": "user", "content": content}], [])
+    assert template.render([{"role": "user", "content": "3"}], []) == "333"
+
+
+def test_a_conversation_that_is_nested_too_deeply_is_refused() -> None:
+    tools: list[Any] = [json.loads("[" * 900 + "]" * 900)]
+    with pytest.raises(InvalidInputError, match=r"chat = .*(deep|recursion)"):
+        ascii_tokenizer().encode_chat(TURNS, tools)
 
 
 def test_bad_templates_are_refused() -> None:

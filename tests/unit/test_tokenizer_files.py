@@ -1,6 +1,7 @@
 """Tokenizers are read from all of their files, like in `transformers`."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from specinfer.detokenizer import Detokenizer
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.config_files import load_config
+from specinfer.model.weights.packed.scheme import read_scheme
+from specinfer.model.weights.source import algorithm_of, has_own_mtp, is_draft_checkpoint
 from specinfer.scheduling.text import TextPiece, TextStream
 from specinfer.special_tokens import tokenizer_end
 from specinfer.tokenizer import Tokenizer
+from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import tiny_transformers
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -213,3 +217,32 @@ def test_a_configuration_with_impossible_values_is_named(name: str, value: objec
     (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
     with pytest.raises((SettingError, IncompatibleError), match=r"config\.json: "):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "chat_template.json",
+        "generation_config.json",
+    ],
+)
+def test_a_file_that_is_nested_too_deeply_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(ascii_tokenizer().to_json())
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / name).write_text('{"a":' * 100_000)
+    with pytest.raises((SettingError, IncompatibleError), match=name.replace(".", r"\.")):  # noqa: PT012  # either may raise
+        Tokenizer.load(tmp_path)
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("reads", [is_draft_checkpoint, has_own_mtp, algorithm_of, read_scheme])
+def test_each_reader_of_a_configuration_refuses_deep_ones(
+    reads: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(SettingError, match=r"config\.json.*nested too deeply"):
+        reads(tmp_path)

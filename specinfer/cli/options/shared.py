@@ -16,6 +16,7 @@ from specinfer.errors import InvalidInputError
 from specinfer.model.cache.kv_types import KV_TYPE_HELP
 from specinfer.model.formats.registry import weights_help
 from specinfer.prompts import read_text
+from specinfer.system.append_file import private
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
@@ -233,7 +234,7 @@ def check_writable(field: str, path: Path) -> None:
         InvalidInputError: if the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        open(path, "ab", opener=private).close()
     except OSError as error:
         raise InvalidInputError(field, str(path), f"cannot be written: {error.strerror or error}") from error

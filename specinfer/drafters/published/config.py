@@ -1,6 +1,5 @@
 """Read the `config.json` of a published draft, and refuse unknown fields."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.draft_checkpoint import checked_config, target_config, verifier_fields
+from specinfer.system.json_files import read_json
 
 _KINDS = ("llama", "qwen3")
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
@@ -237,7 +237,7 @@ def _check_verifier(
         raise IncompatibleError(
             f"speculators_config.verifier.architectures = {named!r}: must be a list of names"
         )
-    architectures = json.loads((target_directory / "config.json").read_bytes()).get("architectures") or ()
+    architectures = read_json(target_directory / "config.json").get("architectures") or ()
     if named and architectures and not set(named) & set(architectures):
         stated = f"speculators_config.verifier.architectures = {named!r}"
         raise IncompatibleError(f"{stated}: the target {target_directory} has {list(architectures)!r}")

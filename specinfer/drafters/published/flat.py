@@ -13,7 +13,6 @@ A draft that reads the last layer is refused, since some libraries read this lay
 others after it.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.source import FLAT_ARCHITECTURE, FLAT_FIELD, is_flat_draft
+from specinfer.system.json_files import read_json
 
 _MASK, _CAUSAL, _LAYERS, _WIDTH = (
     f"{FLAT_FIELD}.{name}"
@@ -42,7 +42,7 @@ def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
     Raises:
         IncompatibleError: naming a field or tensor that is unknown or does not match the target.
     """
-    if not is_flat_draft(json.loads((directory / "config.json").read_bytes())):
+    if not is_flat_draft(read_json(directory / "config.json")):
         return load_block_draft(DFlashSource, directory, target_directory)
     with naming(directory):
         config = _read(directory, target_directory)
@@ -64,7 +64,7 @@ def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
 
 def _read(directory: Path, target_directory: Path) -> PublishedConfig:
     """Read `config.json`, and compare its sizes with the target's."""
-    config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
+    config: dict[str, Any] = read_json(directory / "config.json")
     check_sizes(config)
     must_be(config, {"architectures": [FLAT_ARCHITECTURE], "model_type": "qwen3"})
     shape = {name: value for name, value in config.items() if name not in _OWN | _DESCRIBED}

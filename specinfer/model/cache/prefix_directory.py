@@ -6,13 +6,12 @@ A file has a header and the bytes of one block:
 
 The hash covers a block's tokens and all tokens before. The fingerprint covers the model and the layout of its cache.
 A file with another fingerprint or a wrong checksum is ignored and logged. Files appear whole (`os.replace`), so
-processes may share a directory. A thread writes and deletes files: a block takes milliseconds, and a prompt may
-evict hundreds of blocks in one step.
+processes may share a directory; each lists it again after writing a twentieth of the limit. Names reveal whether a
+prompt was used, so only the owner may list them. A thread writes and deletes files: a block takes milliseconds, and a
+prompt may evict hundreds of blocks in one step.
 """
 
 import logging
-import os
-import tempfile
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -21,15 +20,24 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from specinfer.model.cache.block_files import (
+    SUFFIX,
+    delete,
+    delete_unfinished,
+    list_files,
+    read_regular,
+    touch,
+    write_whole,
+)
+
 log = logging.getLogger(__name__)
 
 _MAGIC = b"SIKV0001"
-_SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _BACKLOG_BYTES = 1 << 28
 """Maximum bytes of blocks queued for the disk."""
-_UNFINISHED_S = 600.0
-"""Age in seconds after which an unfinished file is deleted."""
 _PARTS = (len(_MAGIC), 16, 16, 16)
+_LISTED_AFTER = 20
+"""Files are listed again after writing this part of the limit."""
 
 
 class PrefixDirectory:
@@ -57,13 +65,23 @@ class PrefixDirectory:
         """Queued writes: path of the file, and the writer thread's task."""
         self._pending: dict[Path, bytes] = {}
         """Content of the queued files."""
-        _delete_unfinished(directory)
+        self._chores: dict[Path, int | None] = {}
+        """Files to delete (None), or to give this time of use (ns)."""
+        self._chore: Future[None] | None = None
+        self._list: Future[list[tuple[int, Path, int]]] | None = None
+        """Task that lists the directory, until its result is used."""
+        self._unlisted = 0
+        """Bytes queued since the directory was listed."""
+        self._dropped: set[Path] = set()
+        """Files deleted since the list was queued."""
+        self._used: dict[Path, int] = {}
+        """Times of use (ns) that files may not have yet."""
+        with suppress(OSError):  # made by an older version; missing, or another user's
+            (directory / self._fingerprint.hex()).chmod(0o700)
+        delete_unfinished(directory)
         self._latest = 0
         """Time of the latest use in nanoseconds, strictly increasing."""
-        for used, path, size in _files(directory):
-            self._sizes[path] = size
-            self._total += size
-            self._latest = used
+        self._merge(list_files(directory))
         self.read_blocks = 0
         """Number of blocks read since the start."""
         self.written_blocks = 0
@@ -87,7 +105,7 @@ class PrefixDirectory:
         if path in self._pending:
             return self._pending[path]
         try:
-            content = path.read_bytes()
+            content = read_regular(path, sum(_PARTS) + size)
         except FileNotFoundError:  # deleted by another process
             self._forget(path)
             return None
@@ -109,7 +127,23 @@ class PrefixDirectory:
         for path in map(self._path, reversed(keys)):
             if path in self._sizes:
                 self._sizes.move_to_end(path)
-                self._writer.submit(_touch, path, self._now())
+                self._queue_chore(path, self._now())
+
+    def _queue_chore(self, path: Path, used: int | None) -> None:
+        self._chores[path] = used
+        if used is not None:
+            self._used[path] = used
+        if self._chore is None or self._chore.done():  # at most one task waits, however slow the disk is
+            self._chore = self._writer.submit(self._do_chores)
+
+    def _do_chores(self) -> None:
+        """Delete files and store times of use; runs in the writer thread."""
+        while self._chores:
+            path, used = self._chores.popitem()
+            if used is None:
+                delete(path)
+            else:
+                touch(path, used)
 
     def write(self, key: bytes, data: bytes, wait: bool = False) -> None:
         """Queue a block for writing, unless it has a file.
@@ -120,19 +154,40 @@ class PrefixDirectory:
         """
         if key in self:
             return
-        if wait and self._pending_bytes + len(data) > _BACKLOG_BYTES:
-            self.flush()
-        while self._pending and self._pending_bytes + len(data) > _BACKLOG_BYTES:
+        backlog = min(_BACKLOG_BYTES, self._limit)
+        if wait and self._pending_bytes + len(data) > backlog:
+            self._wait()
+        while self._pending and self._pending_bytes + len(data) > backlog:
             if not self._cancel_oldest():
                 return
         path = self._path(key)
         self._excluded.discard(path)
+        self._chores.pop(path, None)
         self._forget(path)
         self._sizes[path] = sum(_PARTS) + len(data)
         self._total += self._sizes[path]
         self._pending[path] = data
         self._tasks.append((path, self._writer.submit(self._write, path, key, data, self._now())))
+        self._unlisted += self._sizes[path]
+        if self._unlisted > self._limit // _LISTED_AFTER and self._list is None:
+            self._queue_list()
         self._delete_oldest()
+
+    def _queue_list(self) -> None:
+        self._list, self._unlisted = self._writer.submit(list_files, self._directory), 0
+        self._dropped.clear()
+
+    def _merge(self, found: Sequence[tuple[int, Path, int]]) -> None:
+        """Replace the known files by those found and those queued."""
+        queued = {path: self._sizes[path] for path, _ in self._tasks if path in self._sizes}
+        kept = sorted(
+            (max(when, self._used.get(path, 0)), path, size)
+            for when, path, size in found
+            if path not in queued and path not in self._dropped
+        )
+        self._sizes = OrderedDict((path, size) for _, path, size in kept) | queued
+        self._total = sum(self._sizes.values())
+        self._latest = max([self._latest, *(when for when, _, _ in kept[-1:])])
 
     @property
     def _pending_bytes(self) -> int:
@@ -150,9 +205,13 @@ class PrefixDirectory:
 
     def flush(self) -> None:
         """Wait until all queued blocks are written and deletions are done."""
-        for _, task in self._tasks:
-            task.exception()
-        self._writer.submit(lambda: None).result()  # deletions
+        self._wait()
+        self._queue_list()
+        self._wait()
+        self._wait()  # for deletions that the list led to
+
+    def _wait(self) -> None:
+        self._writer.submit(self._do_chores).result()
         self._collect()
 
     def _now(self) -> int:
@@ -161,11 +220,18 @@ class PrefixDirectory:
 
     def _write(self, path: Path, key: bytes, data: bytes, used: int) -> None:
         """Write a block's file; runs in the writer thread."""
-        _write_whole(path, self._header(key, data) + data)
-        _touch(path, used)
+        write_whole(path, self._header(key, data) + data)
+        touch(path, used)
 
     def _collect(self) -> None:
-        """Remove finished writes from the queue; log an error."""
+        """Remove finished writes from the queue; use a finished list.
+
+        The first error of several writes is logged.
+        """
+        if self._list is not None and self._list.done():  # before the queue, which has what the list may lack
+            found, self._list = self._list.result(), None
+            self._merge(found)
+            self._delete_oldest()
         while self._tasks and self._tasks[0][1].done():
             path, task = self._tasks.popleft()
             if not any(path == other for other, _ in self._tasks):
@@ -182,11 +248,13 @@ class PrefixDirectory:
     def _delete_oldest(self) -> None:
         while self._total > self._limit and self._sizes:
             path = next(iter(self._sizes))
-            self._writer.submit(_delete, path)
+            self._queue_chore(path, None)
+            self._dropped.add(path)
             self._forget(path)
 
     def _forget(self, path: Path) -> None:
         self._total -= self._sizes.pop(path, 0)
+        self._used.pop(path, None)
 
     def _exclude(self, path: Path, reason: str) -> None:
         log.warning("%s: this cached prefix is not used: %s", path, reason)
@@ -194,53 +262,8 @@ class PrefixDirectory:
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()
-        return self._directory / self._fingerprint.hex() / name[:2] / (name + _SUFFIX)
+        return self._directory / self._fingerprint.hex() / name[:2] / (name + SUFFIX)
 
     def _header(self, key: bytes, data: bytes) -> bytes:
         checksum = blake2b(data, digest_size=16).digest()
         return _MAGIC + self._fingerprint + key + checksum
-
-
-def _files(directory: Path) -> list[tuple[int, Path, int]]:
-    """Return (time of use in ns, path, bytes) of blocks, oldest first."""
-    files = []
-    for path in directory.glob(f"*/*/*{_SUFFIX}"):
-        try:
-            status = path.stat()
-        except FileNotFoundError:  # deleted by another process
-            continue
-        files.append((status.st_mtime_ns, path, status.st_size))
-    return sorted(files)
-
-
-def _touch(path: Path, used: int) -> None:
-    """Store the time of use (ns) in the file, for later processes."""
-    with suppress(OSError):  # the file is another user's, read-only or deleted
-        os.utime(path, ns=(used, used))
-
-
-def _delete(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        log.warning("%s: cannot be deleted: %s", path, error)
-
-
-def _delete_unfinished(directory: Path) -> None:
-    """Delete old temporary files of processes that ended while writing."""
-    for path in directory.glob(f"*/*/*{_UNFINISHED}"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _UNFINISHED_S:
-                path.unlink()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_UNFINISHED, delete=False) as file:
-        try:
-            file.write(content)
-            file.close()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise

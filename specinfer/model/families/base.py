@@ -15,7 +15,8 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.positions import head_width, rotary
-from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+from specinfer.model.weights.gguf_files.keys import Metadata
+from specinfer.model.weights.gguf_files.metadata import GgufFile
 
 POSITIONS = "model.embed_positions.weight"
 """Name of the table of learnt position embeddings."""

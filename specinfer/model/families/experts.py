@@ -155,8 +155,10 @@ GGUF_SHARED = {
 
 def expert_counts(file: GgufFile, count: str) -> Fields:
     """Return fields: the file's number of experts (`count`), and experts per token."""
-    used = file.meta.count("expert_used_count")
-    return {count: file.meta.count("expert_count"), "num_experts_per_tok": used}
+    used, every = file.meta.count("expert_used_count"), file.meta.count("expert_count")
+    if used > every:
+        raise file.meta.refused("expert_used_count", f"must be at most {every}, the experts")
+    return {count: every, "num_experts_per_tok": used}
 
 
 def expert_size(file: GgufFile) -> int:

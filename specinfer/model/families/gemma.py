@@ -79,8 +79,8 @@ def _second_gguf(file: GgufFile) -> tuple[Any, Fields]:
         "sliding_window": file.meta.count("attention.sliding_window", 4096),
         "layer_types": file.layer_kinds(2),
         "query_pre_attn_scalar": _scalar(file),
-        "attn_logit_softcapping": file.meta.number("attn_logit_softcapping", 50.0) or None,
-        "final_logit_softcapping": file.meta.number("final_logit_softcapping", 30.0) or None,
+        "attn_logit_softcapping": file.meta.number("attn_logit_softcapping", 50.0, zero=True) or None,
+        "final_logit_softcapping": file.meta.number("final_logit_softcapping", 30.0, zero=True) or None,
     }
     return Gemma2Config, own
 
@@ -94,7 +94,7 @@ def _third_gguf(file: GgufFile) -> tuple[Any, Fields]:
         "sliding_window": file.meta.count("attention.sliding_window"),
         "layer_types": file.layer_kinds(6),
         "query_pre_attn_scalar": _scalar(file),
-        "final_logit_softcapping": file.meta.number("final_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": file.meta.number("final_logit_softcapping", 0.0, zero=True) or None,
     }
     return Gemma3TextConfig, own
 
@@ -103,7 +103,7 @@ def _scalar(file: GgufFile) -> int:
     meta = file.meta
     if meta.count("block_count") != _LARGEST[meta.architecture]:
         return file.head_dim
-    return meta.count("embedding_length") // meta.count("attention.head_count")
+    return meta.count("embedding_length") // meta.heads()[0]
 
 
 _PARTS = GGUF_PARTS | POST_NORMS | {"pre_feedforward_layernorm": "ffn_norm"}

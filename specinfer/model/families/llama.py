@@ -19,7 +19,7 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
     if file.meta.get("expert_count", 0):
         return MixtralConfig, fields | expert_counts(file, "num_local_experts")
     if file.meta.has("attention.sliding_window"):
-        window = int(file.meta.number("attention.sliding_window"))
+        window = file.meta.optional_count("attention.sliding_window")
         return MistralConfig, fields | {"sliding_window": window or None}
     return LlamaConfig, fields | {"attention_bias": file.has_bias}
 

@@ -81,7 +81,7 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
     elif file.factors or kind == "longrope":
         tensors = f"the tensors {ROPE_SHORT} and {ROPE_LONG}, not {[*file.factors]}"
         raise meta.refused("rope.scaling.type", f"longrope needs {tensors}")
-    window = int(meta.number("attention.sliding_window", 0)) or None
+    window = meta.optional_count("attention.sliding_window") or None
     own = {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": window}
     return Phi3Config, own
 

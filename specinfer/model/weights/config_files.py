@@ -1,6 +1,5 @@
 """Reads configurations from `config.json`, through `transformers`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
 from specinfer.special_tokens import tokenizer_end
+from specinfer.system.json_files import parse_json
 
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activation's name in configurations -> ours."""
@@ -40,7 +40,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     if not (directory / "config.json").is_file():
         raise SettingError("model", str(directory), "the directory has no config.json")
     try:
-        fields = json.loads((directory / "config.json").read_bytes())
+        fields = parse_json((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise SettingError("model", str(directory), f"config.json: not a valid JSON file: {error}") from error
     if isinstance(fields, dict):
@@ -61,7 +61,12 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     if path.is_file():
         try:
             generation = GenerationConfig.from_pretrained(directory)
-        except (OSError, ValueError, TypeError) as error:  # not JSON, no object, or unacceptable values
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # not JSON, no object, or unacceptable values
             raise SettingError("model", str(path), f"cannot be read: {str(error).splitlines()[0]}") from error
     end = tokenizer_end(directory)
     known = eos_token_ids(hf, generation)

@@ -23,6 +23,7 @@ from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.source import KIND
+from specinfer.system.json_files import read_json
 
 FINGERPRINT = "embedding_fingerprint"
 """Field of `verifier` in `config.json` that only this package writes."""
@@ -47,7 +48,7 @@ def verifier_of(directory: Path) -> str:
     Raises:
         IncompatibleError: if the checkpoint does not name its target.
     """
-    name = verifier_fields(json.loads((directory / "config.json").read_bytes())).get("name_or_path")
+    name = verifier_fields(read_json(directory / "config.json")).get("name_or_path")
     if not isinstance(name, str):
         field = "speculators_config.verifier.name_or_path"
         raise IncompatibleError(f"{directory}: {field} = {name!r}: must be the target's name")
@@ -126,7 +127,7 @@ def _speculators_config(
 ) -> dict[str, Any]:
     """Return the fields of `config.json` that the `speculators` format requires."""
     target = open_weights(target_directory, load_config(target_directory))
-    target_config = json.loads((target_directory / "config.json").read_bytes())
+    target_config = read_json(target_directory / "config.json")
     return {
         "speculators_version": "0.1.0",
         "transformer_layer_config": {**target_config, **shape},
@@ -185,7 +186,7 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
     Raises:
         IncompatibleError: if the algorithm is not `algorithm`, or the draft was trained for another target.
     """
-    config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
+    config: dict[str, Any] = read_json(directory / "config.json")
     if config.get(KIND) != algorithm:
         raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r}: must be {algorithm!r}")
     check_sizes(config)

@@ -3,7 +3,6 @@
 Tensors are read one at a time on request, so that memory never has two copies of a model.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.interfaces import NamedTensors
+from specinfer.system.json_files import parse_json
 
 _WHOLE = "model.safetensors"
 
@@ -93,7 +93,7 @@ def _index(directory: Path) -> dict[str, Path]:
         return _names_in([directory / _WHOLE] if (directory / _WHOLE).is_file() else files)
     try:
         listed = {
-            name: directory / file for name, file in json.loads(index_file.read_bytes())["weight_map"].items()
+            name: directory / file for name, file in parse_json(index_file.read_bytes())["weight_map"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IncompatibleError(f"{index_file}: must have weight_map, file by tensor: {error!r}") from error

@@ -14,6 +14,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
 from specinfer.model.weights.source import kept_gguf
+from specinfer.system.json_files import parse_json
 
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3
@@ -63,7 +64,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 def _configuration(path: Path) -> str:
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(path.read_bytes())
     except ValueError as error:
         raise IncompatibleError(f"{path}: not a valid JSON file: {error}") from error
     return json.dumps(
@@ -90,7 +91,7 @@ def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
 
 def _tensors(path: Path, header: bytes) -> list[Span]:
     try:
-        described = json.loads(header)
+        described = parse_json(header)
         return sorted(
             (int(first), int(last))
             for first, last in (

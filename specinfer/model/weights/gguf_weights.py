@@ -15,7 +15,8 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.families import gguf_layout
 from specinfer.model.weights.files import TensorSlice
-from specinfer.model.weights.gguf_files.metadata import ROPE_TENSORS, GgufFile, Metadata, hf_names, one_count
+from specinfer.model.weights.gguf_files.keys import Metadata
+from specinfer.model.weights.gguf_files.metadata import ROPE_TENSORS, GgufFile, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
 from specinfer.model.weights.interfaces import Blocks, NamedTensors
@@ -56,8 +57,7 @@ class GgufWeights(NamedTensors):
         self._layout = layout = gguf_layout(self.metadata.architecture)
         self._heads = self._kv_heads = 0
         if layout.attends:
-            self._heads = one_count(self.metadata, "attention.head_count")
-            self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
+            self._heads, self._kv_heads = self.metadata.heads()
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(
@@ -97,8 +97,16 @@ class GgufWeights(NamedTensors):
 
     @property
     def rope_factors(self) -> dict[str, list[float]]:
-        """Lists of divisors of the rotary frequencies, by tensor name."""
-        return {name: self._tensors[name][1].data.tolist() for name in ROPE_TENSORS & self._tensors.keys()}
+        """Lists of divisors of the rotary frequencies, by tensor name.
+
+        Raises:
+            IncompatibleError: if a divisor is not a number above 0.
+        """
+        stored = {name: self._tensors[name][1].data for name in ROPE_TENSORS & self._tensors.keys()}
+        for name, divisors in stored.items():
+            if not (np.isfinite(divisors) & (divisors > 0)).all():
+                raise IncompatibleError(f"GGUF: {name}: must have finite numbers above 0")
+        return {name: divisors.tolist() for name, divisors in stored.items()}
 
     @property
     def parameters(self) -> int:

@@ -1,6 +1,5 @@
 """Finds a model directory's GGUF file, and the record of its conversion."""
 
-import json
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from specinfer.errors import SettingError
 from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
+from specinfer.system.json_files import parse_json, read_json
 
 KEPT_GGUF = "source.gguf"
 """Name of the GGUF file or its link in a model directory."""
@@ -54,7 +54,7 @@ def is_draft_checkpoint(directory: Path) -> bool:
     path = directory / "config.json"
     if not path.is_file():
         return False
-    fields = json.loads(path.read_bytes())
+    fields = read_json(path)
     return "speculators_config" in fields or is_flat_draft(fields)
 
 
@@ -69,7 +69,7 @@ def is_flat_draft(fields: Any) -> bool:
 def has_own_mtp(directory: Path) -> bool:
     """Return whether a checkpoint has a supported layer for multi-token prediction."""
     path = directory / "config.json"
-    fields = json.loads(path.read_bytes()) if path.is_file() else {}
+    fields = read_json(path)
     if not str(fields.get("model_type")).startswith(_WITH_MTP):
         return False
     if kept_gguf(directory) is not None:
@@ -81,7 +81,7 @@ def has_own_mtp(directory: Path) -> bool:
 def stored_tensors(path: Path) -> dict[str, Any]:
     """Return a safetensors file's header: the tensors by name."""
     with path.open("rb") as file:
-        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
     return header
 
@@ -91,14 +91,14 @@ def algorithm_of(directory: Path) -> Any:
 
     A DFlash draft in `transformers`' layout lacks the field; then return "dflash".
     """
-    fields = json.loads((directory / "config.json").read_bytes())
+    fields = read_json(directory / "config.json")
     return FLAT_ALGORITHM if is_flat_draft(fields) else fields.get(KIND)
 
 
 def read_record(directory: Path) -> dict[str, Any]:
     """Return the record of a directory's conversion; empty if it has none."""
     try:
-        record = json.loads((directory / RECORD).read_bytes())
+        record = parse_json((directory / RECORD).read_bytes())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
@@ -118,7 +118,11 @@ def check_gguf(path: Path) -> None:
     except OSError as error:
         raise SettingError("model", str(path), f"cannot be read: {error.strerror or error}") from error
     if start != _MAGIC:
-        raise SettingError("model", str(path), f"not a GGUF file: begins with {start!r}, not {_MAGIC!r}")
+        in_folder = path.suffix == ".safetensors" or (path.parent / "config.json").is_file()
+        hint = f"; give its folder, {path.absolute().parent}" if in_folder else ""
+        raise SettingError(
+            "model", str(path), f"not a GGUF file: begins with {start!r}, not {_MAGIC!r}{hint}"
+        )
 
 
 def file_fingerprint(path: Path) -> str:

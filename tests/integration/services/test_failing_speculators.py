@@ -120,7 +120,8 @@ async def test_failed_drafts_are_counted_and_logged_by_name_but_not_each(
     assert len(lines) == 2, lines
     assert "speculator bad at" in lines[0] + lines[1]
     assert (
-        "(1 so far): the drafter failed: RuntimeError at test_failing_speculators.py:" in lines[0] + lines[1]
+        "(1 so far): the drafter ScriptedDrafter failed: RuntimeError at test_failing_speculators.py:"
+        in lines[0] + lines[1]
     )
     assert "speculator odd at" in lines[0] + lines[1]
     assert "(1 so far): malformed tree: tree.token_ids" in lines[0] + lines[1]

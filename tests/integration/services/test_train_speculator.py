@@ -60,7 +60,7 @@ async def test_what_it_trains_is_served_and_accepted(
         assert shares == sorted(shares)
     assert "end to end: 2 held-out prompts" in shown
     assert f"\n{out}: " in shown
-    assert shown.splitlines()[-1].removeprefix("do not ").startswith("serve it: ")
+    assert shown.splitlines()[-1].startswith("not known whether to serve it: ")  # after seconds of training
     assert draft_group("any", str(out)) == {"drafter": f"ngram+{name}", "model": str(out)}
     drafter = make_drafter(name, DrafterOptions(model=str(out), dtype="float32", kv_tokens=2048))
     prompt = ascii_tokenizer().encode(PROMPTS[3])

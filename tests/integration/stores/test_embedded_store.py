@@ -1,5 +1,6 @@
 """The embedded store answers as Redis does for a single gateway, and its file stores all of it."""
 
+import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable
@@ -227,6 +228,23 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
     EmbeddedStore("other", 60, path=link).close()
     assert link.is_symlink()
     EmbeddedStore("other", 60, path=path).close()
+
+
+def test_only_the_owner_may_read_or_lock_the_file(tmp_path: Path) -> None:
+    """It has all callers' texts, and a lock by another user would end the start of a server."""
+    path = tmp_path / "store.jsonl"
+    path.touch(0o644)  # as older versions made it
+    path.with_name("store.jsonl.lock").touch(0o644)
+    before = os.umask(0)
+    try:
+        for name in (path, tmp_path / "new"):
+            EmbeddedStore("me", 60, path=name).close()
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    with pytest.raises(SettingError, match=r"store = .*missing/store\.jsonl'"):
+        EmbeddedStore("me", 60, path=tmp_path / "missing" / "store.jsonl")
+    assert not (tmp_path / "missing").exists()
 
 
 async def test_deleted_requests_are_removed_from_the_file(

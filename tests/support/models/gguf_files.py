@@ -326,7 +326,7 @@ class Gguf:
                 case bool():
                     writer.add_bool(name, value)
                 case int():
-                    writer.add_uint32(name, value)
+                    (writer.add_int32 if value < 0 else writer.add_uint32)(name, value)
                 case float():
                     writer.add_float32(name, value)
                 case list():

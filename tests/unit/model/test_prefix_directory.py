@@ -280,6 +280,79 @@ def test_a_slow_disk_delays_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert prefixes.total_bytes == later.total_bytes
 
 
+@pytest.mark.parametrize("planted", ["pipe", "link", "large", "folder", "longer"])
+def test_only_regular_files_of_a_blocks_size_are_read(planted: str, tmp_path: Path) -> None:
+    """Reading a pipe would not return, and reading a large file would take all memory."""
+    written = PrefixDirectory(tmp_path, "model", 1 << 50)
+    written.write(key(1), bytes(1000))
+    written.flush()
+    (path,) = tmp_path.rglob("*.kv")
+    for first in (True, False):
+        prefixes = PrefixDirectory(tmp_path, "model", 1 << 50)
+        if first:
+            content = path.read_bytes()
+            path.unlink()
+            match planted:
+                case "pipe":
+                    os.mkfifo(path)
+                case "link":
+                    path.symlink_to("/dev/zero")
+                case "large":
+                    path.touch()
+                    os.truncate(path, 1 << 40)
+                case "folder":
+                    path.mkdir()
+                case "longer":
+                    path.write_bytes(content + b"x")
+        assert prefixes.read(key(1), 1000) is None
+
+
+def test_processes_share_one_limit_and_find_each_others_blocks(tmp_path: Path) -> None:
+    limit = 40 * 1056
+    first, second = (PrefixDirectory(tmp_path, "model", limit) for _ in range(2))
+    for number in range(60):
+        for half, prefixes in enumerate((first, second)):
+            prefixes.write(key(2 * number + half), bytes(1000))
+            prefixes.flush()
+    total = sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
+    assert 0.9 * limit < total <= limit == pytest.approx(second.total_bytes, abs=2112)
+    assert second.read(key(118), 1000) == bytes(1000)
+    assert first.read(key(0), 1000) is None
+
+
+def test_only_the_owner_may_list_the_blocks(tmp_path: Path) -> None:
+    """A name is the hash of a prompt, so it tells whether a guessed prompt was used."""
+    before = os.umask(0)
+    try:
+        prefixes = PrefixDirectory(tmp_path / "new", "model", 1 << 20)
+        prefixes.write(key(1), bytes(1000))
+        prefixes.flush()
+        modes = {path.stat().st_mode & 0o77 for path in (tmp_path / "new", *(tmp_path / "new").rglob("*"))}
+        assert modes == {0}
+        (block,) = (tmp_path / "new").rglob("*.kv")
+        block.parents[1].chmod(0o755)  # as older versions made it
+        PrefixDirectory(tmp_path / "new", "model", 1 << 20)
+        assert block.parents[1].stat().st_mode & 0o77 == 0
+    finally:
+        os.umask(before)
+
+
+def test_a_disk_that_hangs_makes_no_queue(tmp_path: Path) -> None:
+    prefixes, disk = PrefixDirectory(tmp_path, "model", 1 << 20), threading.Event()
+    keys = [key(number) for number in range(50)]
+    for name in keys:
+        prefixes.write(name, bytes(1000))
+    prefixes.flush()
+    prefixes._writer.submit(disk.wait)
+    for _ in range(100):
+        prefixes.note_use(keys)
+    assert prefixes._writer._work_queue.qsize() <= 1
+    disk.set()
+    prefixes.flush()
+    times = [prefixes._path(name).stat().st_mtime_ns for name in keys]
+    assert times == sorted(times, reverse=True), "the beginning of a prompt is the latest"
+
+
 def test_read_only_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
     prefixes.write(key(1), bytes(1000))

@@ -52,8 +52,9 @@ def _scripted(job: DraftJob) -> TokenTree:
     ("make", "reason"),
     [
         (lambda: CustomDrafter(_raises, "mine:draft"), "mine:draft failed: ValueError at"),
+        (lambda: ScriptedDrafter(lambda _: None), "the drafter ScriptedDrafter failed: it returned NoneType"),  # type: ignore[arg-type,return-value]
         (lambda: CustomDrafter(lambda *_: "no tree", "mine:draft"), "mine:draft returned str"),
-        (lambda: ScriptedDrafter(_scripted), "the drafter failed: KeyError at"),
+        (lambda: ScriptedDrafter(_scripted), "the drafter ScriptedDrafter failed: KeyError at"),
     ],
 )
 async def test_a_service_logs_that_its_drafter_raises(

@@ -16,6 +16,7 @@ from specinfer.model.offload.stores import DiskStore
 from specinfer.sampling import Sampling
 from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.acceptance import Verdict
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
@@ -254,3 +255,40 @@ def test_a_layer_that_cannot_be_read_is_tried_again(
         assert len(got) > 8
     engine.settle()
     engine.runner.cache.check()
+
+
+def _raises(tree: TokenTree, *_: object) -> Verdict:
+    raise ValueError("secret", tree)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (lambda tree, *_: Verdict((len(tree) + 5,), 3), "it returned node 10 of a tree with 5 nodes"),
+        (lambda *_: Verdict((-1,), 3), "it returned node -1 of a tree with 5 nodes"),
+        (lambda *_: Verdict((0,), 3), "it returned node 0 of a tree with 5 nodes"),
+        (lambda *_: Verdict((2, 1), 3), "it returned node 1, which is no child of node 2"),
+        (lambda *_: Verdict((3,), 3), "it returned node 3, which is no child of node 0"),
+        (lambda *_: Verdict((), 97), "it returned a bonus token outside the vocabulary of 97 tokens"),
+        (lambda *_: Verdict((), -1), "it returned a bonus token outside the vocabulary of 97 tokens"),
+        (lambda *_: None, "it returned NoneType, not a Verdict"),
+        (_raises, "failed: ValueError at test_faults.py:"),
+    ],
+)
+def test_a_wrong_rule_ends_its_request_with_a_sentence(
+    rule: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other requests go on, and no log line shows tokens or a request's state."""
+    engine = VerifierEngine(runner_of(tiny_transformers("llama", head_dim=16)))
+    monkeypatch.setattr(engine._trees, "_stochastic", rule)
+    requests = Requests(engine, None)
+    statuses = requests.step()
+    assert statuses == [EntryStatus.OK, EntryStatus.ERROR] * 2
+    assert reason in requests.ended[1]
+    assert "the acceptance rule traversal" in requests.ended[1]
+    assert requests.step() == [EntryStatus.OK] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{requests.ended[number]}; its request is forgotten" for number in (1, 3)
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+    assert engine.faults == 2

@@ -16,7 +16,8 @@ from specinfer.model.families.base import (
     replaced,
 )
 from specinfer.model.families.positions import FULL, rotary
-from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+from specinfer.model.weights.gguf_files.keys import Metadata
+from specinfer.model.weights.gguf_files.metadata import GgufFile
 
 CONVOLUTION = "conv"
 """Name of recurrent layers in `layer_types`."""

@@ -14,7 +14,8 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import GGUF_PARTS, Fields, GgufLayout
 from specinfer.model.families.experts import expert_counts, gguf_experts
 from specinfer.model.families.granite import granite_factors
-from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+from specinfer.model.weights.gguf_files.keys import Metadata
+from specinfer.model.weights.gguf_files.metadata import GgufFile
 
 _FILE_PARTS = {name: f"ssm_{short}" for name, short in (("in_proj", "in"), ("out_proj", "out"))}
 _FILE_PARTS |= {name: f"ssm_{name}" for name in ("conv1d", "norm")}
@@ -67,7 +68,7 @@ def _granite(file: GgufFile) -> tuple[Any, Fields]:
     meta = file.meta
     heads = meta.layer_values("attention.head_count_kv")
     inner = meta.count("feed_forward_length")
-    used = meta.count("expert_used_count") if meta.get("expert_used_count", 0) else 0
+    used = meta.optional_count("expert_used_count")
     experts = {"num_local_experts": 0, "num_experts_per_tok": used}
     if meta.get("expert_count", 0):
         experts = expert_counts(file, "num_local_experts")

@@ -19,7 +19,8 @@ from specinfer.model.families.experts import (
     shared_size,
 )
 from specinfer.model.families.hybrid.mamba_gguf import decay_logarithms, head_sizes
-from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+from specinfer.model.weights.gguf_files.keys import Metadata, whole_number
+from specinfer.model.weights.gguf_files.metadata import GgufFile
 from specinfer.model.weights.source import MTP_LAYERS
 
 _LINEAR = ".linear_attn."
@@ -61,7 +62,7 @@ def _mixture_config(file: GgufFile) -> tuple[Any, Fields]:
 def _fields(file: GgufFile) -> Fields:
     meta, turned = file.meta, file.meta.count("rope.dimension_count", file.head_dim)
     sections = list(meta.get("rope.dimension_sections", ()))
-    if sections and 2 * sum(sections) != turned:
+    if None in map(whole_number, sections) or (sections and 2 * sum(sections) != turned):
         raise meta.refused("rope.dimension_sections", f"must have a sum of {turned // 2}")
     if file.factors or meta.get("rope.scaling.type", "none") != "none":
         raise meta.refused("rope.scaling.type", "scaled positions are not supported")

@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 def split_stem(name: str) -> str:
     """Return a file's name without part number and extension."""
     named = _NAME.fullmatch(name)
-    return named["stem"] if named else Path(name).stem
+    return named["stem"] if named else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE) or name
 
 
 def split_name(path: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.weights.gguf_files.keys import checked_id
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATES = "tokenizer.chat_template."
@@ -67,9 +68,11 @@ class Vocabulary:
 
     def end_tokens(self) -> list[int]:
         """Return ids of tokens that end an answer: by key, by name."""
-        keyed = [self._get(f"{name}_token_id") for name in _KEYS]
-        named = set(self._named_ends())
-        return list(dict.fromkeys([*(int(value) for value in keyed if value is not None), *sorted(named)]))
+        keyed = [token for name in _KEYS if (token := self._token(name)) is not None]
+        return list(dict.fromkeys([*keyed, *sorted(set(self._named_ends()))]))
+
+    def _token(self, name: str) -> int | None:
+        return checked_id(f"{_PREFIX}{name}_token_id", self._fields.get, len(self.tokens))
 
     def _named_ends(self) -> Iterator[int]:
         ends = set(_TURN_ENDS)
@@ -123,7 +126,7 @@ class Vocabulary:
     def options(self) -> dict[str, Any]:
         """Return further arguments of a tokenizer: special tokens, chat template, BOS, EOS."""
         options: dict[str, Any] = {
-            f"{name}_token": None if (token := self._get(f"{key}_token_id")) is None else self.tokens[token]
+            f"{name}_token": None if (token := self._token(key)) is None else self.tokens[token]
             for name, key in _SPECIAL.items()
         }
         if (template := self._fields.get("tokenizer.chat_template")) is not None:

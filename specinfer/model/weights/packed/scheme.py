@@ -1,12 +1,12 @@
 """Reads a checkpoint's `quantization_config`, or refuses it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specinfer.errors import IncompatibleError
+from specinfer.system.json_files import read_json
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -63,7 +63,7 @@ def read_scheme(directory: Path) -> Scheme | None:
         IncompatibleError: naming an unsupported key and its value.
     """
     path = directory / "config.json"
-    config = json.loads(path.read_bytes()) if path.is_file() else {}
+    config = read_json(path)
     fields = config.get("quantization_config") or config.get("compression_config")
     return scheme_of(fields) if fields else None
 

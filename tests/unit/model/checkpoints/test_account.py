@@ -146,6 +146,9 @@ def test_the_index_must_match_the_files(tmp_path: Path) -> None:
         write(wrong)
         with pytest.raises(IncompatibleError, match=reason):
             SafetensorsWeights(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(IncompatibleError, match=r"must have weight_map.*nested too deeply"):
+        SafetensorsWeights(tmp_path)
     write(listed)
     save_file(one, tmp_path / TENSORS)
     with pytest.raises(
