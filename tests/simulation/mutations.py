@@ -27,7 +27,6 @@ from specinfer.scheduling.text import StopStrings
 from specinfer.verification.engine import VerifierEngine
 from tests.simulation.plan import plan_of
 from tests.simulation.world import run
-from verifier_svc.fence import Fence, Standing
 
 Patch = pytest.MonkeyPatch
 MUTATIONS: dict[str, Callable[[Patch], None]] = {}
@@ -96,17 +95,6 @@ def _a_late_refusal_drops_the_present_run(patch: Patch) -> None:
             present.open = False
 
     patch.setattr(Persistence, "_let_go", letting_go)
-
-
-@_mutation
-def _the_fence_is_not_compared(patch: Patch) -> None:
-    patch.setattr(Fence, "admit", lambda self, number: Standing.CURRENT)
-    patch.setattr(VerifierEngine, "_cached_len", _any_length)
-
-
-def _any_length(self: VerifierEngine, request_id: str) -> int:
-    cached = self._cached.get(request_id)
-    return cached.sequence.length if cached else 0
 
 
 @_mutation

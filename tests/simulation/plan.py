@@ -1,4 +1,4 @@
-"""What happens in a world, drawn from its seed: processes, requests and faults."""
+"""Plans of worlds, drawn from seeds: processes, requests and faults."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

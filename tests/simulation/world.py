@@ -57,7 +57,7 @@ class World:
         self.seen: dict[str, list[int]] = {ask.name: [] for ask in plan.asks}
         """Tokens that each request's client has seen."""
         self.ended: dict[str, str] = {}
-        """How each request ended for its client."""
+        """End of each request, as its client saw it."""
 
     def say(self, text: str) -> None:
         self._trace(f"{self.now:8.3f}  {text}")
