@@ -24,17 +24,28 @@ def followed(function: Function) -> dict[str, Any]:
     return {**_without_patterns(schema), "x-guidance": _COMPACT | {"lenient": True}}
 
 
-_OF_LINE = re.compile(
-    r"tools = .*: at line (\d+), column \d+: (?:failed to compile JSON schema: )?(.*)", re.DOTALL
+_OF_GRAMMAR = re.compile(
+    r"tools = .{117}\.\.\.: (?:at line (?P<line>\d+), column \d+: (?:failed to compile JSON schema: )?)?(?P<why>.*)",
+    re.DOTALL,
 )
+"""An error of a grammar of calls, which quotes its beginning."""
 
 
-def name_function(message: str, functions: Sequence[Function]) -> str:
-    """Replace a grammar's line number in an error by that function's name."""
-    match = _OF_LINE.fullmatch(message)
-    if match is None or int(match[1]) > len(functions):
+def name_function(message: str, functions: Sequence[Function], form: str) -> str:
+    """Replace the grammar in an error by what the error concerns.
+
+    Args:
+        message: the error, renamed.
+        functions: the functions of the grammar's first lines.
+        form: field of the next line's form.
+    """
+    match = _OF_GRAMMAR.fullmatch(message)
+    if match is None:
         return message
-    return f"tools: function {functions[int(match[1]) - 1].name!r}: {match[2]}"
+    line = int(match["line"] or 0)
+    if 0 < line <= len(functions):
+        return f"tools: function {functions[line - 1].name!r}: {match['why']}"
+    return f"{form if line == len(functions) + 1 else 'tools'}: {match['why']}"
 
 
 def _without_patterns(schema: Any) -> Any:

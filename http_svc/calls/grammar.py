@@ -61,14 +61,16 @@ def form_named(name: str) -> CallForm:
 def call_grammar(wanted: Wanted) -> str:
     """Return the grammar of an answer.
 
-    Line i + 1 defines the arguments of function i, so that `name_function` can name the function of an error.
+    Line i + 1 defines the arguments of function i, and the next line an answer without calls, so that
+    `name_function` can name what an error concerns.
     """
     arguments = [
         f"args_{i}: %json {json.dumps(followed(function))}" for i, function in enumerate(wanted.functions)
     ]
     bound = wanted.must_call or wanted.any_object or wanted.other
     answer = _strict(wanted) if bound else _free(wanted)
-    return "\n".join([*arguments, *_section(wanted), *answer, *_reasoning_rules(wanted)])
+    other = [f"other: {wanted.other}"] if wanted.other else []
+    return "\n".join([*arguments, *other, *_section(wanted), *answer, *_reasoning_rules(wanted)])
 
 
 def _section(wanted: Wanted) -> list[str]:
@@ -108,7 +110,7 @@ def _strict(wanted: Wanted) -> list[str]:
         more_rules = ["other_object"]
         rules += object_rules([one.name for one in wanted.functions], wanted.several)
     elif not wanted.must_call:
-        more_rules = [wanted.other]
+        more_rules = ["other"]
     return [
         f"start: {_reasoning_symbol(wanted)} answer",
         f"answer: {' | '.join([*calls, *more_rules])}",

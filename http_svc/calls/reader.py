@@ -17,6 +17,7 @@ from http_svc.calls.heads import (
     begins_calls,
     may_call,
     name_of,
+    without_openers,
 )
 from specinfer.chat.turns import call_id_of
 
@@ -80,6 +81,8 @@ class CallReader:
         self._called: bool | None = None if form.beginnings else True
         """False if the answer has no calls; None if unknown yet."""
         self._text = ""
+        self._searched = self._words_until = 0
+        """In `_text`: where the next head may begin, and the end of the last head that is text."""
         self._calls = list[_Call]()
         """Calls whose name was returned in a delta."""
         self._call: _Call | None = None
@@ -130,25 +133,29 @@ class CallReader:
         return self._shown(self._call)
 
     def _read_words(self) -> list[Delta]:
-        start = 0
-        while (head := HEAD.search(self._text, start)) is not None:
+        while (head := HEAD.search(self._text, self._searched)) is not None:
             name, before = name_of(head)
             if may_call(name, before, self._form):
-                return self._begin(head.start(), head.end(), _Call(name, before))
-            start = head.end()
-        undecided = UNDECIDED.search(self._text, start)
+                start = without_openers(self._text, self._words_until, head.start())
+                return self._begin(start, head.end(), _Call(name, before))
+            self._searched = self._words_until = head.end()
+        undecided = UNDECIDED.search(self._text, self._searched)
         assert undecided is not None
-        place = undecided.start()
+        self._searched = undecided.start()
+        place = without_openers(self._text, self._words_until, self._searched)
         if len(self._text) - place > _MAX_UNDECIDED:
             place = len(self._text)
         return self._take_words(place)
 
     def _take_words(self, place: int) -> list[Delta]:
         words, self._text = self._text[:place], self._text[place:]
+        self._searched = max(0, self._searched - place)
+        self._words_until = max(0, self._words_until - place)
         return [{"content": words}] if words else []
 
     def _begin(self, start: int, end: int, call: _Call) -> list[Delta]:
         words, self._text = self._text[:start], self._text[end:].lstrip()
+        self._searched = self._words_until = 0
         if len(self._calls) == MAX_CALLS:
             self.ended = True
         else:
