@@ -64,7 +64,7 @@ def _spaced(text: str, in_text: bool = False) -> list[str]:
     return signs
 
 
-def _beginnings(signs: Sequence[str]) -> str:
+def prefixes_of(signs: Sequence[str]) -> str:
     """Return an expression that matches every non-empty prefix of `signs`."""
     return signs[0] + "".join([f"(?:{sign}" for sign in signs[1:]]) + ")?" * (len(signs) - 1)
 
@@ -80,10 +80,10 @@ def _whole(before: str, after: str, number: int) -> str:
 
 HEAD = re.compile("|".join([_whole(*head, number) for number, head in enumerate(_HEADS)]))
 """A call's head, without preceding `_OPENERS`."""
-_OPENED = "|".join([_beginnings([*map(re.escape, opener)]) for opener in _OPENERS])
+_OPENED = "|".join([prefixes_of([*map(re.escape, opener)]) for opener in _OPENERS])
 _BEGUN = "|".join(
     [
-        _beginnings([*_spaced(before), f"{_NAME}{{0,{MAX_NAME}}}", *_spaced(after, True), SPACE])
+        prefixes_of([*_spaced(before), f"{_NAME}{{0,{MAX_NAME}}}", *_spaced(after, True), SPACE])
         for before, after in _HEADS
     ]
 )
@@ -99,10 +99,10 @@ def without_openers(text: str, start: int, end: int) -> int:
     return end - opened.end()
 
 
-_CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
+_CLOSED = "|".join([prefixes_of([*map(re.escape, closer)]) for closer in _CLOSERS])
 CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
 """`_CLOSERS` and white space after a call."""
-FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
+FENCE = re.compile(rf"```(?:{prefixes_of([*'json'])}|{prefixes_of([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
 """A Markdown fence at the text's end, possibly with an incomplete language."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
 """The incomplete beginning of a closer at the text's end."""
