@@ -5,23 +5,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from http_svc.body.tools import Function
+from specinfer.constraints.schemas import NAMED_SCHEMAS, VALUES
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """llguidance's options: JSON with fixed white space."""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 """Syntax missing in Rust's regular expressions: look-around and back-references."""
+_OF_PEOPLE = frozenset(
+    "title description $schema examples default $comment deprecated readOnly writeOnly".split()
+)
+"""Keywords that constrain nothing."""
 
 
 def followed(function: Function) -> dict[str, Any]:
-    """Return the schema that constrains the arguments of a call.
+    """Return the schema that constrains the arguments of a call, without texts for people.
 
     Unless the function is strict, unsupported keywords are removed. The prompt still shows them to the model.
     """
     schema = _NO_ARGUMENTS if function.parameters is None else {"type": "object"} | function.parameters
-    if function.strict:
-        return {**schema, "x-guidance": _COMPACT}
-    return {**_without_patterns(schema), "x-guidance": _COMPACT | {"lenient": True}}
+    lenient = not function.strict
+    return {**_bare(schema, lenient), "x-guidance": _COMPACT | ({"lenient": True} if lenient else {})}
 
 
 _OF_GRAMMAR = re.compile(
@@ -48,19 +52,24 @@ def name_function(message: str, functions: Sequence[Function], form: str) -> str
     return f"{form if line == len(functions) + 1 else 'tools'}: {match['why']}"
 
 
-def _without_patterns(schema: Any) -> Any:
-    """Remove the patterns that Rust's regular expressions cannot express."""
+def _bare(schema: Any, lenient: bool) -> Any:
+    """Remove what constrains nothing; if lenient, patterns that Rust's regular expressions cannot express, too."""
     if isinstance(schema, list):
-        return [_without_patterns(part) for part in schema]
+        return [_bare(part, lenient) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if not _is_beyond(key, value)}
-    if isinstance(patterns := kept.get("patternProperties"), dict) and any(
-        map(_LOOKS_AROUND.search, patterns)
-    ):
-        del kept["patternProperties"]
-    return {key: _without_patterns(value) for key, value in kept.items()}
+    kept = {}
+    for key, value in schema.items():
+        if key in _OF_PEOPLE or (lenient and _is_beyond(key, value)):
+            continue
+        if key in NAMED_SCHEMAS and isinstance(value, dict):
+            kept[key] = {name: _bare(part, lenient) for name, part in value.items()}
+        else:
+            kept[key] = value if key in VALUES else _bare(value, lenient)
+    return kept
 
 
 def _is_beyond(key: str, value: Any) -> bool:
+    if key == "patternProperties" and isinstance(value, dict):
+        return any(map(_LOOKS_AROUND.search, value))
     return key == "pattern" and isinstance(value, str) and bool(_LOOKS_AROUND.search(value))

@@ -1,13 +1,13 @@
 """Grammars of answers next to calls: texts of a caller's form, any other JSON object."""
 
 import json
-import re
 from collections.abc import Sequence
 
 from http_svc.calls.heads import SPACE
 from http_svc.calls.reader import MAX_CALLS
 from specinfer.client.options import RequestOptions
 from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.schemas import lark_regex
 
 _TEXT = r'"(\\(["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F])*"'
 _NAME, _TYPE, _ARGUMENTS = '"name"', '"type"', '"(arguments|parameters)"'
@@ -37,16 +37,6 @@ def _one_value(source: str) -> str:
         return json.dumps(json.loads(source))
     except (ValueError, RecursionError):
         return json.dumps(source)
-
-
-def lark_regex(regex: str) -> str:
-    """Return a regular expression as a Lark terminal, which ends at a slash that is not escaped."""
-    parts = re.findall(r"\\.|.", regex, re.DOTALL)
-    return f"/{''.join([_IN_LARK.get(part, part) for part in parts])}/"
-
-
-_IN_LARK = {"/": r"\x2F", r"\/": r"\x2F", "\\\n": r"\n"}
-"""What Lark writes in another way than a regular expression alone."""
 
 
 def object_rules(names: Sequence[str], several: bool) -> list[str]:

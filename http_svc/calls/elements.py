@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from http_svc.calls.references import Types, definitions_in, types_of, values_of
+from specinfer.constraints.references import Types, definitions_in, types_of, values_of
 from specinfer.chat.forms import BY_NAME
 
 Kinds: TypeAlias = Mapping[str, Types]

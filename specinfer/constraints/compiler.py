@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.digits import DigitRows, DigitTokens
-from specinfer.constraints.grammars import grammar_of
+from specinfer.constraints.grammars import grammars_of
 from specinfer.constraints.matcher import Matcher
 from specinfer.errors import IncompatibleError
 from specinfer.system.threads import background_threads
@@ -71,10 +71,13 @@ class Compiler:
             InvalidInputError: naming the field and the position of the error.
         """
         limits = LLParserLimits(verbose_errors=False)  # verbose errors quote the request
-        inner = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
-        if inner.is_error():
-            raise constraint.error(explain(constraint, inner.get_error()))
-        return Matcher(inner, self._vocab_size, self._digit_rows(constraint))
+        message = ""
+        for grammar in grammars_of(constraint):
+            inner = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+            if not inner.is_error():
+                return Matcher(inner, self._vocab_size, self._digit_rows(constraint))
+            message = inner.get_error()
+        raise constraint.error(explain(constraint, message))
 
     def _digit_rows(self, constraint: Constraint) -> DigitRows | None:
         all_json = constraint.kind is ConstraintKind.JSON_SCHEMA

@@ -99,7 +99,7 @@ def definitions_in(part: Any, root: Mapping[str, Any]) -> dict[str, dict[str, An
     needed: dict[str, dict[str, Any]] = {}
     waiting = [part]
     while waiting:
-        for reference in _references(waiting.pop()):
+        for reference in references_in(waiting.pop()):
             mark, table, *rest = [*reference.split("/"), "", ""]
             name = unquote(rest[0]).replace("~1", "/").replace("~0", "~")
             if mark != "#" or table not in _DEFINITIONS or not isinstance(root.get(table), Mapping):
@@ -112,12 +112,12 @@ def definitions_in(part: Any, root: Mapping[str, Any]) -> dict[str, dict[str, An
     return needed
 
 
-def _references(schema: Any) -> Iterator[str]:
+def references_in(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
         if isinstance(reference := schema.get("$ref"), str):
             yield reference
         for value in schema.values():
-            yield from _references(value)
+            yield from references_in(value)
     elif isinstance(schema, list):
         for value in schema:
-            yield from _references(value)
+            yield from references_in(value)
