@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from specinfer.constraints import check_process
-from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.constraint import Constraint, forget_oldest
 from specinfer.constraints.grammars import check_json
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.system.parent_process import ending_with_us
@@ -26,7 +26,7 @@ _SILENT_S = 300.0
 
 Generous, because checks run at low priority.
 """
-_REMEMBERED = 1024
+_REMEMBERED, _REMEMBERED_BYTES = 1024, 2**26
 _WAITING = 64
 _LINE_BYTES = 1 << 20
 """Maximum bytes of an answer line."""
@@ -84,8 +84,7 @@ class Checker:
         self._waiting -= 1
         if task.cancelled() or task.exception() is not None:
             del self._asked[constraint]
-        while len(self._asked) > _REMEMBERED:
-            self._asked.popitem(last=False)
+        forget_oldest(self._asked, _REMEMBERED, _REMEMBERED_BYTES)
 
     async def _ask(self, constraint: Constraint) -> str:
         process = await self._running()

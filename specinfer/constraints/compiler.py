@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.constraint import Constraint, ConstraintKind, forget_oldest
 from specinfer.constraints.digits import DigitRows, DigitTokens
 from specinfer.constraints.grammars import grammars_of
 from specinfer.constraints.matcher import Matcher
@@ -33,8 +33,8 @@ def explain(constraint: Constraint, message: str) -> str:
     return match["why"] if match else message.strip().partition("\n")[0]
 
 
-_REMEMBERED = 128
-"""Maximum cached constraints; a large one takes a few megabytes."""
+_REMEMBERED, _REMEMBERED_BYTES = 128, 2**22
+"""Maximum cached constraints, and bytes of their sources; compiled, these take 50 times as many."""
 
 
 class Compiler:
@@ -62,7 +62,8 @@ class Compiler:
         self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
-        self._expensive: OrderedDict[Constraint, None] = OrderedDict()
+        self._expensive: OrderedDict[int, None] = OrderedDict()
+        """Hashes of constraints, as sources may be large."""
 
     def compile(self, constraint: Constraint) -> Matcher:
         """Compile in the calling thread, without caching.
@@ -88,9 +89,8 @@ class Compiler:
         """Compile in the background; requests copy the shared result (`Matcher.copy`)."""
         if constraint not in self._known:
             self._known[constraint] = self._thread.submit(self.compile, constraint)
+            forget_oldest(self._known, _REMEMBERED, _REMEMBERED_BYTES)
         self._known.move_to_end(constraint)
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
         return self._known[constraint]
 
     def ready(self, constraint: Constraint, patience_s: float = 0.0) -> Matcher | None:
@@ -106,13 +106,13 @@ class Compiler:
 
     def note_expensive(self, constraint: Constraint) -> None:
         """Note that a constraint's masks are too expensive for draft nodes."""
-        self._expensive[constraint] = None
+        self._expensive[hash(constraint)] = None
         while len(self._expensive) > _REMEMBERED:
             self._expensive.popitem(last=False)
 
     def is_expensive(self, constraint: Constraint) -> bool:
         """Return whether `note_expensive` was called for a constraint."""
-        return constraint in self._expensive
+        return hash(constraint) in self._expensive
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

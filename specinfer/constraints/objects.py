@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher
@@ -32,6 +33,7 @@ _ABOUT = {"title", "description", "default", "examples", "$comment", "$schema", 
     *("$defs", "definitions", "deprecated", "readOnly", "writeOnly")
 }
 """Keywords that constrain nothing at their place."""
+_SIMPLE = _SCALAR | _ABOUT | {"type", "enum", "const"}
 _KEY = r'"(\\(["\\\/bfnrt]|u00[01][0-9a-fA-F])|[^"\\\x00-\x1F\x7F])*"'
 _BLANKS = r"[\x20\x0A\x0D\x09]+"
 
@@ -108,6 +110,8 @@ class SchemaRules:
         Raises:
             UnreadableError: if only llguidance can read the schema.
         """
+        if isinstance(schema, dict) and schema.keys() <= _SIMPLE:
+            return self._as_json(schema)
         reference = schema.get("$ref") if isinstance(schema, dict) and schema.keys() - _ABOUT == {"$ref"} else None
         if isinstance(reference, str) and (part := resolved(reference, self._root)) is not True:
             if reference not in self._defined:
@@ -135,19 +139,20 @@ class SchemaRules:
 
     def _as_is(self, schema: Any) -> str:
         if not isinstance(schema, dict):
-            return self._writer.rule(f"%json {json.dumps(schema)}" if schema is False else self._as_json({}))
+            return self._writer.rule("%json false") if schema is False else self._as_json({})
         needed = definitions_in(schema, self._root) if isinstance(self._root, dict) else None
-        return self._writer.rule(self._as_json({k: v for k, v in schema.items() if k not in _ABOUT} | (needed or {})))
+        return self._as_json(schema, needed or {})
 
-    def _as_json(self, schema: Mapping[str, Any]) -> str:
-        return f"%json {json.dumps({**schema, 'x-guidance': self._guidance})}"
+    def _as_json(self, schema: Mapping[str, Any], definitions: Mapping[str, Any] = MappingProxyType({})) -> str:
+        whole = {key: value for key, value in schema.items() if key not in _ABOUT}
+        return self._writer.rule(f"%json {json.dumps({**whole, **definitions, 'x-guidance': self._guidance})}")
 
     def _combined(self, given: Any) -> str | None:
         """Return the body of a schema's rule; None if only llguidance can read it."""
         schema = self._merged(given)
         if schema is None:
             return None
-        for key in {"anyOf", "oneOf"} & schema.keys():
+        for key in [key for key in ("anyOf", "oneOf") if key in schema]:
             options, rest = schema[key], {name: value for name, value in schema.items() if name != key}
             if not isinstance(options, list) or not options or (key == "oneOf" and not self._is_any_of(options)):
                 return None
@@ -200,9 +205,10 @@ class SchemaRules:
 
     def _object(self, schema: Mapping[str, Any]) -> str | None:
         """Return the body of an object's rule; its bits are keys that were given."""
-        names, properties = _names(schema), schema.get("properties", {})
-        required = len(set(schema.get("required", [])))
-        further = self._further(schema, names)
+        names, properties, asked = _names(schema), schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(asked, list) or not set(map(type, asked)) <= {str}:
+            return None
+        required, further = len(set(asked)), self._further(schema, names)
         if further is None or required > _MAX_BITS:
             return None
         again = set(names) if further else _beginnings(names)

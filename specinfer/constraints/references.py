@@ -113,7 +113,7 @@ def definitions_in(part: Any, root: Mapping[str, Any]) -> dict[str, dict[str, An
 
 
 def references_in(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
+    if isinstance(schema, dict):
         if isinstance(reference := schema.get("$ref"), str):
             yield reference
         for value in schema.values():
