@@ -12,9 +12,9 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 """Syntax missing in Rust's regular expressions: look-around and back-references."""
-_OF_PEOPLE = frozenset(
-    "title description $schema examples default $comment deprecated readOnly writeOnly".split()
-)
+_OF_PEOPLE = {"title", "description", "$schema", "examples", "default", "$comment"} | {
+    *("deprecated", "readOnly", "writeOnly")
+}
 """Keywords that constrain nothing."""
 
 

@@ -38,7 +38,9 @@ def text_form_name(body: ChatBody) -> str:
     asked = body.structured_outputs
     if asked is None:
         return _schema_name(body)
-    given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(asked, name) is not None]
+    given = [
+        name for name in ("json_schema", "regex", "choice", "grammar") if getattr(asked, name) is not None
+    ]
     return f"structured_outputs.{'json' if given[:1] == ['json_schema'] else ''.join(given) or 'json_object'}"
 
 

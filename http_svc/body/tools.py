@@ -33,9 +33,18 @@ class Tool(Strict):
     function: Function
     cache_control: Ignored = None
 
+
 _KNOWN = frozenset(
-    "code_interpreter computer_use_preview custom file_search image_generation local_shell mcp shell tool_search "
-    "web_search web_search_preview".split()
+    [
+        "code_interpreter",
+        "custom",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "shell",
+        "web_search",
+    ]
 )
 """OpenAI's types of tools; other types are callers' text, which log lines must not contain."""
 

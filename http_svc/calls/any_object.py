@@ -58,7 +58,10 @@ def object_rules(names: Sequence[str], several: bool) -> list[str]:
         f"function: {functions}",
         "value: %json {}",
         'no_text: %json {"type": ["object", "array", "number", "boolean", "null"]}',
-        *[f"FUNCTION_{i}: {json.dumps(json.dumps(name, ensure_ascii=False))}" for i, name in enumerate(names)],
+        *[
+            f"FUNCTION_{i}: {json.dumps(json.dumps(name, ensure_ascii=False))}"
+            for i, name in enumerate(names)
+        ],
         f"OTHER_TEXT: TEXT_IN_QUOTES & ~({functions})",
         'TYPE: "\\"function\\""',
         "OTHER_TYPE: TEXT_IN_QUOTES & ~TYPE",

@@ -75,7 +75,8 @@ def _any(texts: Sequence[str]) -> str:
 
 def _whole(before: str, after: str, number: int) -> str:
     lookahead = "" if before == ELEMENT else r"(?=[ \t\r\n]*\{)"
-    return f"{''.join(_spaced(before))}(?P<name_{number}>{_NAME}{{1,{MAX_NAME}}}){''.join(_spaced(after, True))}{lookahead}"
+    name = f"(?P<name_{number}>{_NAME}{{1,{MAX_NAME}}})"
+    return f"{''.join(_spaced(before))}{name}{''.join(_spaced(after, True))}{lookahead}"
 
 
 HEAD = re.compile("|".join([_whole(*head, number) for number, head in enumerate(_HEADS)]))

@@ -1,6 +1,5 @@
 """Parse function calls of any form in a streamed answer."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,7 +207,8 @@ class CallReader:
         return (
             len(last) == MAX_EQUAL
             and all(
-                (one.name, one.arguments) == (call.name, last[0].arguments) and one is not call for one in last
+                (one.name, one.arguments) == (call.name, last[0].arguments) and one is not call
+                for one in last
             )
             and last[0].arguments.startswith(call.arguments)
         )

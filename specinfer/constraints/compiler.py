@@ -25,6 +25,8 @@ _REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
 
 def explain(constraint: Constraint, message: str) -> str:
     """Return an llguidance message as one line with the position."""
+    if "panic" in message.partition("\n")[0]:
+        return "is too large for the parser"
     if constraint.kind is ConstraintKind.REGEX and (match := _REGEX.search(message)):
         return f"at character {len(match['mark']) + 1}: {match['why']}"
     if constraint.kind is ConstraintKind.GRAMMAR and (match := _LARK.search(message)):

@@ -9,7 +9,7 @@ schema stay `%json`, and equal ones share a rule.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import count
+from itertools import count, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -47,7 +47,8 @@ class RuleWriter:
 
     def __init__(self, prefix: str) -> None:
         """Begin; the names of all rules begin with `prefix`."""
-        self._prefix, self._names, self._numbers = prefix, dict[str, str](), count()
+        self._prefix, self.names, self._numbers = prefix, dict[str, str](), count()
+        """Names of rules by what they are."""
         self.lines = list[str]()
 
     def new(self) -> str:
@@ -56,10 +57,10 @@ class RuleWriter:
 
     def rule(self, body: str) -> str:
         """Return the name of the rule with this body."""
-        if body not in self._names:
-            self._names[body] = self.new()
-            self.lines.append(f"{self._names[body]}: {body}")
-        return self._names[body]
+        if body not in self.names:
+            self.names[body] = self.new()
+            self.lines.append(f"{self.names[body]}: {body}")
+        return self.names[body]
 
 
 def has_traps(schema: Any) -> bool:
@@ -85,7 +86,7 @@ def _names(schema: Mapping[str, Any]) -> list[str]:
 def _beginnings(names: Sequence[str]) -> set[str]:
     """Return the names with which other names begin."""
     ordered = sorted(set(names))
-    return {one for one, after in zip(ordered, ordered[1:], strict=False) if after.startswith(one)}
+    return {one for one, after in pairwise(ordered) if after.startswith(one)}
 
 
 class SchemaRules:
@@ -99,7 +100,10 @@ class SchemaRules:
         if guidance.get("whitespace_flexible", True) or "whitespace_pattern" in guidance:
             pattern = str(guidance.get("whitespace_pattern") or _BLANKS)
             self._gap = f"{writer.rule(lark_regex(pattern))}?"
-        self._comma, self._colon = self._separator("item_separator", ","), self._separator("key_separator", ":")
+        self._comma, self._colon = (
+            self._separator("item_separator", ","),
+            self._separator("key_separator", ":"),
+        )
 
     def _separator(self, setting: str, usual: str) -> str:
         return f"{self._gap} {json.dumps(str(self._guidance.get(setting, usual)))} {self._gap}"
@@ -112,7 +116,9 @@ class SchemaRules:
         """
         if isinstance(schema, dict) and schema.keys() <= _SIMPLE:
             return self._as_json(schema)
-        reference = schema.get("$ref") if isinstance(schema, dict) and schema.keys() - _ABOUT == {"$ref"} else None
+        reference = (
+            schema.get("$ref") if isinstance(schema, dict) and schema.keys() - _ABOUT == {"$ref"} else None
+        )
         if isinstance(reference, str) and (part := resolved(reference, self._root)) is not True:
             if reference not in self._defined:
                 # named first, since a definition may contain itself
@@ -143,9 +149,13 @@ class SchemaRules:
         needed = definitions_in(schema, self._root) if isinstance(self._root, dict) else None
         return self._as_json(schema, needed or {})
 
-    def _as_json(self, schema: Mapping[str, Any], definitions: Mapping[str, Any] = MappingProxyType({})) -> str:
+    def _as_json(
+        self, schema: Mapping[str, Any], definitions: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
         whole = {key: value for key, value in schema.items() if key not in _ABOUT}
-        return self._writer.rule(f"%json {json.dumps({**whole, **definitions, 'x-guidance': self._guidance})}")
+        return self._writer.rule(
+            f"%json {json.dumps({**whole, **definitions, 'x-guidance': self._guidance})}"
+        )
 
     def _combined(self, given: Any) -> str | None:
         """Return the body of a schema's rule; None if only llguidance can read it."""
@@ -154,7 +164,11 @@ class SchemaRules:
             return None
         for key in [key for key in ("anyOf", "oneOf") if key in schema]:
             options, rest = schema[key], {name: value for name, value in schema.items() if name != key}
-            if not isinstance(options, list) or not options or (key == "oneOf" and not self._is_any_of(options)):
+            if (
+                not isinstance(options, list)
+                or not options
+                or (key == "oneOf" and not self._is_any_of(options))
+            ):
                 return None
             parts = [{"allOf": [rest, one]} if rest else one for one in options]
             return " | ".join(dict.fromkeys(map(self.rule, parts)))
@@ -174,7 +188,9 @@ class SchemaRules:
         """Return an equal schema without `allOf` and `$ref` at its top; None if there is no simple one."""
         if not isinstance(schema, dict) or depth > 16:
             return {} if schema is True else None
-        own = {key: value for key, value in schema.items() if key not in ("$ref", "allOf") and key not in _ABOUT}
+        own = {
+            key: value for key, value in schema.items() if key not in ("$ref", "allOf") and key not in _ABOUT
+        }
         if self._guidance.get("lenient"):
             own = {key: value for key, value in own.items() if key in _READ | _OTHERS}
         parts = schema.get("allOf", [])
@@ -195,8 +211,17 @@ class SchemaRules:
         return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(whole)))
 
     def _array(self, schema: Mapping[str, Any]) -> str | None:
-        least, most, items = schema.get("minItems", 0), schema.get("maxItems", _MAX_ITEMS), schema.get("items", True)
-        if not isinstance(least, int) or not isinstance(most, int) or isinstance(items, list) or most < max(least, 1):
+        least, most, items = (
+            schema.get("minItems", 0),
+            schema.get("maxItems", _MAX_ITEMS),
+            schema.get("items", True),
+        )
+        if (
+            not isinstance(least, int)
+            or not isinstance(most, int)
+            or isinstance(items, list)
+            or most < max(least, 1)
+        ):
             return None
         more = f"{{{max(0, least - 1)},{most - 1 if 'maxItems' in schema else ''}}}"
         item = self.rule(items)
@@ -206,13 +231,19 @@ class SchemaRules:
     def _object(self, schema: Mapping[str, Any]) -> str | None:
         """Return the body of an object's rule; its bits are keys that were given."""
         names, properties, asked = _names(schema), schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict) or not isinstance(asked, list) or not set(map(type, asked)) <= {str}:
+        if (
+            not isinstance(properties, dict)
+            or not isinstance(asked, list)
+            or not set(map(type, asked)) <= {str}
+        ):
             return None
         required, further = len(set(asked)), self._further(schema, names)
         if further is None or required > _MAX_BITS:
             return None
         again = set(names) if further else _beginnings(names)
-        bits = {name: bit for bit, name in enumerate(names[:_MAX_BITS]) if bit < required or name not in again}
+        bits = {
+            name: bit for bit, name in enumerate(names[:_MAX_BITS]) if bit < required or name not in again
+        }
         whole = f"is_ones([0:{required}])" if required else "true"
         either = list[str]()
         for name in names:
@@ -220,19 +251,38 @@ class SchemaRules:
             then = f"::set_bit({bits[name]})" if name in bits else "::_"
             once = f" %if bit_clear({bits[name]})" if name in bits and name not in again else ""
             either.append(f"{_literal(name)} {self._colon} {value} AFTER{then}{once}")
-        either += [f"{key} {self._colon} {value} AFTER::_ %if {whole}" for key, value in further]
-        empty, body = f'"{{" {self._gap} "}}"', " | ".join(either)
-        if not either:
+        pairs = " | ".join([f"{key} {self._colon} {value}" for key, value in further])
+        empty = f'"{{" {self._gap} "}}"'
+        if not either and not pairs:
             return empty
-        if body not in self._defined:
-            member, after = self._writer.new(), self._writer.new()
-            self._writer.lines += [
-                f"{member}::_: {body.replace(' AFTER::', f' {after}::')}",
-                f'{after}::_: {self._comma} {member}::_ | {self._gap} "}}" %if {whole}',
-            ]
-            self._defined[body] = member
-        filled = f'"{{" {self._gap} {self._defined[body]}::0x0'
+        filled = f'"{{" {self._gap} {self._members(" | ".join(either), pairs, whole)}::0x0'
         return filled if required else f"{empty} | {filled}"
+
+    def _members(self, declared: str, further: str, whole: str) -> str:
+        """Return the name of the rule of the rest of an object, from a key on.
+
+        Further keys in a row are one rule: llguidance bounds the rows of rules that end with themselves.
+        """
+        known = self._writer.names.get(f"members: {declared}; {further}")
+        if known is not None:
+            return known
+        member, named, after = self._writer.new(), self._writer.new(), self._writer.new()
+        self._writer.names[f"members: {declared}; {further}"] = member
+        end, either = f'{self._gap} "}}" %if {whole}', [f"{named}::_"] if declared else []
+        if declared:
+            self._writer.lines += [
+                f"{named}::_: {declared.replace(' AFTER::', f' {after}::')}",
+                f"{after}::_: {self._comma} {member}::_ | {end}",
+            ]
+        if further:
+            many, last, pair = self._writer.new(), self._writer.new(), self._writer.rule(further)
+            self._writer.lines += [
+                f"{many}: {pair} | {many} {self._comma} {pair}",
+                f"{last}::_: {' | '.join([*[f'{self._comma} {one}' for one in either], end])}",
+            ]
+            either.append(f"{many} {last}::_ %if {whole}")
+        self._writer.lines.append(f"{member}::_: {' | '.join(either)}")
+        return member
 
     def _further(self, schema: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str, str]] | None:
         """Return (key, value) of keys that are not declared; None if only llguidance can read them."""
@@ -253,11 +303,11 @@ class SchemaRules:
 
     def _terminal(self, body: str) -> str:
         """Return the name of a terminal, which has capital letters in Lark."""
-        name, written = f"{self._writer.new()}".upper(), f"terminal {body}"
-        if written not in self._defined:
-            self._defined[written] = name
-            self._writer.lines.append(f"{name}: {body}")
-        return self._defined[written]
+        names = self._writer.names
+        if body not in names:
+            names[body] = self._writer.new().upper()
+            self._writer.lines.append(f"{names[body]}: {body}")
+        return names[body]
 
 
 _MAX_ITEMS = 2**31
@@ -287,7 +337,10 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
         return one or other
     simple = {"type", "properties", "required"}
     for part in (one, other):
-        if not part.keys() <= simple | {"additionalProperties"} or part.get("additionalProperties", True) is not True:
+        if (
+            not part.keys() <= simple | {"additionalProperties"}
+            or part.get("additionalProperties", True) is not True
+        ):
             return None
         if part.get("type", "object") != "object" or not isinstance(part.get("properties", {}), dict):
             return None

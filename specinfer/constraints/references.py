@@ -3,7 +3,6 @@
 Both are upper bounds: what a schema admits is among them.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote

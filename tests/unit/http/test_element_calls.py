@@ -100,7 +100,9 @@ def test_texts_are_streamed_as_they_come() -> None:
 @given(st.integers(1, 40))
 def test_a_text_that_may_be_null_is_streamed_once_it_is_not(step: int) -> None:
     for value, either in (("null", None), ("nullify", "nullify"), ("None of\nthem", "None of\nthem")):
-        text = written(FORM, [("f", json.dumps({"text": "a", "on": True, "place": {"x": 1}, "either": value}))])
+        text = written(
+            FORM, [("f", json.dumps({"text": "a", "on": True, "place": {"x": 1}, "either": value}))]
+        )
         (call,) = read(text, list(range(0, len(text), step)))
         assert json.loads(call["arguments"])["either"] == either
 
@@ -147,7 +149,9 @@ def compiled(function: str, strict: bool, must_call: bool = True) -> Matcher:
 @given(st.integers(0, 2**32))
 def test_arguments_that_the_grammar_allows_follow_the_schema(must_call: bool, seed: int) -> None:
     """The string parameter is given in advance, as random tokens would never end it."""
-    begun = f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}<parameter=text>\n<a> \n</parameter>\n<parameter="
+    begun = (
+        f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}<parameter=text>\n<a> \n</parameter>\n<parameter="
+    )
     text = walk(
         compiled(json.dumps({**SCHEMA, "properties": _ending()}), False, must_call).copy(),
         random.Random(seed),
