@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import first_line
-from specinfer.constraints.objects import RuleWriter, SchemaRules, UnreadableError, has_traps
+from specinfer.constraints.objects import ObjectRules, UnreadableError, has_traps
 from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema, schemas_in
 
 _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
@@ -53,10 +53,10 @@ def _of_schema(constraint: Constraint, schema: Any) -> Iterator[str]:
     source = "{}" if schema is True else _exact(constraint, exact_schema)
     defaults = None if "whitespace_flexible" in _guidance(schema) else {"whitespace_pattern": _GAP}
     if has_traps(schema):
-        writer, exact = RuleWriter("json"), json.loads(source)
+        rules = ObjectRules("json")
         with suppress(UnreadableError):
-            start = SchemaRules(writer, exact, (defaults or {}) | _guidance(schema)).rule(exact)
-            yield LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *writer.lines]))
+            start = rules.start(json.loads(source), {**(defaults or {}), **_guidance(schema)})
+            yield LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *rules.lines]))
     try:
         yield LLMatcher.grammar_from_json_schema(source, defaults=defaults)
     except ValueError as error:
@@ -72,13 +72,13 @@ def _with_shared_rules(source: str) -> str:
     prefix = "json"
     while prefix in source.replace("%json", ""):
         prefix += "_"
-    writer, written, read = RuleWriter(prefix), list[str](), 0
+    rules, written, read = ObjectRules(prefix), list[str](), 0
     for (start, end), schema in zip(places, schemas, strict=True):
         with suppress(UnreadableError):
-            rule = SchemaRules(writer, schema, _guidance(schema)).rule(schema)
-            written += [source[read:start].rpartition("%json")[0], rule]
+            name = rules.start(schema, _guidance(schema))
+            written += [source[read:start].rpartition("%json")[0], name]
             read = end
-    return "\n".join(["".join([*written, source[read:]]), *writer.lines])
+    return "\n".join(["".join([*written, source[read:]]), *rules.lines])
 
 
 def _exact(constraint: Constraint, rewrite: Callable[[str], str]) -> str:

@@ -2,78 +2,53 @@
 
 llguidance wants declared keys in the schema's order. Where further keys are allowed, or a declared key begins with
 another one, a key out of order can be begun and not ended: the model writes on, and its key becomes another key. Here
-such objects take declared keys in any order, and further keys once the required ones are given. Other parts of a
-schema stay `%json`, and equal ones share a rule.
+objects take declared keys in any order, and further keys once the required ones are given. What is no object or list
+stays `%json`; equal schemas share a rule.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import count, pairwise
-from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher
 
-from specinfer.constraints.references import definitions_in, references_in, resolved
+from specinfer.constraints.references import definitions_in, resolved
 from specinfer.constraints.schemas import lark_regex
 
 _MAX_BITS = 64
 """Bits of llguidance's parametric rules."""
-_KINDS = ("object", "array", "string", "number", "boolean", "null")
-_OBJECT = {"properties", "required", "additionalProperties", "patternProperties"}
-_ARRAY = {"items", "minItems", "maxItems"}
+_KINDS = ["object", "array", "string", "number", "boolean", "null"]
+_OPEN = {"type", "properties", "required", "additionalProperties"}
 _SCALAR = {"minLength", "maxLength", "pattern", "format", "multipleOf"} | {
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 }
-_READ = _OBJECT | _ARRAY | _SCALAR | {"type"}
+_READ = _OPEN | _SCALAR | {"patternProperties", "items", "minItems", "maxItems"}
+_NESTED = (_READ - _SCALAR - {"type", "minItems", "maxItems"}) | {"$ref", "allOf", "anyOf", "oneOf"}
 _OTHERS = {"enum", "const", "anyOf", "oneOf", "prefixItems", "minProperties", "maxProperties"}
 """Keywords that llguidance reads; a lenient schema may have any others."""
 _ABOUT = {"title", "description", "default", "examples", "$comment", "$schema", "x-guidance"} | {
     *("$defs", "definitions", "deprecated", "readOnly", "writeOnly")
 }
 """Keywords that constrain nothing at their place."""
-_SIMPLE = _SCALAR | _ABOUT | {"type", "enum", "const"}
-_KEY = r'"(\\(["\\\/bfnrt]|u00[01][0-9a-fA-F])|[^"\\\x00-\x1F\x7F])*"'
+_KEY = r'/"(\\(["\\\/bfnrt]|u00[01][0-9a-fA-F])|[^"\\\x00-\x1F\x7F])*"/'
 _BLANKS = r"[\x20\x0A\x0D\x09]+"
 
 
 class UnreadableError(ValueError):
-    """A part of a schema can only be read by llguidance, with the whole schema."""
-
-
-class RuleWriter:
-    """Writer of the Lark rules of a grammar's schemas."""
-
-    def __init__(self, prefix: str) -> None:
-        """Begin; the names of all rules begin with `prefix`."""
-        self._prefix, self.names, self._numbers = prefix, dict[str, str](), count()
-        """Names of rules by what they are."""
-        self.lines = list[str]()
-
-    def new(self) -> str:
-        """Return an unused name."""
-        return f"{self._prefix}_{next(self._numbers)}"
-
-    def rule(self, body: str) -> str:
-        """Return the name of the rule with this body."""
-        if body not in self.names:
-            self.names[body] = self.new()
-            self.lines.append(f"{self.names[body]}: {body}")
-        return self.names[body]
+    """Only llguidance can read a part of a schema, with the whole schema."""
 
 
 def has_traps(schema: Any) -> bool:
     """Return whether some object in a schema has keys that can be begun and not ended."""
     if isinstance(schema, list):
         return any(map(has_traps, schema))
-    return isinstance(schema, dict) and (_is_trap(schema) or any(map(has_traps, schema.values())))
-
-
-def _is_trap(schema: Mapping[str, Any]) -> bool:
-    names = _names(schema)
-    is_open = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
-    return bool(names) and (is_open or bool(_beginnings(names)))
+    if not isinstance(schema, dict):
+        return False
+    names, closed = _names(schema), schema.get("additionalProperties", True) is False
+    trap = names and (not closed or "patternProperties" in schema or _beginnings(names))
+    return bool(trap) or any(map(has_traps, schema.values()))
 
 
 def _names(schema: Mapping[str, Any]) -> list[str]:
@@ -85,80 +60,71 @@ def _names(schema: Mapping[str, Any]) -> list[str]:
 
 def _beginnings(names: Sequence[str]) -> set[str]:
     """Return the names with which other names begin."""
-    ordered = sorted(set(names))
-    return {one for one, after in pairwise(ordered) if after.startswith(one)}
+    return {one for one, after in pairwise(sorted(set(names))) if after.startswith(one)}
 
 
-class SchemaRules:
-    """Rules of a schema with its definitions and llguidance's settings."""
+class ObjectRules:
+    """Writer of Lark rules of schemas."""
 
-    def __init__(self, writer: RuleWriter, root: Any, guidance: Mapping[str, Any]) -> None:
-        self._writer, self._root, self._guidance = writer, root, dict(guidance)
-        self._defined = dict[str, str]()
-        """Names of rules by reference."""
-        self._gap = ""
-        if guidance.get("whitespace_flexible", True) or "whitespace_pattern" in guidance:
-            pattern = str(guidance.get("whitespace_pattern") or _BLANKS)
-            self._gap = f"{writer.rule(lark_regex(pattern))}?"
-        self._comma, self._colon = (
-            self._separator("item_separator", ","),
-            self._separator("key_separator", ":"),
-        )
+    def __init__(self, prefix: str) -> None:
+        """Begin; the names of all rules begin with `prefix`."""
+        self.lines = list[str]()
+        self._prefix, self._numbers, self._named = prefix, count(), dict[str, str]()
+        """`_named`: names of rules by what they are."""
 
-    def _separator(self, setting: str, usual: str) -> str:
-        return f"{self._gap} {json.dumps(str(self._guidance.get(setting, usual)))} {self._gap}"
-
-    def rule(self, schema: Any) -> str:
-        """Return the name of a schema's rule.
+    def start(self, root: Any, guidance: Mapping[str, Any]) -> str:
+        """Return the name of a schema's rule; `guidance`: llguidance's settings.
 
         Raises:
             UnreadableError: if only llguidance can read the schema.
         """
-        if isinstance(schema, dict) and schema.keys() <= _SIMPLE:
-            return self._as_json(schema)
-        reference = (
-            schema.get("$ref") if isinstance(schema, dict) and schema.keys() - _ABOUT == {"$ref"} else None
-        )
-        if isinstance(reference, str) and (part := resolved(reference, self._root)) is not True:
-            if reference not in self._defined:
-                # named first, since a definition may contain itself
-                name = self._defined[reference] = self._writer.new()
-                self._writer.lines.append(f"{name}: {self.rule(part)}")
-            return self._defined[reference]
-        far = isinstance(self._root, dict) and definitions_in(schema, self._root) is None
-        body = self._combined(schema) if far or self._has_traps(schema) else None
-        if body is None and far:
-            raise UnreadableError
-        return self._as_is(schema) if body is None else self._writer.rule(body)
+        self._root, self._guidance, self._defined = root, dict(guidance), dict[str, str]()
+        self._gap = ""
+        if guidance.get("whitespace_flexible", True) or "whitespace_pattern" in guidance:
+            self._gap = f"{self._line(lark_regex(str(guidance.get('whitespace_pattern') or _BLANKS)))}?"
+        comma, colon = guidance.get("item_separator", ","), guidance.get("key_separator", ":")
+        self._comma, self._colon = [
+            f"{self._gap} {json.dumps(str(one))} {self._gap}" for one in (comma, colon)
+        ]
+        return self._rule(root)
 
-    def _has_traps(self, schema: Any) -> bool:
-        """Return whether a schema has traps, also behind references."""
-        seen, waiting = set[str](), [schema]
-        while waiting:
-            part = waiting.pop()
-            if has_traps(part):
-                return True
-            new = set(references_in(part)) - seen
-            seen |= new
-            waiting += [resolved(reference, self._root) for reference in new]
-        return False
+    def _new(self) -> str:
+        return f"{self._prefix}_{next(self._numbers)}"
+
+    def _line(self, body: str) -> str:
+        """Return the name of the rule with this body; rules of expressions alone are terminals."""
+        if body not in self._named:
+            self._named[body] = self._new().upper() if body.startswith("/") else self._new()
+            self.lines.append(f"{self._named[body]}: {body}")
+        return self._named[body]
+
+    def _rule(self, schema: Any) -> str:
+        """Return the name of a schema's rule."""
+        if isinstance(schema, dict) and schema.keys() - _ABOUT == {"$ref"}:
+            reference = schema["$ref"]
+            part = resolved(reference, self._root) if isinstance(reference, str) else True
+            if part is not True and reference not in self._defined:
+                # named first, since a definition may contain itself
+                name = self._defined[reference] = self._new()
+                self.lines.append(f"{name}: {self._rule(part)}")
+            if part is not True:
+                return self._defined[reference]
+        body = self._combined(schema)
+        return self._as_is(schema) if body is None else self._line(body)
 
     def _as_is(self, schema: Any) -> str:
         if not isinstance(schema, dict):
-            return self._writer.rule("%json false") if schema is False else self._as_json({})
-        needed = definitions_in(schema, self._root) if isinstance(self._root, dict) else None
-        return self._as_json(schema, needed or {})
-
-    def _as_json(
-        self, schema: Mapping[str, Any], definitions: Mapping[str, Any] = MappingProxyType({})
-    ) -> str:
+            return self._as_is({}) if schema is True else self._line(f"%json {json.dumps(schema)}")
+        needed = definitions_in(schema, self._root)
+        if needed is None:
+            raise UnreadableError
         whole = {key: value for key, value in schema.items() if key not in _ABOUT}
-        return self._writer.rule(
-            f"%json {json.dumps({**whole, **definitions, 'x-guidance': self._guidance})}"
-        )
+        return self._line(f"%json {json.dumps({**whole, **needed, 'x-guidance': self._guidance})}")
 
     def _combined(self, given: Any) -> str | None:
         """Return the body of a schema's rule; None if only llguidance can read it."""
+        if not isinstance(given, dict) or not given.keys() & _NESTED:
+            return None
         schema = self._merged(given)
         if schema is None:
             return None
@@ -170,35 +136,34 @@ class SchemaRules:
                 or (key == "oneOf" and not self._is_any_of(options))
             ):
                 return None
-            parts = [{"allOf": [rest, one]} if rest else one for one in options]
-            return " | ".join(dict.fromkeys(map(self.rule, parts)))
-        kinds = schema.get("type", [*_KINDS])
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        if not isinstance(kinds, list) or not schema.keys() <= _READ:
+            return " | ".join(
+                dict.fromkeys([self._rule({"allOf": [rest, one]} if rest else one) for one in options])
+            )
+        kinds = schema.get("type", _KINDS)
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        if not schema.keys() <= _READ or not {"object", "array"} & {
+            kind for kind in kinds if isinstance(kind, str)
+        }:
             return None
-        either = list[str | None]()
+        bodies: list[str | None] = [self._array(schema)] if "array" in kinds else []
+        bodies += [self._object(schema)] if "object" in kinds else []
         if scalars := [kind for kind in kinds if kind not in ("object", "array")]:
             scalar = {key: value for key, value in schema.items() if key in _SCALAR}
-            either.append(self._as_is({"type": scalars, **scalar}))
-        either += [self._array(schema)] if "array" in kinds else []
-        either += [self._object(schema)] if "object" in kinds else []
-        return None if None in either else " | ".join([body for body in either if body])
+            bodies.append(self._as_is({"type": scalars, **scalar}))
+        return None if None in bodies else " | ".join([body for body in bodies if body])
 
     def _merged(self, schema: Any, depth: int = 0) -> dict[str, Any] | None:
         """Return an equal schema without `allOf` and `$ref` at its top; None if there is no simple one."""
-        if not isinstance(schema, dict) or depth > 16:
+        if not isinstance(schema, dict) or depth > 16 or not isinstance(schema.get("allOf", []), list):
             return {} if schema is True else None
-        own = {
-            key: value for key, value in schema.items() if key not in ("$ref", "allOf") and key not in _ABOUT
-        }
+        dropped = {"$ref", "allOf"} | _ABOUT
         if self._guidance.get("lenient"):
-            own = {key: value for key, value in own.items() if key in _READ | _OTHERS}
-        parts = schema.get("allOf", [])
-        if not isinstance(parts, list):
-            return None
-        if isinstance(reference := schema.get("$ref"), str):
-            parts = [*parts, resolved(reference, self._root)]
-        merged: dict[str, Any] | None = own
+            dropped |= schema.keys() - _READ - _OTHERS
+        merged: dict[str, Any] | None = {key: value for key, value in schema.items() if key not in dropped}
+        parts = [
+            *schema.get("allOf", []),
+            *([resolved(str(schema["$ref"]), self._root)] if "$ref" in schema else []),
+        ]
         for part in parts:
             other = self._merged(part, depth + 1)
             merged = None if merged is None or other is None else _both(merged, other)
@@ -206,14 +171,17 @@ class SchemaRules:
 
     def _is_any_of(self, options: list[Any]) -> bool:
         """Return whether llguidance takes `oneOf` as `anyOf`: no two options can hold, or the schema is lenient."""
-        needed = definitions_in(options, self._root) if isinstance(self._root, dict) else None
-        whole = {"oneOf": options, **(needed or {}), "x-guidance": self._guidance}
+        whole = {
+            "oneOf": options,
+            **(definitions_in(options, self._root) or {}),
+            "x-guidance": self._guidance,
+        }
         return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(whole)))
 
     def _array(self, schema: Mapping[str, Any]) -> str | None:
         least, most, items = (
             schema.get("minItems", 0),
-            schema.get("maxItems", _MAX_ITEMS),
+            schema.get("maxItems", 2**31),
             schema.get("items", True),
         )
         if (
@@ -224,7 +192,7 @@ class SchemaRules:
         ):
             return None
         more = f"{{{max(0, least - 1)},{most - 1 if 'maxItems' in schema else ''}}}"
-        item = self.rule(items)
+        item = self._rule(items)
         filled = f'"[" {self._gap} {item} ({self._comma} {item}){more} {self._gap} "]"'
         return filled if least else f'"[" {self._gap} "]" | {filled}'
 
@@ -245,72 +213,57 @@ class SchemaRules:
             name: bit for bit, name in enumerate(names[:_MAX_BITS]) if bit < required or name not in again
         }
         whole = f"is_ones([0:{required}])" if required else "true"
-        either = list[str]()
+        declared = list[str]()
         for name in names:
-            value = self.rule(properties.get(name, schema.get("additionalProperties", True)))
+            value = self._rule(properties.get(name, schema.get("additionalProperties", True)))
             then = f"::set_bit({bits[name]})" if name in bits else "::_"
             once = f" %if bit_clear({bits[name]})" if name in bits and name not in again else ""
-            either.append(f"{_literal(name)} {self._colon} {value} AFTER{then}{once}")
-        pairs = " | ".join([f"{key} {self._colon} {value}" for key, value in further])
-        empty = f'"{{" {self._gap} "}}"'
-        if not either and not pairs:
-            return empty
-        filled = f'"{{" {self._gap} {self._members(" | ".join(either), pairs, whole)}::0x0'
+            declared.append(f"{_literal(name)} {self._colon} {value} AFTER{then}{once}")
+        empty, pair = f'"{{" {self._gap} "}}"', self._line(" | ".join(further)) if further else ""
+        # once every key is given that may be given once, no comma follows
+        left = "true" if again or len(names) > _MAX_BITS else f"not(is_ones([0:{len(names)}]))"
+        if declared:
+            filled = f'"{{" {self._gap} {self._members(" | ".join(declared), pair, whole, left)}::0x0'
+        else:
+            filled = f'"{{" {self._gap} {pair} ({self._comma} {pair})* {self._gap} "}}"' if pair else empty
         return filled if required else f"{empty} | {filled}"
 
-    def _members(self, declared: str, further: str, whole: str) -> str:
-        """Return the name of the rule of the rest of an object, from a key on.
-
-        Further keys in a row are one rule: llguidance bounds the rows of rules that end with themselves.
-        """
-        known = self._writer.names.get(f"members: {declared}; {further}")
-        if known is not None:
-            return known
-        member, named, after = self._writer.new(), self._writer.new(), self._writer.new()
-        self._writer.names[f"members: {declared}; {further}"] = member
-        end, either = f'{self._gap} "}}" %if {whole}', [f"{named}::_"] if declared else []
-        if declared:
-            self._writer.lines += [
-                f"{named}::_: {declared.replace(' AFTER::', f' {after}::')}",
-                f"{after}::_: {self._comma} {member}::_ | {end}",
-            ]
-        if further:
-            many, last, pair = self._writer.new(), self._writer.new(), self._writer.rule(further)
-            self._writer.lines += [
-                f"{many}: {pair} | {many} {self._comma} {pair}",
-                f"{last}::_: {' | '.join([*[f'{self._comma} {one}' for one in either], end])}",
-            ]
-            either.append(f"{many} {last}::_ %if {whole}")
-        self._writer.lines.append(f"{member}::_: {' | '.join(either)}")
-        return member
-
-    def _further(self, schema: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str, str]] | None:
-        """Return (key, value) of keys that are not declared; None if only llguidance can read them."""
-        patterns, allowed = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
-        if not isinstance(patterns, dict):
-            return None
-        taken, further = [_literal(name) for name in names], list[tuple[str, str]]()
-        for pattern, value in patterns.items():
+    def _further(self, schema: Mapping[str, Any], names: Sequence[str]) -> list[str] | None:
+        """Return the members that are not declared; None if only llguidance can read them."""
+        patterns, value = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
+        taken, further = [_literal(name) for name in names], list[str]()
+        for pattern, part in patterns.items() if isinstance(patterns, dict) else ():
             key = _key_pattern(pattern)
             if key is None or any(re.search(pattern, name) for name in names):
                 return None
             taken.append(key)
-            further.append((self._terminal(f"/{_KEY}/ & {key}"), self.rule(value)))
-        if allowed is not False:
-            others = f"/{_KEY}/" + (f" & ~({' | '.join(taken)})" if taken else "")
-            further.append((self._terminal(others), self.rule(allowed)))
+            further.append(f"{self._line(f'{_KEY} & {key}')} {self._colon} {self._rule(part)}")
+        if value is not False:
+            others = f"{_KEY} & ~({' | '.join(taken)})" if taken else _KEY
+            further.append(f"{self._line(others)} {self._colon} {self._rule(value)}")
         return further
 
-    def _terminal(self, body: str) -> str:
-        """Return the name of a terminal, which has capital letters in Lark."""
-        names = self._writer.names
-        if body not in names:
-            names[body] = self._writer.new().upper()
-            self._writer.lines.append(f"{names[body]}: {body}")
-        return names[body]
+    def _members(self, declared: str, pair: str, whole: str, left: str) -> str:
+        """Return the name of the rule of the rest of an object, from a key on; `pair`: rule of further members.
 
-
-_MAX_ITEMS = 2**31
+        Further members in a row are one rule: llguidance bounds the rows of rules that end with themselves.
+        """
+        known = f"{declared}; {pair}; {whole}"
+        if known in self._named:
+            return self._named[known]
+        member, named, after, last, many = [self._new() for _ in range(5)]
+        self._named[known], end = member, f'{self._gap} "}}" %if {whole}'
+        self.lines += [
+            f"{named}::_: {declared.replace(' AFTER::', f' {after}::')}",
+            f"{after}::_: {self._comma} {member}::_ %if {left} | {end}",
+            f"{member}::_: {named}::_" + (f" | {many} {last}::_ %if {whole}" if pair else ""),
+        ]
+        if pair:
+            self.lines += [
+                f"{many}: {pair} ({self._comma} {pair})*",
+                f"{last}::_: {self._comma} {named}::_ | {end}",
+            ]
+        return member
 
 
 def _literal(name: str) -> str:
@@ -320,37 +273,28 @@ def _literal(name: str) -> str:
 
 def _key_pattern(pattern: str) -> str | None:
     """Return the Lark terminal of the keys that a simple pattern finds."""
-    simple = re.fullmatch(r"(\^?)([\w\s./:@\[\](){}+*?,\\-]*)(\$?)", pattern)
-    try:
-        re.compile(pattern)
-    except re.error:
-        return None
-    if simple is None or "(?" in pattern or pattern.endswith("\\$"):
+    simple = re.fullmatch(r"(\^?)((?:[\w\s.:@,-]|\[[\w.-]*\]|[*+])*)(\$?)", pattern)
+    if simple is None:
         return None
     before, after = "" if simple[1] else "(?s:.*)", "" if simple[3] else "(?s:.*)"
-    return lark_regex(f'"{before}({simple[2]}){after}"')
+    return f'/"{before}{simple[2]}{after}"/'
 
 
 def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the schema of what both schemas admit; None if it is not simple."""
+    """Return the schema of what both schemas admit; None if they are not simple objects."""
     if not one or not other:
         return one or other
-    simple = {"type", "properties", "required"}
     for part in (one, other):
         if (
-            not part.keys() <= simple | {"additionalProperties"}
+            not part.keys() <= _OPEN
+            or part.get("type") != "object"
             or part.get("additionalProperties", True) is not True
         ):
             return None
-        if part.get("type", "object") != "object" or not isinstance(part.get("properties", {}), dict):
-            return None
-    if "type" not in one and "type" not in other:
-        return None
-    properties = dict(one.get("properties", {}))
+    properties, required = (
+        dict(one.get("properties", {})),
+        [*one.get("required", []), *other.get("required", [])],
+    )
     for name, part in other.get("properties", {}).items():
         properties[name] = {"allOf": [properties[name], part]} if name in properties else part
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [*one.get("required", []), *other.get("required", [])],
-    }
+    return {"type": "object", "properties": properties, "required": required}

@@ -3,6 +3,7 @@
 Both are upper bounds: what a schema admits is among them.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -10,7 +11,6 @@ from urllib.parse import unquote
 Types: TypeAlias = frozenset[str]
 _ALL = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
 _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null", float: "number"}
-_DEFINITIONS = ("$defs", "definitions")
 
 
 def types_of(schema: Any, root: Any = None) -> Types:
@@ -49,31 +49,23 @@ def _type_of(value: Any) -> Types:
     return frozenset([_TYPES[type(value)], *(["integer"] if whole else [])])
 
 
-def values_of(schema: Any, root: Any) -> list[Any] | None:
-    """Return the values of which a schema admits some; None if they are not listed."""
-    return _values(schema, root, frozenset())
-
-
-def _values(schema: Any, root: Any, seen: frozenset[str]) -> list[Any] | None:
-    if not isinstance(schema, Mapping):
+def values_of(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> list[Any] | None:
+    """Return the values among which are all that a schema admits; None if they are not listed."""
+    if not isinstance(schema, dict):
         return None
     if isinstance(values := schema.get("enum"), list):
         return values
-    if "const" in schema:
-        return [schema["const"]]
-    if schema.get("type") == "null":
-        return [None]
-    if isinstance(reference := schema.get("$ref"), str) and reference not in seen:
-        return _values(resolved(reference, root), root, seen | {reference})
+    if "const" in schema or schema.get("type") == "null":
+        return [schema.get("const")]
     for key in ("anyOf", "oneOf"):
         if isinstance(parts := schema.get(key), list):
-            listed = [_values(part, root, seen) for part in parts]
-            known = [values for values in listed if values is not None]
-            return [value for values in known for value in values] if len(known) == len(listed) else None
-    parts = schema.get("allOf")
-    if not isinstance(parts, list):
-        return None
-    return next((values for part in parts if (values := _values(part, root, seen)) is not None), None)
+            listed = [values_of(part, root, seen) for part in parts]
+            known = [value for values in listed if values is not None for value in values]
+            return None if None in listed else known
+    parts = list(all_of) if isinstance(all_of := schema.get("allOf"), list) else []
+    if isinstance(reference := schema.get("$ref"), str) and reference not in seen:
+        parts, seen = [*parts, resolved(reference, root)], seen | {reference}
+    return next((values for part in parts if (values := values_of(part, root, seen)) is not None), None)
 
 
 def resolved(reference: str, root: Any) -> Any:
@@ -83,7 +75,7 @@ def resolved(reference: str, root: Any) -> Any:
     if mark or (pointer and not pointer.startswith("/")):
         return True
     for step in pointer.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = _step(step)
         if isinstance(part, Mapping) and name in part:
             part = part[name]
         elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
@@ -93,30 +85,28 @@ def resolved(reference: str, root: Any) -> Any:
     return part
 
 
-def definitions_in(part: Any, root: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
+def definitions_in(part: Any, root: Any) -> dict[str, dict[str, Any]] | None:
     """Return the definitions that a part needs; None if it refers to other places."""
     needed: dict[str, dict[str, Any]] = {}
-    waiting = [part]
+    waiting = list(_references(part))
     while waiting:
-        for reference in references_in(waiting.pop()):
-            mark, table, *rest = [*reference.split("/"), "", ""]
-            name = unquote(rest[0]).replace("~1", "/").replace("~0", "~")
-            if mark != "#" or table not in _DEFINITIONS or not isinstance(root.get(table), Mapping):
-                return None
-            if name not in root[table]:
-                return None
-            if name not in needed.setdefault(table, {}):
-                needed[table][name] = root[table][name]
-                waiting.append(root[table][name])
+        place = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", waiting.pop())
+        if place is None or (definition := resolved(place[0], root)) is True:
+            return None
+        name = _step(unquote(place[2]))
+        if name not in needed.setdefault(place[1], {}):
+            needed[place[1]][name] = definition
+            waiting += _references(definition)
     return needed
 
 
-def references_in(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        if isinstance(reference := schema.get("$ref"), str):
-            yield reference
-        for value in schema.values():
-            yield from references_in(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            yield from references_in(value)
+def _step(written: str) -> str:
+    return written.replace("~1", "/").replace("~0", "~")
+
+
+def _references(schema: Any) -> Iterator[str]:
+    below = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
+        yield reference
+    for part in below:
+        yield from _references(part)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.grammars import grammars_of
 from specinfer.constraints.matcher import Matcher
 from tests.support.system import text_of
 from tests.unit.constraints.test_digits import COMPILER, TOKENIZER
@@ -68,10 +70,14 @@ ROOTS = objects(SCHEMAS).map(lambda schema: schema | {"$defs": DEFINITIONS})
 
 
 def compiled(schema: Any, kind: str) -> Matcher:
+    """Return a matcher of a schema's first grammar, which must be valid: others are for schemas that it refuses."""
     if kind == "schema":
-        return COMPILER.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)))
-    grammar = f"start: %json {json.dumps(schema)}\nother: %json {{}}"
-    return COMPILER.compile(Constraint(ConstraintKind.GRAMMAR, grammar))
+        constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+    else:
+        grammar = f"start: %json {json.dumps(schema)}\nother: %json {{}}"
+        constraint = Constraint(ConstraintKind.GRAMMAR, grammar)
+    assert not LLMatcher.validate_grammar(next(grammars_of(constraint)))
+    return COMPILER.compile(constraint)
 
 
 def accepts(schema: Any, text: str, kind: str = "schema") -> bool:
