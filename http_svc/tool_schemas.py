@@ -19,9 +19,10 @@ _OF_PEOPLE = {"title", "description", "$schema", "examples", "default", "$commen
 
 
 def followed(function: Function) -> dict[str, Any]:
-    """Return the schema that constrains the arguments of a call, without texts for people.
+    """Return the schema that constrains the arguments of a call.
 
-    Unless the function is strict, unsupported keywords are removed. The prompt still shows them to the model.
+    It has no texts for people. Unless the function is strict, unsupported keywords are removed. The prompt still
+    shows all of them to the model.
     """
     schema = _NO_ARGUMENTS if function.parameters is None else {"type": "object"} | function.parameters
     lenient = not function.strict
@@ -53,7 +54,10 @@ def name_function(message: str, functions: Sequence[Function], form: str) -> str
 
 
 def _bare(schema: Any, lenient: bool) -> Any:
-    """Remove what constrains nothing; if lenient, patterns that Rust's regular expressions cannot express, too."""
+    """Remove keywords that constrain nothing.
+
+    If lenient, patterns are removed that Rust's regular expressions cannot express.
+    """
     if isinstance(schema, list):
         return [_bare(part, lenient) for part in schema]
     if not isinstance(schema, dict):

@@ -34,7 +34,7 @@ def _form_name(body: ChatBody) -> str:
 
 
 def text_form_name(body: ChatBody) -> str:
-    """Return the name of the field whose form an answer without calls has."""
+    """Return the field with the form of answers without calls."""
     asked = body.structured_outputs
     if asked is None:
         return _schema_name(body)

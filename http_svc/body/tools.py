@@ -46,7 +46,10 @@ _KNOWN = frozenset(
         "web_search",
     ]
 )
-"""OpenAI's types of tools; other types are callers' text, which log lines must not contain."""
+"""OpenAI's types of tools.
+
+Other types are callers' text, which log lines must not contain.
+"""
 
 
 def usable_only(data: Any) -> Any:
@@ -73,7 +76,7 @@ def _is_other_kind(tool: Any) -> bool:
 
 
 def _has_odd_name(tool: Any) -> bool:
-    """Return whether a function's name is text that some form of calls cannot express."""
+    """Return whether some form of calls cannot express a function's name."""
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return isinstance(name, str) and name != "" and (len(name) > MAX_NAME or not re.fullmatch(NAME, name))

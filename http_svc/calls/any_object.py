@@ -1,4 +1,4 @@
-"""Grammars of answers next to calls: texts of a caller's form, any other JSON object."""
+"""Grammars of answers next to calls: a caller's form, any JSON object."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _FIRST, _NEXT = r"\{", f"{SPACE},"
 
 
 def form_rule(options: RequestOptions) -> str:
-    """Return the Lark rule of the form that the options require of text; empty without one.
+    """Return the Lark rule of the options' form; empty without one.
 
     Raises:
         InvalidInputError: if the form is too large or empty.
@@ -32,7 +32,10 @@ def form_rule(options: RequestOptions) -> str:
 
 
 def _one_value(source: str) -> str:
-    """Return JSON on one line; other text as a JSON string, which is no schema and refused as one."""
+    """Return JSON on one line.
+
+    Other text becomes a JSON string, which is refused, as it is no schema.
+    """
     try:
         return json.dumps(json.loads(source))
     except (ValueError, RecursionError):

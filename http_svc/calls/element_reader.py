@@ -32,7 +32,7 @@ class ElementReader:
     _value: str = ""
     """Beginning of the value that was not returned."""
     _streams: bool = False
-    """True once the value is a string, of which a part was returned."""
+    """True once a part of the value was returned, as a string."""
     _begun: bool = False
     """True after the first parameter's name."""
 
@@ -53,7 +53,10 @@ class ElementReader:
                 return written, text, False
 
     def _begin(self, head: re.Match[str]) -> str:
-        """Begin a parameter; the line break before its value may begin the value's end, too."""
+        """Begin a parameter.
+
+        The line break before its value stays, since it may begin the value's end, too.
+        """
         separator, self._begun = ", " if self._begun else "{", True
         self._name, self._end = head["name"], _END if head["line"] else _INLINE_END
         self._value, self._streams = "", False
@@ -76,7 +79,7 @@ class ElementReader:
         return read_value(self._value[1:] if own_line else self._value, kinds), left
 
     def _stream(self, kinds: frozenset[str]) -> str:
-        """Return the value so far, if it can only be a string; else nothing."""
+        """Return the value so far, if it must be a string."""
         opening, value = "", self._value
         if not self._streams:
             value = value.removeprefix("\n") if self._end is _END else value

@@ -1,4 +1,4 @@
-"""Constrain Qwen3-Coder's calls, which have one XML element per parameter, and type their values."""
+"""Constrain and type Qwen3-Coder's calls: one XML element per parameter."""
 
 import json
 import re
@@ -71,9 +71,9 @@ def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
 
 
 def element_rules(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return Lark rules of a function's parameters in any order; `elements_NUMBER` is the start.
+    """Return Lark rules of a function's parameters, in any order.
 
-    The bits of a rule are the parameters that were given, required ones first.
+    `elements_NUMBER` is the start. The bits of a rule are the given parameters, required ones first.
     """
     properties, required = schema.get("properties", {}), dict.fromkeys(schema.get("required", []))
     end, more = json.dumps(FUNCTION_END), f"{json.dumps(PARAMETER)} parameter_{number}"
@@ -124,4 +124,7 @@ ELEMENT_TEXTS = [
     rf"element_done[lazy]: /{_BEFORE}{_CLOSE_IN_LARK}<\/function>/",
     rf"element_open[lazy]: (/{_BEFORE}/ & ~/{_BEFORE}{_CLOSE_IN_LARK}<\/f(?s:.*)/) /{_CLOSE_IN_LARK}{PARAMETER}/",
 ]
-"""Texts up to the next parameter, up to the function's end, and up to a parameter while some are missing."""
+"""Texts up to a parameter or the function's end.
+
+`element_open`: up to a parameter, while required ones are missing.
+"""

@@ -12,7 +12,7 @@ MAX_NAME = 256
 """Maximum characters of a function's name; OpenAI's API has 64."""
 _NAME = r"[\w./:@-]"
 NAME = rf"^{_NAME}+$"
-"""Function names of at most `MAX_NAME` characters that every form of calls can express."""
+"""Names that all forms of calls can express, up to `MAX_NAME` characters."""
 ELEMENT = BY_NAME["qwen3_coder"].before
 """Beginning of a call whose arguments are XML elements, not JSON."""
 
@@ -89,12 +89,12 @@ _BEGUN = "|".join(
     ]
 )
 UNDECIDED = re.compile(rf"(?:{_OPENED}|{_BEGUN})?\Z")
-"""The longest end of a text that may become a head or an opener."""
+"""The longest end of a text that may become a head."""
 _BACKWARDS = re.compile(rf"(?:[ \t\r\n]|{_any([opener[::-1] for opener in _OPENERS])})*")
 
 
 def without_openers(text: str, start: int, end: int) -> int:
-    """Return the end of `text[start:end]` without the `_OPENERS` and white space at its end."""
+    """Return the end of `text[start:end]` without `_OPENERS` and white space."""
     opened = _BACKWARDS.match(text[start:end][::-1])
     assert opened is not None
     return end - opened.end()

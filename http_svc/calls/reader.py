@@ -23,7 +23,7 @@ from specinfer.chat.turns import call_id_of
 MAX_CALLS = 32
 """Maximum calls of an answer."""
 MAX_EQUAL = 3
-"""Maximum equal calls in a row; more are dropped, as a model repeats itself."""
+"""Maximum equal calls in a row; more are dropped."""
 _MAX_UNDECIDED = 2048
 """Maximum characters buffered because they may become a call; more are text."""
 Delta = dict[str, Any]
@@ -83,7 +83,7 @@ class CallReader:
         """False if the answer has no calls; None if unknown yet."""
         self._text = ""
         self._searched = self._words_until = 0
-        """In `_text`: where the next head may begin, and the end of the last head that is text."""
+        """Places in `_text` from which a head, and an opener, may begin."""
         self._calls = list[_Call]()
         """Calls whose name was returned in a delta."""
         self._read = 0
@@ -202,7 +202,7 @@ class CallReader:
         self._call, self._after_call = None, True
 
     def _may_repeat(self, call: _Call) -> bool:
-        """Return whether the last `MAX_EQUAL` calls are equal and begin as this one."""
+        """Return whether the last `MAX_EQUAL` calls are equal and begin like this."""
         last = self._calls[-MAX_EQUAL:]
         return (
             len(last) == MAX_EQUAL

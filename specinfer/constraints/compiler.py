@@ -36,7 +36,10 @@ def explain(constraint: Constraint, message: str) -> str:
 
 
 _REMEMBERED, _REMEMBERED_BYTES = 128, 2**22
-"""Maximum cached constraints, and bytes of their sources; compiled, these take 50 times as many."""
+"""Maximum cached constraints, and bytes of their sources.
+
+Compiled ones take about 50 times the bytes.
+"""
 
 
 class Compiler:

@@ -9,7 +9,7 @@ from typing import Any
 from specinfer.errors import InvalidInputError
 
 MAX_BYTES, MAX_GRAMMAR_BYTES = 65_536, 2**22
-"""Maximum bytes of a constraint's source; grammars may be made of many functions."""
+"""Maximum bytes of a source; grammars may have many functions."""
 
 
 class ConstraintKind(StrEnum):
@@ -69,7 +69,7 @@ class Constraint:
 
 
 def forget_oldest(known: OrderedDict[Constraint, Any], most: int, most_bytes: int) -> None:
-    """Remove the oldest constraints, except the newest, until they are few and their sources small."""
+    """Remove the oldest constraints above the limits, except the newest."""
     size = sum(len(constraint.source) for constraint in known)
     while len(known) > 1 and (len(known) > most or size > most_bytes):
         size -= len(known.popitem(last=False)[0].source)

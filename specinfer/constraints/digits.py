@@ -49,7 +49,7 @@ class DigitTokens:
 
     @cached_property
     def not_after_numbers(self) -> NDArray[np.bool_]:
-        """Mask [V] of the tokens that start with a byte that no digit of JSON's numbers precedes."""
+        """Mask [V] of the tokens that cannot follow a digit in JSON."""
         return np.array([self.bytes_of(token)[:1] not in _AFTER_DIGITS for token in range(self._vocab_size)])
 
 

@@ -19,7 +19,9 @@ _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
 
 
 def grammars_of(constraint: Constraint) -> Iterator[str]:
-    """Yield the grammars of a constraint, best first: an error of the last one is the constraint's.
+    """Yield the grammars of a constraint, the best one first.
+
+    If none is valid, the error of the last one is the constraint's.
 
     Raises:
         InvalidInputError: naming the position, if a schema or choice is not JSON.
@@ -64,7 +66,7 @@ def _of_schema(constraint: Constraint, schema: Any) -> Iterator[str]:
 
 
 def _with_shared_rules(source: str) -> str:
-    """Return a Lark grammar in which equal schemas share rules, and objects take keys in any order."""
+    """Return a Lark grammar whose equal schemas share rules of `ObjectRules`."""
     places = list(schemas_in(source))
     schemas = [json.loads(source[start:end]) for start, end in places]
     if len(schemas) < 2 and not has_traps(schemas):

@@ -1,4 +1,4 @@
-"""Rewrite JSON schemas as Lark rules whose objects take their declared keys in any order.
+"""Write Lark rules of JSON schemas with declared keys in any order.
 
 llguidance wants declared keys in the schema's order. Where further keys are allowed, or a declared key begins with
 another one, a key out of order can be begun and not ended: the model writes on, and its key becomes another key. Here
@@ -41,7 +41,7 @@ class UnreadableError(ValueError):
 
 
 def has_traps(schema: Any) -> bool:
-    """Return whether some object in a schema has keys that can be begun and not ended."""
+    """Return whether an object has keys that cannot be ended."""
     if isinstance(schema, list):
         return any(map(has_traps, schema))
     if not isinstance(schema, dict):
@@ -92,7 +92,7 @@ class ObjectRules:
         return f"{self._prefix}_{next(self._numbers)}"
 
     def _line(self, body: str) -> str:
-        """Return the name of the rule with this body; rules of expressions alone are terminals."""
+        """Return the name of the rule or terminal with this body."""
         if body not in self._named:
             self._named[body] = self._new().upper() if body.startswith("/") else self._new()
             self.lines.append(f"{self._named[body]}: {body}")
@@ -122,7 +122,7 @@ class ObjectRules:
         return self._line(f"%json {json.dumps({**whole, **needed, 'x-guidance': self._guidance})}")
 
     def _combined(self, given: Any) -> str | None:
-        """Return the body of a schema's rule; None if only llguidance can read it."""
+        """Return the body of a schema's rule; None: llguidance reads it."""
         if not isinstance(given, dict) or not given.keys() & _NESTED:
             return None
         schema = self._merged(given)
@@ -153,7 +153,7 @@ class ObjectRules:
         return None if None in bodies else " | ".join([body for body in bodies if body])
 
     def _merged(self, schema: Any, depth: int = 0) -> dict[str, Any] | None:
-        """Return an equal schema without `allOf` and `$ref` at its top; None if there is no simple one."""
+        """Return the schema without outer `allOf` and `$ref`; None if not simple."""
         if not isinstance(schema, dict) or depth > 16 or not isinstance(schema.get("allOf", []), list):
             return {} if schema is True else None
         dropped = {"$ref", "allOf"} | _ABOUT
@@ -170,7 +170,7 @@ class ObjectRules:
         return merged
 
     def _is_any_of(self, options: list[Any]) -> bool:
-        """Return whether llguidance takes `oneOf` as `anyOf`: no two options can hold, or the schema is lenient."""
+        """Return whether llguidance takes these options of `oneOf` as `anyOf`."""
         whole = {
             "oneOf": options,
             **(definitions_in(options, self._root) or {}),
@@ -197,7 +197,7 @@ class ObjectRules:
         return filled if least else f'"[" {self._gap} "]" | {filled}'
 
     def _object(self, schema: Mapping[str, Any]) -> str | None:
-        """Return the body of an object's rule; its bits are keys that were given."""
+        """Return the body of an object's rule; bits are given keys."""
         names, properties, asked = _names(schema), schema.get("properties", {}), schema.get("required", [])
         if (
             not isinstance(properties, dict)
@@ -229,7 +229,7 @@ class ObjectRules:
         return filled if required else f"{empty} | {filled}"
 
     def _further(self, schema: Mapping[str, Any], names: Sequence[str]) -> list[str] | None:
-        """Return the members that are not declared; None if only llguidance can read them."""
+        """Return the members that are not declared; None: llguidance reads them."""
         patterns, value = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
         taken, further = [_literal(name) for name in names], list[str]()
         for pattern, part in patterns.items() if isinstance(patterns, dict) else ():
@@ -244,9 +244,10 @@ class ObjectRules:
         return further
 
     def _members(self, declared: str, pair: str, whole: str, left: str) -> str:
-        """Return the name of the rule of the rest of an object, from a key on; `pair`: rule of further members.
+        """Return the rule's name of an object's rest, from a key on.
 
-        Further members in a row are one rule: llguidance bounds the rows of rules that end with themselves.
+        `pair` is the rule of further members. Those in a row are one rule: llguidance bounds the rows of rules that
+        end with themselves.
         """
         known = f"{declared}; {pair}; {whole}"
         if known in self._named:
@@ -281,7 +282,7 @@ def _key_pattern(pattern: str) -> str | None:
 
 
 def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the schema of what both schemas admit; None if they are not simple objects."""
+    """Return the intersection of two schemas; None if they are not simple."""
     if not one or not other:
         return one or other
     for part in (one, other):

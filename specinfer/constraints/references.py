@@ -1,6 +1,6 @@
-"""Find the types and values that a JSON schema admits, behind references and combinations.
+"""Find types and values of JSON schemas with references and combinations.
 
-Both are upper bounds: what a schema admits is among them.
+Both are upper bounds: a schema admits nothing else.
 """
 
 import re
@@ -14,7 +14,10 @@ _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(No
 
 
 def types_of(schema: Any, root: Any = None) -> Types:
-    """Return the JSON types of a schema's values; empty: any type. `number` includes `integer`."""
+    """Return the JSON types of a schema's values; empty: any type.
+
+    `number` includes `integer`.
+    """
     types = _types(schema, root, frozenset())
     return frozenset() if types == _ALL else types - {"integer"} if "number" in types else types
 
@@ -50,7 +53,7 @@ def _type_of(value: Any) -> Types:
 
 
 def values_of(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> list[Any] | None:
-    """Return the values among which are all that a schema admits; None if they are not listed."""
+    """Return the values of a schema; None if they are not listed."""
     if not isinstance(schema, dict):
         return None
     if isinstance(values := schema.get("enum"), list):
@@ -69,7 +72,7 @@ def values_of(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> lis
 
 
 def resolved(reference: str, root: Any) -> Any:
-    """Return the part of the root schema that a reference names; True (any value) if there is none."""
+    """Return the root schema's part for a reference; True if absent."""
     mark, _, pointer = unquote(reference).partition("#")
     part = root
     if mark or (pointer and not pointer.startswith("/")):
@@ -86,7 +89,7 @@ def resolved(reference: str, root: Any) -> Any:
 
 
 def definitions_in(part: Any, root: Any) -> dict[str, dict[str, Any]] | None:
-    """Return the definitions that a part needs; None if it refers to other places."""
+    """Return the definitions of a part's references; None if some are elsewhere."""
     needed: dict[str, dict[str, Any]] = {}
     waiting = list(_references(part))
     while waiting:

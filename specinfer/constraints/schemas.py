@@ -73,13 +73,13 @@ def schemas_in(source: str) -> Iterator[tuple[int, int]]:
 
 
 def lark_regex(regex: str) -> str:
-    """Return a regular expression as a Lark terminal, which ends at a slash that is not escaped."""
+    """Return a regular expression as a Lark terminal, with escaped slashes."""
     parts = re.findall(r"\\.|.", regex, re.DOTALL)
     return f"/{''.join([_IN_LARK.get(part, part) for part in parts])}/"
 
 
 _IN_LARK = {"/": r"\x2F", r"\/": r"\x2F", "\\\n": r"\n"}
-"""What Lark writes in another way than a regular expression alone."""
+"""Parts of regular expressions that Lark writes differently."""
 
 
 def _exact_part(source: str, start: int, end: int) -> str:
