@@ -37,7 +37,7 @@ _BLANKS = r"[\x20\x0A\x0D\x09]+"
 
 
 class UnreadableError(ValueError):
-    """Only llguidance can read a part of a schema, with the whole schema."""
+    """A part of a schema needs the whole schema to be read."""
 
 
 def has_traps(schema: Any) -> bool:
