@@ -15,8 +15,8 @@ from specinfer.constraints.grammars import check_json
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.system.parent_process import ending_with_us
 
-SECONDS = 2.0
-"""Maximum processor seconds to compile a constraint.
+SECONDS, USUAL_BYTES = 2.0, 2**18
+"""Maximum processor seconds to compile `USUAL_BYTES` of a constraint.
 
 Large schemas take a tenth of a second.
 """
@@ -90,7 +90,8 @@ class Checker:
         process = await self._running()
         number, answers = next(self._numbers), self._answers
         awaited = answers[number] = asyncio.get_running_loop().create_future()
-        asked = {"id": number, "kind": constraint.kind, "source": constraint.source, "seconds": SECONDS}
+        seconds = SECONDS * max(1.0, len(constraint.source) / USUAL_BYTES)
+        asked = {"id": number, "kind": constraint.kind, "source": constraint.source, "seconds": seconds}
         try:
             _write(process, asked)
             async with asyncio.timeout(_SILENT_S):
@@ -106,7 +107,7 @@ class Checker:
             case None:
                 return str(answer["why"])
             case check_process.TOO_SLOW:
-                return f"takes longer than {SECONDS:g} seconds to compile"
+                return f"takes longer than {seconds:.3g} seconds to compile"
             case _:
                 return "is nested too deeply: the parser's stack overflows"
 

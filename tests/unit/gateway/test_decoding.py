@@ -148,7 +148,9 @@ async def test_every_bound_is_named(name: str) -> None:
 def test_every_text_of_a_conversation_counts() -> None:
     """A new field of the message is counted, or named here; roles are few words."""
     fields = [*generation_pb2.ChatMessage.DESCRIPTOR.fields, *generation_pb2.ToolCall.DESCRIPTOR.fields]
-    texts = {field.name: f"<{field.full_name}>" for field in fields if field.type == field.TYPE_STRING}
+    texts: dict[str, Any] = {
+        field.name: f"<{field.full_name}>" for field in fields if field.type == field.TYPE_STRING
+    }
     own = {field.name for field in generation_pb2.ToolCall.DESCRIPTOR.fields}
     call = generation_pb2.ToolCall(**{name: text for name, text in texts.items() if name in own})
     message = generation_pb2.ChatMessage(**{name: text for name, text in texts.items() if name not in own})
