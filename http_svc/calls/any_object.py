@@ -26,7 +26,7 @@ def form_rule(options: RequestOptions) -> str:
     if (regex := options.get("regex")) is not None:
         return lark_regex(Constraint(ConstraintKind.REGEX, regex).source)
     if (texts := options.get("choice")) is not None:
-        Constraint.choice(texts)
+        Constraint.choice(list(texts))
         return " | ".join([json.dumps(text, ensure_ascii=False) for text in texts])
     return ""
 

@@ -53,14 +53,19 @@ def check_json(constraint: Constraint) -> None:
 
 def _of_schema(constraint: Constraint, schema: Any) -> Iterator[str]:
     source = "{}" if schema is True else _exact(constraint, exact_schema)
-    defaults = None if "whitespace_flexible" in _guidance(schema) else {"whitespace_pattern": _GAP}
+    fixed = "whitespace_flexible" in _guidance(schema)
     if has_traps(schema):
         rules = ObjectRules("json")
         with suppress(UnreadableError):
-            start = rules.start(json.loads(source), {**(defaults or {}), **_guidance(schema)})
+            start = rules.start(
+                json.loads(source), ({} if fixed else {"whitespace_pattern": _GAP}) | {**_guidance(schema)}
+            )
             yield LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *rules.lines]))
     try:
-        yield LLMatcher.grammar_from_json_schema(source, defaults=defaults)
+        if fixed:
+            yield LLMatcher.grammar_from_json_schema(source)
+        else:
+            yield LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _GAP})
     except ValueError as error:
         raise constraint.error(first_line(str(error))) from error
 
