@@ -67,10 +67,9 @@ class ObjectRules:
     """Writer of Lark rules of schemas."""
 
     def __init__(self, prefix: str) -> None:
-        """Begin; the names of all rules begin with `prefix`."""
+        """Begin; all names of rules begin with `prefix`."""
         self.lines = list[str]()
         self._prefix, self._numbers, self._named = prefix, count(), dict[str, str]()
-        """`_named`: names of rules by what they are."""
 
     def start(self, root: Any, guidance: Mapping[str, Any]) -> str:
         """Return the name of a schema's rule; `guidance`: llguidance's settings.
