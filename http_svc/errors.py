@@ -150,10 +150,13 @@ def _of_failure(failure: Failure, names: Mapping[str, str], explain: Callable[[s
     message, param = _renamed(failure.details or failure.code.name, names)
     if " + " in (param or "") and "over the context" in message:
         code = "context_length_exceeded"
+    message = explain(message)
+    if param and not message.startswith(param):
+        param = message.partition(":")[0]
     wait = failure.retry_after_s
     if status in (429, 503) and wait is None and not failure.hopeless:
         wait = 1.0
-    return ApiError(status, explain(message), code, param, wait)
+    return ApiError(status, message, code, param, wait)
 
 
 def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
-from http_svc.body.names import chat_names, completion_names, tokenize_names
+from http_svc.body.names import chat_names, completion_names, text_form_name, tokenize_names
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.calls.answer import AnswerReader
@@ -54,9 +54,8 @@ class Door:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Serve `POST /v1/chat/completions`."""
-        explain = partial(
-            api_error, names=chat_names(body), explain=partial(name_function, functions=body.callable)
-        )
+        about = partial(name_function, functions=body.callable, form=text_form_name(body))
+        explain = partial(api_error, names=chat_names(body), explain=about)
         return await self._answer(
             CHAT, body, request, lambda identity: chat_requests(body, self._models.form, identity), explain
         )

@@ -10,6 +10,7 @@ from http_svc.body.forms import ANY_OBJECT
 from http_svc.body.messages import Message
 from http_svc.body.tokens import TokenizeBody
 from http_svc.calls.answer_form import AnswerForm
+from http_svc.calls.any_object import form_rule
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar, form_named
 from specinfer.chat.forms import ChatForm
@@ -191,21 +192,14 @@ def _form(body: Body) -> RequestOptions:
 
 def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> RequestOptions:
     """Replace the options' constraint by a grammar that allows calls, too."""
-    schema, other = options.get("json_schema"), ""
-    if schema is not None:
-        other = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
-    elif (regex := options.get("regex")) is not None:
-        other = f"/{regex.replace('/', chr(92) + '/')}/"
-    elif (texts := options.get("choice")) is not None:
-        other = " | ".join([json.dumps(text, ensure_ascii=False) for text in texts])
     answers = answer_form(body, form)
     wanted = Wanted(
         body.callable,
         form_named(form.calls),
         must_call=body.must_call,
         several=body.several_calls,
-        other=other,
-        any_object=schema == ANY_OBJECT,
+        other=form_rule(options),
+        any_object=options.get("json_schema") == ANY_OBJECT,
         mark_tokens=form.mark_tokens,
         reasoning=answers.reasoning,
         begins_in_reasoning=answers.begins_in_reasoning,

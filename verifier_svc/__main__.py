@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from specinfer.model.threads import use_threads
+from specinfer.service.channel import DEFAULT_MAX_MESSAGE
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
@@ -46,7 +47,8 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
     runner = await thread.call(load_runner, settings)
     async with leading(runner.parallel, thread, settings.rank_timeout_seconds):
         servicer = await make_servicer(settings, thread, runner, registry, tracer)
-        server = ServiceServer(settings, [SERVICE])
+        # a step may start many requests, each with a grammar of many functions
+        server = ServiceServer(settings, [SERVICE], max_message_bytes=DEFAULT_MAX_MESSAGE)
         verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
         await run_until_signalled(server)
         await thread.call(runner.cache.pool.save_prefixes)

@@ -75,7 +75,8 @@ def texts_of(chat: generation_pb2.ChatMessages) -> Iterator[str]:
     for message in chat.messages:
         yield message.content
         yield message.reasoning
-        yield from [call.name + call.arguments for call in message.tool_calls]
+        yield message.tool_call_id
+        yield from [call.id + call.name + call.arguments for call in message.tool_calls]
 
 
 def _turn(field: str, message: generation_pb2.ChatMessage) -> dict[str, Any]:

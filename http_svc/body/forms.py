@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.fields import FIRST, Ignored, Schema, Strict, Text, at_most
+from specinfer.constraints.constraint import MAX_BYTES
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """JSON schema for type `json_object`."""
@@ -62,7 +63,7 @@ class StructuredOutputs(Strict):
     json_schema: Schema | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
     choice: Annotated[list[Text], FIRST, at_most(MAX_TEXTS)] | None = None
-    grammar: Text | None = None
+    grammar: Annotated[Text, Field(max_length=MAX_BYTES)] | None = None
     json_object: bool | None = None
 
     @model_validator(mode="after")

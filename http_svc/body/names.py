@@ -30,9 +30,18 @@ def chat_names(body: ChatBody) -> dict[str, str]:
 
 def _form_name(body: ChatBody) -> str:
     """Return the name of the field that constrains the text."""
-    if body.callable:
-        return "tools"
-    return "structured_outputs" if body.structured_outputs else "response_format"
+    return "tools" if body.callable else text_form_name(body).partition(".")[0]
+
+
+def text_form_name(body: ChatBody) -> str:
+    """Return the field with the form of answers without calls."""
+    asked = body.structured_outputs
+    if asked is None:
+        return _schema_name(body)
+    given = [
+        name for name in ("json_schema", "regex", "choice", "grammar") if getattr(asked, name) is not None
+    ]
+    return f"structured_outputs.{'json' if given[:1] == ['json_schema'] else ''.join(given) or 'json_object'}"
 
 
 def completion_names() -> dict[str, str]:

@@ -2,15 +2,17 @@
 
 import json
 import logging
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from http_svc.body.fields import Ignored, Lenient, Schema, Strict, Text, writable
+from http_svc.calls.heads import MAX_NAME, NAME
 
 log = logging.getLogger(__name__)
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Name = Annotated[str, Field(pattern=NAME, max_length=MAX_NAME)]
 
 
 class Function(Strict):
@@ -32,23 +34,52 @@ class Tool(Strict):
     cache_control: Ignored = None
 
 
+_KNOWN = frozenset(
+    [
+        "code_interpreter",
+        "custom",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "shell",
+        "web_search",
+    ]
+)
+"""OpenAI's types of tools.
+
+Other types are callers' text, which log lines must not contain.
+"""
+
+
 def usable_only(data: Any) -> Any:
-    """Drop tools that are not functions, unless `tool_choice` requires a tool."""
+    """Drop tools that cannot be called, unless `tool_choice` requires a tool."""
     if not isinstance(data, dict) or data.get("tool_choice") not in (None, "auto", "none"):
         return data
     tools = data.get("tools")
     if not isinstance(tools, list):
         return data
-    unusable = [tool["type"] for tool in tools if _is_unusable(tool)]
-    if not unusable:
-        return data
-    log.info("ignored tools that are not functions: %s", ", ".join(sorted({kind[:40] for kind in unusable})))
-    return data | {"tools": [tool for tool in tools if not _is_unusable(tool)]}
+    functions = [tool for tool in tools if not _is_other_kind(tool)]
+    # functions that are all unusable are refused, with the name's field
+    usable = [tool for tool in functions if not _has_odd_name(tool)] or functions
+    if kinds := {tool["type"] for tool in tools if _is_other_kind(tool)}:
+        shown = sorted({kind if kind in _KNOWN else "others" for kind in kinds})
+        log.info("ignored tools that are not functions: %s", ", ".join(shown))
+    if odd := len(functions) - len(usable):
+        log.info("ignored %d functions with unsupported names", odd)
+    return data | {"tools": usable}
 
 
-def _is_unusable(tool: Any) -> bool:
+def _is_other_kind(tool: Any) -> bool:
     kind = tool.get("type") if isinstance(tool, dict) else None
     return isinstance(kind, str) and kind.isidentifier() and kind != "function"
+
+
+def _has_odd_name(tool: Any) -> bool:
+    """Return whether some form of calls cannot express a function's name."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return isinstance(name, str) and name != "" and (len(name) > MAX_NAME or not re.fullmatch(NAME, name))
 
 
 class ChosenFunction(Strict):
@@ -102,7 +133,7 @@ def _completed(text: str) -> str:
 class CalledFunction(Lenient):
     """Name and arguments of a function call in an earlier message."""
 
-    name: Name
+    name: Annotated[Text, Field(min_length=1)]
     arguments: Annotated[Text, BeforeValidator(_object_text)] = "{}"
     """Arguments as the text of a JSON object."""
 

@@ -1,14 +1,45 @@
-"""Grammar of answers that are calls or any other JSON object."""
+"""Grammars of answers next to calls: a caller's form, any JSON object."""
 
 import json
 from collections.abc import Sequence
 
 from http_svc.calls.heads import SPACE
 from http_svc.calls.reader import MAX_CALLS
+from specinfer.client.options import RequestOptions
+from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.schemas import lark_regex
 
 _TEXT = r'"(\\(["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F])*"'
 _NAME, _TYPE, _ARGUMENTS = '"name"', '"type"', '"(arguments|parameters)"'
 _FIRST, _NEXT = r"\{", f"{SPACE},"
+
+
+def form_rule(options: RequestOptions) -> str:
+    """Return the Lark rule of the options' form; empty without one.
+
+    Raises:
+        InvalidInputError: if the form is too large or empty.
+    """
+    if (schema := options.get("json_schema")) is not None:
+        source = schema if isinstance(schema, str) else json.dumps(schema)
+        return f"%json {_one_value(Constraint(ConstraintKind.JSON_SCHEMA, source).source)}"
+    if (regex := options.get("regex")) is not None:
+        return lark_regex(Constraint(ConstraintKind.REGEX, regex).source)
+    if (texts := options.get("choice")) is not None:
+        Constraint.choice(list(texts))
+        return " | ".join([json.dumps(text, ensure_ascii=False) for text in texts])
+    return ""
+
+
+def _one_value(source: str) -> str:
+    """Return JSON on one line.
+
+    Other text becomes a JSON string, which is refused, as it is no schema.
+    """
+    try:
+        return json.dumps(json.loads(source))
+    except (ValueError, RecursionError):
+        return json.dumps(source)
 
 
 def object_rules(names: Sequence[str], several: bool) -> list[str]:
@@ -30,7 +61,10 @@ def object_rules(names: Sequence[str], several: bool) -> list[str]:
         f"function: {functions}",
         "value: %json {}",
         'no_text: %json {"type": ["object", "array", "number", "boolean", "null"]}',
-        *[f"FUNCTION_{i}: {json.dumps(json.dumps(name))}" for i, name in enumerate(names)],
+        *[
+            f"FUNCTION_{i}: {json.dumps(json.dumps(name, ensure_ascii=False))}"
+            for i, name in enumerate(names)
+        ],
         f"OTHER_TEXT: TEXT_IN_QUOTES & ~({functions})",
         'TYPE: "\\"function\\""',
         "OTHER_TYPE: TEXT_IN_QUOTES & ~TYPE",

@@ -1,4 +1,4 @@
-"""Parse and constrain Qwen3-Coder's calls: one XML element per parameter."""
+"""Constrain and type Qwen3-Coder's calls: one XML element per parameter."""
 
 import json
 import re
@@ -6,34 +6,28 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from specinfer.chat.forms import BY_NAME
+from specinfer.constraints.references import Types, definitions_in, types_of, values_of
 
-Kinds: TypeAlias = Mapping[str, frozenset[str]]
+Kinds: TypeAlias = Mapping[str, Types]
 """JSON types by parameter of a function; an empty set: any type."""
 _FORM = BY_NAME["qwen3_coder"]
-_CLOSE = _FORM.parameters[2].strip()
-_PARAMETER = re.compile(
-    rf"\s*{_FORM.parameters[0]}(?P<name>[^<>\n]{{1,200}})>\n?(?P<value>.*?)\n?{_CLOSE}\s*", re.DOTALL
-)
-ELEMENT_END = re.compile(r"\s*</function>")
+PARAMETER, CLOSE, FUNCTION_END = _FORM.parameters[0], _FORM.parameters[2].strip(), "</function>"
+LINE_END = r"[ \t\r]{0,20}\n[ \t\r\n]{0,20}"
+"""White space between a value's closing mark and what follows."""
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-_FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_OF_PEOPLE = {"title", "description", "$schema", "examples", "default", "$comment"}
+_FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance"}
 _NAMES = re.compile(r"[^<>\n\s\"\\]{1,200}")
-_TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null", float: "number"}
+_MAX_PARAMETERS = 64
+"""Maximum parameters of a function: bits of llguidance's parametric rules."""
 
 
-def next_parameter(text: str) -> re.Match[str] | None:
-    """Match the parameter at the text's start; None if incomplete."""
-    return _PARAMETER.match(text) if _CLOSE in text else None
-
-
-def read_value(text: str, kinds: frozenset[str]) -> str:
+def read_value(text: str, kinds: Types) -> str:
     """Return a parameter's text as JSON of `kinds`, or a string."""
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     written = _PYTHON.get(text.strip(), text)
     try:
-        kind = _kind_of(json.loads(written, parse_constant=_refuse))
+        (kind,) = types_of({"const": json.loads(written, parse_constant=_refuse)})
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     fits = not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
@@ -49,39 +43,7 @@ def kinds_of(schema: Mapping[str, Any] | None) -> Kinds:
     properties = (schema or {}).get("properties")
     if not isinstance(properties, Mapping):
         return {}
-    return {name: _kinds(_resolved(part, schema or {})) for name, part in properties.items()}
-
-
-def _kinds(schema: Any) -> frozenset[str]:
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    if isinstance(values := schema.get("enum"), list):
-        return frozenset(map(_kind_of, values))
-    if "const" in schema:
-        return frozenset([_kind_of(schema["const"])])
-    for key in ("anyOf", "oneOf"):
-        if isinstance(parts := schema.get(key), list):
-            kinds_of_parts = [_kinds(part) for part in parts]
-            return frozenset().union(*kinds_of_parts) if all(kinds_of_parts) else frozenset()
-    kinds = schema.get("type")
-    return frozenset([kinds] if isinstance(kinds, str) else kinds or ())
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "integer"
-    return _TYPES[type(value)]
-
-
-def _resolved(part: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a parameter's schema, or the definition that its `$ref` names."""
-    reference = part.get("$ref") if isinstance(part, Mapping) else None
-    if not isinstance(reference, str):
-        return part
-    _, _, path = reference.partition("#/")
-    table, _, name = path.partition("/")
-    definitions = schema.get(table)
-    return definitions.get(name, part) if isinstance(definitions, Mapping) else part
+    return {name: types_of(part, schema) for name, part in properties.items()}
 
 
 def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
@@ -89,40 +51,80 @@ def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
 
     A string in an element has no quotes, so its schema cannot be enforced; strict functions need an `enum` for each.
     """
-    properties = schema.get("properties", {})
-    if not isinstance(properties, Mapping) or not schema.keys() <= _FOLLOWED | _OF_PEOPLE | {"x-guidance"}:
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not schema.keys() <= _FOLLOWED:
         return False
-    if not set(schema.get("required") or ()) <= properties.keys() or not all(
-        map(_NAMES.fullmatch, properties)
-    ):
+    if schema.get("additionalProperties", True) not in (True, False, {}):
         return False
-    kinds = kinds_of(schema)
+    if not isinstance(required, list) or len(properties) > _MAX_PARAMETERS:
+        return False
+    if not all(isinstance(name, str) and name in properties for name in required):
+        return False
+    if not all(map(_NAMES.fullmatch, properties)):
+        return False
+    parts = [(part, types_of(part, schema)) for part in properties.values()]
+    if any("string" not in types and definitions_in(part, schema) is None for part, types in parts):
+        return False
     return not strict or all(
-        types and ("string" not in types or "enum" in _resolved(properties[name], schema))
-        for name, types in kinds.items()
+        types and ("string" not in types or values_of(part, schema) is not None) for part, types in parts
     )
 
 
 def element_rules(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return Lark rules of a function's parameters; `elements_NUMBER` is the start."""
-    begin, middle, after = _FORM.parameters
-    required, order, rules = schema.get("required") or (), list[str](), list[str]()
-    for place, (name, part) in enumerate(schema.get("properties", {}).items()):
-        rule, resolved = f"element_{number}_{place}", _resolved(part, schema)
-        values = resolved.get("enum") if isinstance(resolved, Mapping) else None
-        head = json.dumps(f"{begin}{name}{middle}", ensure_ascii=False)
-        if values and all(isinstance(value, str) and _CLOSE not in value for value in values):
-            texts = " | ".join([json.dumps(value + after, ensure_ascii=False) for value in values])
-            rules.append(f"{rule}: {head} ({texts})")
-        elif (kinds := _kinds(resolved)) and "string" not in kinds:
-            definitions = {
-                key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema
-            }
-            rules.append(f"{rule}: {head} %json {json.dumps({**definitions, **part})} {json.dumps(after)}")
+    """Return Lark rules of a function's parameters, in any order.
+
+    `elements_NUMBER` is the start. The bits of a rule are the given parameters, required ones first.
+    """
+    properties, required = schema.get("properties", {}), dict.fromkeys(schema.get("required", []))
+    end, more = json.dumps(FUNCTION_END), f"{json.dumps(PARAMETER)} parameter_{number}"
+    begins = [f"{more}::0x0"] if properties else []
+    rules = [f"elements_{number}: {' | '.join([*begins, *([] if required else [end])])}"]
+    if not properties:
+        return rules
+    either = list[str]()
+    for bit, name in enumerate([*required, *[name for name in properties if name not in required]]):
+        value, then = _value(properties[name], schema), f"::set_bit({bit}) %if bit_clear({bit})"
+        head = json.dumps(f"{name}{_FORM.parameters[1]}", ensure_ascii=False)
+        if value is None:
+            either.append(f"{head} text_{number}{then}")
         else:
-            rules.append(f'{rule}: {head} element_text "\\n"')
-        order.append(rule if name in required else f"{rule}?")
-    return [*rules, f"elements_{number}: {' '.join(order)}"]
+            rules.append(f"value_{number}_{bit}: {value}")
+            either.append(
+                f"{head} value_{number}_{bit} {json.dumps(_FORM.parameters[2])} after_{number}{then}"
+            )
+    complete, left = f"is_ones([0:{len(required)}])", f"not(is_ones([0:{len(properties)}]))"
+    complete = complete if required else "true"
+    return [
+        *rules,
+        f"parameter_{number}::_: {' | '.join(either)}",
+        f"after_{number}::_: {more}::_ %if {left} | {end} %if {complete}",
+        f"text_{number}::_: element_open parameter_{number}::_ %if not({complete})"
+        f" | element_more parameter_{number}::_ %if and({complete}, {left}) | element_done %if {complete}",
+    ]
 
 
-ELEMENT_TEXT = rf"element_text[lazy]: /(?s:.*){_CLOSE.replace('/', chr(92) + '/')}/"
+def _value(part: Any, schema: Mapping[str, Any]) -> str | None:
+    """Return the Lark rule of a parameter's value; None: any text."""
+    values = values_of(part, schema)
+    if values is not None and not any(isinstance(value, str) and CLOSE in value for value in values):
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        return " | ".join([json.dumps(text, ensure_ascii=False) for text in texts])
+    types = types_of(part, schema)
+    if not types or "string" in types:
+        return None
+    definitions = definitions_in(part, schema) or {}
+    guidance = {"x-guidance": schema["x-guidance"]} if "x-guidance" in schema else {}
+    return f"%json {json.dumps(definitions | guidance | part)}"
+
+
+_CLOSE_IN_LARK = rf"{CLOSE}{LINE_END}".replace("/", r"\/")
+_BEFORE = r"((?s:.*)\n)?"
+ELEMENT_TEXTS = [
+    rf"element_more[lazy]: /{_BEFORE}{_CLOSE_IN_LARK}{PARAMETER}/",
+    rf"element_done[lazy]: /{_BEFORE}{_CLOSE_IN_LARK}<\/function>/",
+    rf"element_open[lazy]: (/{_BEFORE}/ & ~/{_BEFORE}{_CLOSE_IN_LARK}<\/f(?s:.*)/) /{_CLOSE_IN_LARK}{PARAMETER}/",
+]
+"""Texts up to a parameter or the function's end.
+
+`element_open`: up to a parameter, while required ones are missing.
+"""

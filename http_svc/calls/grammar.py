@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from http_svc.body.tools import Function
 from http_svc.calls.any_object import object_rules
-from http_svc.calls.elements import ELEMENT_TEXT, are_elements, element_rules
+from http_svc.calls.elements import ELEMENT_TEXTS, FUNCTION_END, are_elements, element_rules
 from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
 from http_svc.calls.reader import MAX_CALLS
 from http_svc.tool_schemas import followed
@@ -61,32 +61,35 @@ def form_named(name: str) -> CallForm:
 def call_grammar(wanted: Wanted) -> str:
     """Return the grammar of an answer.
 
-    Line i + 1 defines the arguments of function i, so that `name_function` can name the function of an error.
+    Line i + 1 defines the arguments of function i, and the next line an answer without calls, so that
+    `name_function` can name what an error concerns.
     """
     arguments = [
         f"args_{i}: %json {json.dumps(followed(function))}" for i, function in enumerate(wanted.functions)
     ]
     bound = wanted.must_call or wanted.any_object or wanted.other
     answer = _strict(wanted) if bound else _free(wanted)
-    return "\n".join([*arguments, *_section(wanted), *answer, *_reasoning_rules(wanted)])
+    other = [f"other: {wanted.other}"] if wanted.other else []
+    return "\n".join([*arguments, *other, *_section(wanted), *answer, *_reasoning_rules(wanted)])
 
 
 def _section(wanted: Wanted) -> list[str]:
     """Return rules of the calls, which follow the form's mark."""
     form, arguments, rules = wanted.form, "args", list[str]()
+    after = form.after
     if any(form.parameters):
         schemas = [followed(function) for function in wanted.functions]
         if all(
             are_elements(schema, bool(one.strict))
             for schema, one in zip(schemas, wanted.functions, strict=True)
         ):
-            arguments = "elements"
+            arguments, after = "elements", after.removeprefix(FUNCTION_END)
             rules = [rule for i, schema in enumerate(schemas) for rule in element_rules(i, schema)]
-            rules += [ELEMENT_TEXT] * any("element_text" in rule for rule in rules)
+            rules += ELEMENT_TEXTS
         else:
-            form = HERMES
+            form, after = HERMES, HERMES.after
     calls = [
-        f"call_{i}: {wanted.text(form.before + one.name + form.middle)} {arguments}_{i} {wanted.text(form.after)}"
+        f"call_{i}: {wanted.text(form.before + one.name + form.middle)} {arguments}_{i} {wanted.text(after)}"
         for i, one in enumerate(wanted.functions)
     ]
     either = " | ".join([f"call_{i}" for i in range(len(calls))])
@@ -108,7 +111,7 @@ def _strict(wanted: Wanted) -> list[str]:
         more_rules = ["other_object"]
         rules += object_rules([one.name for one in wanted.functions], wanted.several)
     elif not wanted.must_call:
-        more_rules = [wanted.other]
+        more_rules = ["other"]
     return [
         f"start: {_reasoning_symbol(wanted)} answer",
         f"answer: {' | '.join([*calls, *more_rules])}",

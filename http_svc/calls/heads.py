@@ -8,7 +8,11 @@ from specinfer.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
 
 SPACE = r"[ \t\r\n]{0,20}"
 """White space in a head; valid in Rust's and Python's regular expressions."""
-_NAME = "[a-zA-Z0-9_-]"
+MAX_NAME = 256
+"""Maximum characters of a function's name; OpenAI's API has 64."""
+_NAME = r"[\w./:@-]"
+NAME = rf"^{_NAME}+$"
+"""Names that all forms of calls can express, up to `MAX_NAME` characters."""
 ELEMENT = BY_NAME["qwen3_coder"].before
 """Beginning of a call whose arguments are XML elements, not JSON."""
 
@@ -60,7 +64,7 @@ def _spaced(text: str, in_text: bool = False) -> list[str]:
     return signs
 
 
-def _beginnings(signs: Sequence[str]) -> str:
+def prefixes_of(signs: Sequence[str]) -> str:
     """Return an expression that matches every non-empty prefix of `signs`."""
     return signs[0] + "".join([f"(?:{sign}" for sign in signs[1:]]) + ")?" * (len(signs) - 1)
 
@@ -71,27 +75,35 @@ def _any(texts: Sequence[str]) -> str:
 
 def _whole(before: str, after: str, number: int) -> str:
     lookahead = "" if before == ELEMENT else r"(?=[ \t\r\n]*\{)"
-    return f"{''.join(_spaced(before))}(?P<name_{number}>{_NAME}{{1,64}}){''.join(_spaced(after, True))}{lookahead}"
+    name = f"(?P<name_{number}>{_NAME}{{1,{MAX_NAME}}})"
+    return f"{''.join(_spaced(before))}{name}{''.join(_spaced(after, True))}{lookahead}"
 
 
-HEAD = re.compile(
-    rf"(?P<opener>(?:[ \t\r\n]|{_any(_OPENERS)})*)"
-    rf"(?:{'|'.join([_whole(*head, number) for number, head in enumerate(_HEADS)])})"
-)
-"""A call's head, with preceding `_OPENERS`."""
-_OPENED = "|".join([_beginnings([*map(re.escape, opener)]) for opener in _OPENERS])
+HEAD = re.compile("|".join([_whole(*head, number) for number, head in enumerate(_HEADS)]))
+"""A call's head, without preceding `_OPENERS`."""
+_OPENED = "|".join([prefixes_of([*map(re.escape, opener)]) for opener in _OPENERS])
 _BEGUN = "|".join(
     [
-        _beginnings([*_spaced(before), f"{_NAME}{{0,64}}", *_spaced(after, True), SPACE])
+        prefixes_of([*_spaced(before), f"{_NAME}{{0,{MAX_NAME}}}", *_spaced(after, True), SPACE])
         for before, after in _HEADS
     ]
 )
-UNDECIDED = re.compile(rf"(?:[ \t\r\n]|{_any(_OPENERS)})*(?:{_OPENED}|{_BEGUN})?\Z")
+UNDECIDED = re.compile(rf"(?:{_OPENED}|{_BEGUN})?\Z")
 """The longest end of a text that may become a head."""
-_CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
+_BACKWARDS = re.compile(rf"(?:[ \t\r\n]|{_any([opener[::-1] for opener in _OPENERS])})*")
+
+
+def without_openers(text: str, start: int, end: int) -> int:
+    """Return the end of `text[start:end]` without `_OPENERS` and white space."""
+    opened = _BACKWARDS.match(text[start:end][::-1])
+    assert opened is not None
+    return end - opened.end()
+
+
+_CLOSED = "|".join([prefixes_of([*map(re.escape, closer)]) for closer in _CLOSERS])
 CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
 """`_CLOSERS` and white space after a call."""
-FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
+FENCE = re.compile(rf"```(?:{prefixes_of([*'json'])}|{prefixes_of([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
 """A Markdown fence at the text's end, possibly with an incomplete language."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
 """The incomplete beginning of a closer at the text's end."""

@@ -1,11 +1,10 @@
 """Parse function calls of any form in a streamed answer."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from http_svc.calls.answer_form import AnswerForm
-from http_svc.calls.elements import ELEMENT_END, next_parameter, read_value
+from http_svc.calls.element_reader import ElementReader
 from http_svc.calls.heads import (
     CLOSER,
     CLOSING,
@@ -17,11 +16,14 @@ from http_svc.calls.heads import (
     begins_calls,
     may_call,
     name_of,
+    without_openers,
 )
 from specinfer.chat.turns import call_id_of
 
 MAX_CALLS = 32
 """Maximum calls of an answer."""
+MAX_EQUAL = 3
+"""Maximum equal calls in a row; more are dropped."""
 _MAX_UNDECIDED = 2048
 """Maximum characters buffered because they may become a call; more are text."""
 Delta = dict[str, Any]
@@ -80,14 +82,18 @@ class CallReader:
         self._called: bool | None = None if form.beginnings else True
         """False if the answer has no calls; None if unknown yet."""
         self._text = ""
+        self._searched = self._words_until = 0
+        """Places in `_text` from which a head, and an opener, may begin."""
         self._calls = list[_Call]()
         """Calls whose name was returned in a delta."""
+        self._read = 0
+        """Number of calls that were begun, including dropped ones."""
         self._call: _Call | None = None
         """The incomplete call; None if there is none."""
-        self._object = _ObjectEnd()
+        self._object, self._elements = _ObjectEnd(), ElementReader({})
         self._after_call = False
         self.ended = False
-        """True after a repeated call or `MAX_CALLS` calls: further text is ignored."""
+        """True after `MAX_CALLS` calls: further text is ignored."""
 
     @property
     def complete(self) -> bool:
@@ -130,29 +136,35 @@ class CallReader:
         return self._shown(self._call)
 
     def _read_words(self) -> list[Delta]:
-        start = 0
-        while (head := HEAD.search(self._text, start)) is not None:
+        while (head := HEAD.search(self._text, self._searched)) is not None:
             name, before = name_of(head)
             if may_call(name, before, self._form):
-                return self._begin(head.start(), head.end(), _Call(name, before))
-            start = head.end()
-        undecided = UNDECIDED.search(self._text, start)
+                start = without_openers(self._text, self._words_until, head.start())
+                return self._begin(start, head.end(), _Call(name, before))
+            self._searched = self._words_until = head.end()
+        undecided = UNDECIDED.search(self._text, self._searched)
         assert undecided is not None
-        place = undecided.start()
+        self._searched = undecided.start()
+        place = without_openers(self._text, self._words_until, self._searched)
         if len(self._text) - place > _MAX_UNDECIDED:
             place = len(self._text)
         return self._take_words(place)
 
     def _take_words(self, place: int) -> list[Delta]:
         words, self._text = self._text[:place], self._text[place:]
+        self._searched = max(0, self._searched - place)
+        self._words_until = max(0, self._words_until - place)
         return [{"content": words}] if words else []
 
     def _begin(self, start: int, end: int, call: _Call) -> list[Delta]:
         words, self._text = self._text[:start], self._text[end:].lstrip()
-        if len(self._calls) == MAX_CALLS:
+        self._searched = self._words_until = 0
+        if self._read == MAX_CALLS:
             self.ended = True
         else:
+            self._read += 1
             self._call, self._object = call, _ObjectEnd()
+            self._elements = ElementReader(self._form.kinds.get(call.name, {}))
         return [{"content": words}] if words else []
 
     def _read_arguments(self, call: _Call) -> list[Delta]:
@@ -161,13 +173,8 @@ class CallReader:
         whole = self._read_elements(call) if call.before == ELEMENT else self._read_json(call)
         if not whole:
             return [] if not call.arguments or self._may_repeat(call) else self._shown(call)
-        if any(
-            (call.name, call.arguments) == (one.name, one.arguments) for one in self._calls if one is not call
-        ):
-            self._call, self.ended = None, True
-            return []
         call.closed = True
-        shown = self._shown(call)
+        shown = [] if self._repeats(call) else self._shown(call)
         if not call.in_object:
             self._finish()
         return shown
@@ -181,20 +188,9 @@ class CallReader:
 
     def _read_elements(self, call: _Call) -> bool:
         """Read arguments in XML elements into JSON; return whether they are complete."""
-        kinds = self._form.kinds.get(call.name, {})
-        while (parameter := next_parameter(self._text)) is not None:
-            name, value = (
-                parameter["name"],
-                read_value(parameter["value"], kinds.get(parameter["name"], frozenset())),
-            )
-            call.arguments += (
-                f"{', ' if call.arguments else '{'}{json.dumps(name, ensure_ascii=False)}: {value}"
-            )
-            self._text = self._text[parameter.end() :]
-        end = ELEMENT_END.match(self._text)
-        if end is not None:
-            call.arguments, self._text = (call.arguments or "{") + "}", self._text[end.end() :]
-        return end is not None
+        part, self._text, complete = self._elements.read(self._text)
+        call.arguments += part
+        return complete
 
     def _read_end(self, call: _Call) -> list[Delta]:
         if (end := END.match(self._text)) is not None:
@@ -206,11 +202,19 @@ class CallReader:
         self._call, self._after_call = None, True
 
     def _may_repeat(self, call: _Call) -> bool:
-        """Return whether an earlier call of the function begins with these arguments."""
-        return any(
-            one is not call and one.name == call.name and one.arguments.startswith(call.arguments)
-            for one in self._calls
+        """Return whether the last `MAX_EQUAL` calls are equal and begin like this."""
+        last = self._calls[-MAX_EQUAL:]
+        return (
+            len(last) == MAX_EQUAL
+            and all(
+                (one.name, one.arguments) == (call.name, last[0].arguments) and one is not call
+                for one in last
+            )
+            and last[0].arguments.startswith(call.arguments)
         )
+
+    def _repeats(self, call: _Call) -> bool:
+        return self._may_repeat(call) and self._calls[-1].arguments == call.arguments
 
     def _shown(self, call: _Call) -> list[Delta]:
         """Return a delta with the arguments' new part; empty without one."""

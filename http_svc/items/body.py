@@ -23,7 +23,7 @@ from http_svc.body.fields import (
     only,
 )
 from http_svc.body.messages import MAX_PARTS
-from http_svc.body.names import chat_names
+from http_svc.body.names import chat_names, text_form_name
 from http_svc.body.tools import Name, usable_only
 from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.tool_schemas import name_function
@@ -49,7 +49,7 @@ class Item(Lenient):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Parts | None = None
     call_id: Text | None = None
-    name: Name | None = None
+    name: Annotated[Text, Field(min_length=1)] | None = None
     arguments: Any = None
     output: Parts | None = None
 
@@ -227,7 +227,9 @@ def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
 
     A message's index differs from its item's index, so the error has no index.
     """
-    reply = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
+    names = item_names(chat)
+    form = _RENAMED.get(text_form_name(chat), "text.format")
+    reply = api_error(error, names, partial(name_function, functions=chat.callable, form=form))
     content = reply.content["error"]
     if str(content["param"]).startswith("input["):
         content["param"], content["message"] = (

@@ -10,13 +10,13 @@ from itertools import count
 from typing import Any
 
 from specinfer.constraints import check_process
-from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.constraint import Constraint, forget_oldest
 from specinfer.constraints.grammars import check_json
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.system.parent_process import ending_with_us
 
-SECONDS = 2.0
-"""Maximum processor seconds to compile a constraint.
+SECONDS, USUAL_BYTES = 2.0, 2**18
+"""Maximum processor seconds to compile `USUAL_BYTES` of a constraint.
 
 Large schemas take a tenth of a second.
 """
@@ -26,7 +26,7 @@ _SILENT_S = 300.0
 
 Generous, because checks run at low priority.
 """
-_REMEMBERED = 1024
+_REMEMBERED, _REMEMBERED_BYTES = 1024, 2**26
 _WAITING = 64
 _LINE_BYTES = 1 << 20
 """Maximum bytes of an answer line."""
@@ -84,14 +84,14 @@ class Checker:
         self._waiting -= 1
         if task.cancelled() or task.exception() is not None:
             del self._asked[constraint]
-        while len(self._asked) > _REMEMBERED:
-            self._asked.popitem(last=False)
+        forget_oldest(self._asked, _REMEMBERED, _REMEMBERED_BYTES)
 
     async def _ask(self, constraint: Constraint) -> str:
         process = await self._running()
         number, answers = next(self._numbers), self._answers
         awaited = answers[number] = asyncio.get_running_loop().create_future()
-        asked = {"id": number, "kind": constraint.kind, "source": constraint.source, "seconds": SECONDS}
+        seconds = SECONDS * max(1.0, len(constraint.source) / USUAL_BYTES)
+        asked = {"id": number, "kind": constraint.kind, "source": constraint.source, "seconds": seconds}
         try:
             _write(process, asked)
             async with asyncio.timeout(_SILENT_S):
@@ -107,7 +107,7 @@ class Checker:
             case None:
                 return str(answer["why"])
             case check_process.TOO_SLOW:
-                return f"takes longer than {SECONDS:g} seconds to compile"
+                return f"takes longer than {seconds:.3g} seconds to compile"
             case _:
                 return "is nested too deeply: the parser's stack overflows"
 

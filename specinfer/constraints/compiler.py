@@ -12,9 +12,9 @@ from concurrent.futures import Future, wait
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.constraint import Constraint, ConstraintKind, forget_oldest
 from specinfer.constraints.digits import DigitRows, DigitTokens
-from specinfer.constraints.grammars import grammar_of
+from specinfer.constraints.grammars import grammars_of
 from specinfer.constraints.matcher import Matcher
 from specinfer.errors import IncompatibleError
 from specinfer.system.threads import background_threads
@@ -25,6 +25,8 @@ _REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
 
 def explain(constraint: Constraint, message: str) -> str:
     """Return an llguidance message as one line with the position."""
+    if "panic" in message.partition("\n")[0]:
+        return "is too large for the parser"
     if constraint.kind is ConstraintKind.REGEX and (match := _REGEX.search(message)):
         return f"at character {len(match['mark']) + 1}: {match['why']}"
     if constraint.kind is ConstraintKind.GRAMMAR and (match := _LARK.search(message)):
@@ -33,8 +35,11 @@ def explain(constraint: Constraint, message: str) -> str:
     return match["why"] if match else message.strip().partition("\n")[0]
 
 
-_REMEMBERED = 128
-"""Maximum cached constraints; a large one takes a few megabytes."""
+_REMEMBERED, _REMEMBERED_BYTES = 128, 2**22
+"""Maximum cached constraints, and bytes of their sources.
+
+Compiled ones take about 50 times the bytes.
+"""
 
 
 class Compiler:
@@ -62,7 +67,8 @@ class Compiler:
         self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
-        self._expensive: OrderedDict[Constraint, None] = OrderedDict()
+        self._expensive: OrderedDict[int, None] = OrderedDict()
+        """Hashes of constraints, as sources may be large."""
 
     def compile(self, constraint: Constraint) -> Matcher:
         """Compile in the calling thread, without caching.
@@ -71,10 +77,13 @@ class Compiler:
             InvalidInputError: naming the field and the position of the error.
         """
         limits = LLParserLimits(verbose_errors=False)  # verbose errors quote the request
-        inner = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
-        if inner.is_error():
-            raise constraint.error(explain(constraint, inner.get_error()))
-        return Matcher(inner, self._vocab_size, self._digit_rows(constraint), self._eos)
+        message = ""
+        for grammar in grammars_of(constraint):
+            inner = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+            if not inner.is_error():
+                return Matcher(inner, self._vocab_size, self._digit_rows(constraint), self._eos)
+            message = inner.get_error()
+        raise constraint.error(explain(constraint, message))
 
     def _digit_rows(self, constraint: Constraint) -> DigitRows | None:
         all_json = constraint.kind is ConstraintKind.JSON_SCHEMA
@@ -85,9 +94,8 @@ class Compiler:
         """Compile in the background; requests copy the shared result (`Matcher.copy`)."""
         if constraint not in self._known:
             self._known[constraint] = self._thread.submit(self.compile, constraint)
+            forget_oldest(self._known, _REMEMBERED, _REMEMBERED_BYTES)
         self._known.move_to_end(constraint)
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
         return self._known[constraint]
 
     def ready(self, constraint: Constraint, patience_s: float = 0.0) -> Matcher | None:
@@ -103,13 +111,13 @@ class Compiler:
 
     def note_expensive(self, constraint: Constraint) -> None:
         """Note that a constraint's masks are too expensive for draft nodes."""
-        self._expensive[constraint] = None
+        self._expensive[hash(constraint)] = None
         while len(self._expensive) > _REMEMBERED:
             self._expensive.popitem(last=False)
 
     def is_expensive(self, constraint: Constraint) -> bool:
         """Return whether `note_expensive` was called for a constraint."""
-        return constraint in self._expensive
+        return hash(constraint) in self._expensive
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,13 +1,15 @@
 """Constraint of a request's text: its notation and source."""
 
 import json
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from specinfer.errors import InvalidInputError
 
-MAX_BYTES = 65_536
-"""Maximum bytes of a constraint's source."""
+MAX_BYTES, MAX_GRAMMAR_BYTES = 65_536, 2**22
+"""Maximum bytes of a source; grammars may have many functions."""
 
 
 class ConstraintKind(StrEnum):
@@ -39,8 +41,9 @@ class Constraint:
             size = len(self.source.encode())
         except UnicodeEncodeError as error:
             raise self.error("has half of a surrogate pair, which UTF-8 cannot encode") from error
-        if size > MAX_BYTES:
-            raise InvalidInputError(self.field, size, f"at most {MAX_BYTES}", "bytes")
+        limit = MAX_GRAMMAR_BYTES if self.kind is ConstraintKind.GRAMMAR else MAX_BYTES
+        if size > limit:
+            raise InvalidInputError(self.field, size, f"at most {limit}", "bytes")
 
     @classmethod
     def choice(cls, texts: list[str]) -> "Constraint":
@@ -63,3 +66,10 @@ class Constraint:
     def error(self, reason: str) -> InvalidInputError:
         """Return the error of an invalid source, with the reason."""
         return InvalidInputError(self.field, self.source, reason)
+
+
+def forget_oldest(known: OrderedDict[Constraint, Any], most: int, most_bytes: int) -> None:
+    """Remove the oldest constraints above the limits, except the newest."""
+    size = sum(len(constraint.source) for constraint in known)
+    while len(known) > 1 and (len(known) > most or size > most_bytes):
+        size -= len(known.popitem(last=False)[0].source)

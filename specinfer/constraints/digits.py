@@ -11,6 +11,7 @@ MAX_DIGITS = 32
 """Maximum consecutive digits, enough for 64-bit integers."""
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _BACKSLASH, _LINE_BREAK = b'"\\\n'
+_AFTER_DIGITS = frozenset([b"", *[bytes([byte]) for byte in b"0123456789.eE,]} \t\r\n"]])
 _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
 
 
@@ -45,6 +46,11 @@ class DigitTokens:
     def non_digits(self) -> NDArray[np.bool_]:
         """Mask [V] of the tokens that do not start with a digit."""
         return np.array([not self.starts_with_digit(token) for token in range(self._vocab_size)])
+
+    @cached_property
+    def not_after_numbers(self) -> NDArray[np.bool_]:
+        """Mask [V] of the tokens that cannot follow a digit in JSON."""
+        return np.array([self.bytes_of(token)[:1] not in _AFTER_DIGITS for token in range(self._vocab_size)])
 
 
 class DigitRows:
@@ -92,9 +98,10 @@ class DigitRows:
     def narrowed(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Remove digits from a mask [V] if `full`.
 
-        If the mask has only digits, it is returned unchanged.
+        If the mask has only digits, it is returned unchanged; so it is if text may follow that cannot follow a number
+        in JSON: braces in words and in arguments without quotes do not make them JSON.
         """
-        if not self.full:
+        if not self.full or (not self._all_json and bool((mask & self.tokens.not_after_numbers).any())):
             return mask
         other_tokens = mask & self.tokens.non_digits
         return other_tokens if other_tokens.any() else mask

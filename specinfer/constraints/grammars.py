@@ -3,35 +3,42 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from llguidance import LLMatcher
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import first_line
-from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema
+from specinfer.constraints.objects import ObjectRules, UnreadableError, has_traps
+from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema, schemas_in
 
 _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
 """White space between JSON tokens, at most 20 characters."""
 
 
-def grammar_of(constraint: Constraint) -> str:
-    """Return the grammar of a constraint, checking only the JSON syntax.
+def grammars_of(constraint: Constraint) -> Iterator[str]:
+    """Yield the grammars of a constraint, the best one first.
+
+    If none is valid, the error of the last one is the constraint's.
 
     Raises:
         InvalidInputError: naming the position, if a schema or choice is not JSON.
     """
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return _of_schema(constraint, _parse(constraint))
+            yield from _of_schema(constraint, _parse(constraint))
         case ConstraintKind.REGEX:
-            return LLMatcher.grammar_from_regex(constraint.source)
+            yield LLMatcher.grammar_from_regex(constraint.source)
         case ConstraintKind.GRAMMAR:
-            return LLMatcher.grammar_from_lark(_exact(constraint, exact_grammar))
+            source = _exact(constraint, exact_grammar)
+            if (shared := _with_shared_rules(source)) != source:
+                yield LLMatcher.grammar_from_lark(shared)
+            yield LLMatcher.grammar_from_lark(source)
         case ConstraintKind.CHOICE:
             texts = " | ".join([json.dumps(text) for text in _parse(constraint)])
-            return LLMatcher.grammar_from_lark(f"start: {texts}")
+            yield LLMatcher.grammar_from_lark(f"start: {texts}")
 
 
 def check_json(constraint: Constraint) -> None:
@@ -44,14 +51,41 @@ def check_json(constraint: Constraint) -> None:
         _parse(constraint)
 
 
-def _of_schema(constraint: Constraint, schema: Any) -> str:
+def _of_schema(constraint: Constraint, schema: Any) -> Iterator[str]:
     source = "{}" if schema is True else _exact(constraint, exact_schema)
+    fixed = "whitespace_flexible" in _guidance(schema)
+    if has_traps(schema):
+        rules = ObjectRules("json")
+        with suppress(UnreadableError):
+            start = rules.start(
+                json.loads(source), ({} if fixed else {"whitespace_pattern": _GAP}) | {**_guidance(schema)}
+            )
+            yield LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *rules.lines]))
     try:
-        if "whitespace_flexible" in _guidance(schema):
-            return LLMatcher.grammar_from_json_schema(source)
-        return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _GAP})
+        if fixed:
+            yield LLMatcher.grammar_from_json_schema(source)
+        else:
+            yield LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _GAP})
     except ValueError as error:
         raise constraint.error(first_line(str(error))) from error
+
+
+def _with_shared_rules(source: str) -> str:
+    """Return a Lark grammar whose equal schemas share rules of `ObjectRules`."""
+    places = list(schemas_in(source))
+    schemas = [json.loads(source[start:end]) for start, end in places]
+    if len(schemas) < 2 and not has_traps(schemas):
+        return source
+    prefix = "json"
+    while prefix in source.replace("%json", ""):
+        prefix += "_"
+    rules, written, read = ObjectRules(prefix), list[str](), 0
+    for (start, end), schema in zip(places, schemas, strict=True):
+        with suppress(UnreadableError):
+            name = rules.start(schema, _guidance(schema))
+            written += [source[read:start].rpartition("%json")[0], name]
+            read = end
+    return "\n".join(["".join([*written, source[read:]]), *rules.lines])
 
 
 def _exact(constraint: Constraint, rewrite: Callable[[str], str]) -> str:

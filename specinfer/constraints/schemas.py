@@ -7,7 +7,7 @@ removed if the schema is lenient. Bounds are moved inwards to the next number th
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _CHANGED = re.compile(r'\d{16}|"format"\s*:\s*"(?:date-time|time|duration)"')
@@ -16,10 +16,11 @@ _TIMES = ("date-time", "time", "duration")
 """String formats with an unbounded number of digits."""
 _MAX_OF_TIME = 64
 """Maximum characters of a string of `_TIMES`."""
-_NUMBERED = re.compile(r"%json\s*(?=[\[{])")
+_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\])+/|(?P<json>%json\s*(?=[\[{]))')
+"""Texts, comments, regular expressions and schemas of a Lark grammar."""
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_VALUES = ("const", "enum")
-_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+VALUES = ("const", "enum")
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
 _NO_SCHEMAS = ("default", "examples", "x-guidance")
 _MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
@@ -52,16 +53,33 @@ def exact_grammar(source: str) -> str:
     if not _CHANGED.search(source):
         return source
     written, read = list[str](), 0
-    for match in _NUMBERED.finditer(source):
-        if match.end() < read:
-            continue  # inside the previous schema
-        try:
-            _, end = json.JSONDecoder().raw_decode(source, match.end())
-        except ValueError:
-            continue  # llguidance reports the error with its position
-        written += [source[read : match.end()], _exact_part(source, match.end(), end)]
+    for start, end in schemas_in(source):
+        written += [source[read:start], _exact_part(source, start, end)]
         read = end
     return "".join([*written, source[read:]])
+
+
+def schemas_in(source: str) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the schemas (`%json`) of a Lark grammar."""
+    place = 0
+    while (match := _PARTS.search(source, place)) is not None:
+        place = match.end()
+        if match["json"]:
+            try:
+                _, place = json.JSONDecoder().raw_decode(source, match.end())
+            except (ValueError, RecursionError):
+                continue  # llguidance reports the error with its position
+            yield match.end(), place
+
+
+def lark_regex(regex: str) -> str:
+    """Return a regular expression as a Lark terminal, with escaped slashes."""
+    parts = re.findall(r"\\.|.", regex, re.DOTALL)
+    return f"/{''.join([_IN_LARK.get(part, part) for part in parts])}/"
+
+
+_IN_LARK = {"/": r"\x2F", r"\/": r"\x2F", "\\\n": r"\n"}
+"""Parts of regular expressions that Lark writes differently."""
 
 
 def _exact_part(source: str, start: int, end: int) -> str:
@@ -83,9 +101,9 @@ def _exact(schema: Any, place: str, lenient: bool) -> Any:
         where = f"{place}/{key}"
         if key in _NO_SCHEMAS:
             kept[key] = value
-        elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+        elif key in NAMED_SCHEMAS and isinstance(value, Mapping):
             kept[key] = {name: _exact(one, f"{where}/{name}", lenient) for name, one in value.items()}
-        elif key in _VALUES:
+        elif key in VALUES:
             changed = _changed_number(value)
             if changed is None:
                 kept[key] = value

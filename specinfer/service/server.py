@@ -48,6 +48,7 @@ class ServiceServer:
         service_names: Sequence[str],
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_calls: int | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Create a server with at most `max_calls` concurrent calls; None: no limit."""
         self._settings = settings
@@ -55,7 +56,7 @@ class ServiceServer:
         self._serving = True
         self.grpc = grpc.aio.server(
             interceptors=[KeylessInterceptor(max_calls=max_calls), *interceptors, FaultInterceptor()],
-            options=[*channel_options(MAX_MESSAGE_BYTES), *_OPTIONS],
+            options=[*channel_options(max_message_bytes), *_OPTIONS],
             maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.api.callers import ANYBODY, Caller
+from gateway.api.conversation import texts_of
 from gateway.api.decode import RequestDecoder, RequestLimits
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
@@ -142,6 +143,20 @@ async def test_every_bound_is_named(name: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         await decoded(**fields)
     assert message in str(caught.value)
+
+
+def test_every_text_of_a_conversation_counts() -> None:
+    """A new field of the message is counted, or named here; roles are few words."""
+    fields = [*generation_pb2.ChatMessage.DESCRIPTOR.fields, *generation_pb2.ToolCall.DESCRIPTOR.fields]
+    texts: dict[str, Any] = {
+        field.name: f"<{field.full_name}>" for field in fields if field.type == field.TYPE_STRING
+    }
+    own = {field.name for field in generation_pb2.ToolCall.DESCRIPTOR.fields}
+    call = generation_pb2.ToolCall(**{name: text for name, text in texts.items() if name in own})
+    message = generation_pb2.ChatMessage(**{name: text for name, text in texts.items() if name not in own})
+    message.tool_calls.append(call)
+    counted = "".join(texts_of(generation_pb2.ChatMessages(messages=[message])))
+    assert [name for name, text in texts.items() if text not in counted] == ["role"]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from http_svc.calls.answer import AnswerReader
 from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar
-from specinfer.chat.forms import FORMS, CallForm
+from specinfer.chat.forms import BY_NAME, FORMS, CallForm
 from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.constraint import MAX_BYTES, MAX_GRAMMAR_BYTES, Constraint, ConstraintKind
+from specinfer.constraints.digits import MAX_DIGITS
 from specinfer.constraints.matcher import Matcher
+from specinfer.errors import InvalidInputError
 from tests.support.models.byte_tokenizer import byte_tokenizer
 from tests.unit.http.test_tool_calls import joined, written
 
@@ -116,6 +118,91 @@ def test_a_call_that_has_begun_is_read_as_one(form: CallForm, words: str, seed: 
     assert calls[0]["name"] == "paint"
     assert several or len(calls) == 1
     assert content == words.strip()
+
+
+LONG = "1234567890" * 4
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "words", [f"n = {LONG}", f"[{LONG}]", f"x = {{'n': {LONG}}}", f"In [0, 1): {LONG}.5{LONG}"]
+)
+def test_words_next_to_functions_keep_their_digits(form: CallForm, words: str) -> None:
+    matcher, tokens = compiled(form, False, True).copy(), tokens_of(f"So: {words}!")
+    assert matcher.try_read(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_numbers_in_arguments_have_few_digits(form: CallForm) -> None:
+    number = {"type": "object", "properties": {"n": {"type": "object"}}, "additionalProperties": False}
+    grammar = call_grammar(Wanted([Function(name="f", parameters=number)], form, must_call=True))
+    matcher = compiler().compile(Constraint(ConstraintKind.GRAMMAR, grammar))
+    arguments = f'{{"n": {{"a": {LONG}' if not form.parameters[0] else f'<parameter=n>\n{{"a": {LONG}'
+    begun = f"{form.mark}{form.begin}{form.before}f{form.middle}{arguments}"
+    assert matcher.try_read(tokens_of(begun)) == len(tokens_of(begun)) - len(LONG) + MAX_DIGITS
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("must_call", [True, False])
+def test_many_functions_make_a_grammar_without_their_descriptions(form: CallForm, must_call: bool) -> None:
+    words = "What it is for, and when to give it. " * 25
+    kinds: list[dict[str, Any]] = [
+        {"type": "string"},
+        {"type": "integer"},
+        {"enum": ["description", "title"]},
+    ]
+    functions = [
+        Function(
+            name=f"function.{number}",
+            description=words,
+            parameters={
+                "type": "object",
+                "properties": {
+                    **{f"field_{place}": kinds[place % 3] | {"description": words} for place in range(7)},
+                    "description": {"type": "string", "default": words, "title": words},
+                },
+                "required": ["description"],
+            },
+        )
+        for number in range(128)
+    ]
+    assert sum(len(function.model_dump_json()) for function in functions) > 2**20
+    grammar = call_grammar(Wanted(functions, form, must_call=must_call))
+    assert words not in grammar
+    matcher = compiler().compile(Constraint(ConstraintKind.GRAMMAR, grammar))
+    arguments = json.dumps({"field_2": "title", "description": "d", "field_1": 3})
+    tokens = tokens_of(written(form, [("function.127", arguments)]))
+    assert matcher.try_read(tokens) == len(tokens)
+    assert matcher.mask()[END]
+
+
+def test_larger_grammars_than_callers_may_write_are_compiled() -> None:
+    properties = {f"a_long_name_of_a_field_{place}": {"type": "integer"} for place in range(40)}
+    functions = [Function(name=f"f{number}", parameters={"properties": properties}) for number in range(64)]
+    grammar = call_grammar(Wanted(functions, BY_NAME["hermes"]))
+    assert len(grammar) > MAX_BYTES
+    compiler().compile(Constraint(ConstraintKind.GRAMMAR, grammar))
+    with pytest.raises(InvalidInputError, match=r"constraint\.regex"):
+        Constraint(ConstraintKind.REGEX, grammar)
+    with pytest.raises(InvalidInputError, match=r"constraint\.grammar"):
+        Constraint(ConstraintKind.GRAMMAR, "x" * (MAX_GRAMMAR_BYTES + 1))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("name", ["files.read", "mcp__" + "x" * 70, "server/tool", "suche_für"])
+@pytest.mark.parametrize("must_call", [True, False])
+def test_names_beyond_those_of_openai_are_called(form: CallForm, name: str, must_call: bool) -> None:
+    functions = [Function(name="other"), Function(name=name)]
+    grammar = call_grammar(Wanted(functions, form, must_call=must_call))
+    matcher, text = (
+        compiler().compile(Constraint(ConstraintKind.GRAMMAR, grammar)),
+        written(form, [(name, "{}")]),
+    )
+    tokens = tokens_of(text)
+    assert matcher.try_read(tokens) == len(tokens)
+    assert matcher.mask()[END]
+    reader = AnswerReader("id", AnswerForm(["other", name], calls=form))
+    assert [(call["name"], call["arguments"]) for call in joined(reader.push(text))] == [(name, "{}")]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)

@@ -2,19 +2,25 @@
 
 import json
 import random
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from http_svc.body.bodies import ChatBody
+from http_svc.body.names import text_form_name
 from http_svc.calls.answer import AnswerReader
 from http_svc.to_gateway import answer_form, chat_requests
+from http_svc.tool_schemas import name_function
 from specinfer.chat.forms import BY_NAME, FORMS, CallForm, ChatForm
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import Matcher
+from specinfer.constraints.schemas import lark_regex
+from specinfer.errors import InvalidInputError
 from tests.unit.http.test_call_grammar import END, compiler, text_of, tokens_of, walk
 from tests.unit.http.test_tool_calls import pieces, written
 
@@ -200,3 +206,122 @@ def test_calls_in_the_form_are_taken_and_read(form: CallForm, response_format: s
     taken = matcher.try_read(tokens)
     assert taken == len(tokens), text_of(tokens[taken:])
     assert len(read(form, "auto", response_format, text).message["tool_calls"]) == 2
+
+
+def body_with(**fields: Any) -> ChatBody:
+    return ChatBody.model_validate(body_of("auto", "any words").model_dump(exclude_none=True) | fields)
+
+
+REGEX_PARTS = [
+    "a",
+    "/",
+    r"\/",
+    r"\\",
+    "[/]",
+    r"[^/\n]",
+    r"\d",
+    '"',
+    "\n",
+    "#",
+    r"(a|\/){1,2}",
+    r"\x2F",
+    "x*",
+    "\\\n",
+    ".",
+]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(REGEX_PARTS), min_size=1, max_size=6).map("".join), st.integers(0, 2**32))
+def test_a_regular_expression_is_followed_as_without_functions(regex: str, seed: int) -> None:
+    alone = compiler().compile(Constraint(ConstraintKind.REGEX, regex))
+    written = compiler().compile(Constraint(ConstraintKind.GRAMMAR, f"start: {lark_regex(regex)}"))
+    choices = random.Random(seed)
+    for _ in range(12):
+        mask = alone.mask()
+        assert (mask == written.mask()).all()
+        allowed = [int(token) for token in np.flatnonzero(mask) if token != END]
+        if not allowed:
+            break
+        token = choices.choice(allowed)
+        alone.read([token])
+        written.read([token])
+    grammar = chat_requests(body_with(structured_outputs={"regex": regex}), ChatForm(), "id")[
+        0
+    ].constraint.grammar
+    compiler().compile(Constraint(ConstraintKind.GRAMMAR, grammar))
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"structured_outputs": {"regex": "a(b"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": '{}\nx: "a"'}}, "structured_outputs.json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 5}}}},
+            "",
+        ),
+    ],
+)
+def test_errors_of_a_form_next_to_functions_name_it_and_quote_no_grammar(
+    form: dict[str, Any], field: str
+) -> None:
+    body = body_with(**form)
+    grammar = chat_requests(body, ChatForm(), "id")[0].constraint.grammar
+    with pytest.raises(InvalidInputError) as caught:
+        compiler().compile(Constraint(ConstraintKind.GRAMMAR, grammar))
+    message = f"tools = {str(caught.value).partition(' = ')[2]}"
+    shown = name_function(message, body.callable, text_form_name(body))
+    assert shown.startswith(f"{field or 'response_format.json_schema.schema'}: ")
+    assert "args_0" not in shown
+
+
+def test_errors_of_other_lines_of_a_grammar_quote_nothing() -> None:
+    message = str(
+        Constraint(ConstraintKind.GRAMMAR, "args_0: %json {}\n" * 20).error("at line 9, column 1: bad")
+    )
+    shown = name_function(f"tools = {message.partition(' = ')[2]}", [], "structured_outputs.regex")
+    assert shown == "tools: bad"
+
+
+ODD: list[Any] = [5, 0.5, True, None, "x", [], [1], [[1]], [{}], {}, {"a": 1}, {"type": 5}, {"$ref": "#"}]
+KEYWORDS = [
+    *(
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "$defs",
+        "$ref",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "enum",
+    ),
+    *("const", "items", "minItems", "maxItems", "patternProperties", "pattern", "minimum", "description"),
+]
+
+
+@settings(max_examples=150)
+@given(
+    st.recursive(
+        st.dictionaries(st.sampled_from(KEYWORDS), st.sampled_from(ODD), max_size=3),
+        lambda part: st.one_of(
+            st.dictionaries(st.sampled_from(KEYWORDS), part, max_size=2),
+            st.builds(lambda inner: {"type": "object", "properties": {"a": inner, "ab": {}}}, part),
+        ),
+        max_leaves=3,
+    ),
+    st.sampled_from(FORMS),
+    st.booleans(),
+)
+def test_odd_schemas_are_followed_or_refused(schema: dict[str, Any], form: CallForm, strict: bool) -> None:
+    """No schema is an internal error."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+    body, chat_form = body_with(tools=[tool]), ChatForm(calls=form.name)
+    answer_form(body, chat_form)
+    grammar = chat_requests(body, chat_form, "id")[0].constraint.grammar
+    with suppress(InvalidInputError):
+        compiler().compile(Constraint(ConstraintKind.GRAMMAR, grammar))
+    with suppress(InvalidInputError):
+        compiler().compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)))

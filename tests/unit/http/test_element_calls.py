@@ -2,10 +2,12 @@
 
 import json
 import random
+import re
 from functools import cache
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +20,8 @@ from http_svc.calls.grammar import Wanted, call_grammar
 from specinfer.chat.forms import BY_NAME, HERMES
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import Matcher
-from tests.unit.http.test_call_grammar import compiler, walk
-from tests.unit.http.test_tool_calls import arguments_in, joined, pieces, written
+from tests.unit.http.test_call_grammar import END, compiler, text_of, tokens_of, walk
+from tests.unit.http.test_tool_calls import joined, pieces, written
 
 FORM = BY_NAME["qwen3_coder"]
 SCHEMA = {
@@ -84,11 +86,55 @@ def test_line_breaks_around_values_may_be_missing() -> None:
     assert json.loads(read(call)[0]["arguments"]) == {"text": "a", "on": True}
 
 
-def test_parameters_are_streamed_one_by_one() -> None:
-    reader = AnswerReader("id", AnswerForm(["f"]))
+def test_texts_are_streamed_as_they_come() -> None:
+    reader = AnswerReader("id", AnswerForm(["f"], kinds={"f": kinds_of(SCHEMA)}))
     begin = f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}"
-    first = reader.push(begin + arguments_in(FORM, '{"a": "b"}'))
-    assert first[0]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "b"'}
+    arguments = [
+        delta["tool_calls"][0]["function"]["arguments"]
+        for piece in (begin + "<parameter=text>\n", "a", "\nb", "\n</para", "meter>\n", "</function>")
+        for delta in reader.push(piece)
+    ]
+    assert arguments == ['{"text": ', '"a', "\\nb", '"}']
+
+
+@given(st.integers(1, 40))
+def test_a_text_that_may_be_null_is_streamed_once_it_is_not(step: int) -> None:
+    for value, either in (("null", None), ("nullify", "nullify"), ("None of\nthem", "None of\nthem")):
+        text = written(
+            FORM, [("f", json.dumps({"text": "a", "on": True, "place": {"x": 1}, "either": value}))]
+        )
+        (call,) = read(text, list(range(0, len(text), step)))
+        assert json.loads(call["arguments"])["either"] == either
+
+
+MARKS = ["</parameter>", "<parameter=a>", "</function>", "</tool_call>", "\n", " ", "a", '"', "</", "\t\n"]
+ENDING = re.compile(r"(?:^|\n)</parameter>[ \t\r]*\n[ \t\r\n]*(?:<parameter=|</function>)")
+
+
+@given(st.lists(st.sampled_from(MARKS), max_size=12).map("".join), st.integers(1, 40))
+def test_grammar_and_reader_end_a_text_at_the_same_mark(value: str, step: int) -> None:
+    """A value with marks is unchanged, unless they end it."""
+    schema = {"properties": {"text": {"type": "string"}}, "required": ["text"], "additionalProperties": False}
+    text = written(FORM, [("f", json.dumps({"text": value}))])
+    if ENDING.search(f"{value}\n</parameter>\n") or value.endswith(("\n</parameter>", "\n</function>")):
+        return
+    matcher = compiled(json.dumps(schema), False).copy()
+    tokens = tokens_of(text)
+    assert matcher.try_read(tokens) == len(tokens)
+    assert matcher.mask()[END]
+    (call,) = read(text, list(range(0, len(text), step)), Function(name="f", parameters=schema))
+    assert json.loads(call["arguments"]) == {"text": value}
+
+
+def test_parameters_may_have_any_order_and_are_given_once() -> None:
+    matcher = compiled(json.dumps(SCHEMA | {"additionalProperties": False}), False).copy()
+    begun = f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}<parameter=place>\n"
+    tokens = tokens_of(begun + '{"x": 1}\n</parameter>\n<parameter=text>\na\n</parameter>\n<parameter=')
+    assert matcher.try_read(tokens) == len(tokens)
+    allowed = {text_of([int(token)]) for token in np.flatnonzero(matcher.mask())}
+    assert allowed == {"s", "o", "e"}  # shade, size, on, either
+    rest = tokens_of("on>\ntrue\n</parameter>\n</function>")
+    assert matcher.try_read(rest) == len(rest)
 
 
 @cache
@@ -103,7 +149,9 @@ def compiled(function: str, strict: bool, must_call: bool = True) -> Matcher:
 @given(st.integers(0, 2**32))
 def test_arguments_that_the_grammar_allows_follow_the_schema(must_call: bool, seed: int) -> None:
     """The string parameter is given in advance, as random tokens would never end it."""
-    begun = f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}<parameter=text>\n<a> \n</parameter>\n"
+    begun = (
+        f"{FORM.mark}{FORM.begin}{FORM.before}f{FORM.middle}<parameter=text>\n<a> \n</parameter>\n<parameter="
+    )
     text = walk(
         compiled(json.dumps({**SCHEMA, "properties": _ending()}), False, must_call).copy(),
         random.Random(seed),

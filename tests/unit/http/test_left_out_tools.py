@@ -58,3 +58,39 @@ def test_functions_alone_are_not_logged(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_tool_without_a_type_is_a_mistake() -> None:
     with pytest.raises(ValidationError, match="tools"):
         chat([{"function": {"name": "f"}}])
+
+
+ODD_NAMES = ["two words", 'a"b', "a<b>", "x" * 257, "line\n"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_functions_whose_names_no_call_can_have_are_ignored(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = {"type": "function", "function": {"name": name}}
+    with caplog.at_level(logging.INFO, LOGGER):
+        body = chat([CHAT, odd])
+        flat = {"model": "m", "input": "a", "tools": [RESPONSES, {"type": "function", "name": name}]}
+        responses = ResponsesBody.model_validate(flat)
+    assert [tool.function.name for tool in body.tools or ()] == ["f"]
+    assert [tool.name for tool in responses.tools or ()] == ["f"]
+    assert caplog.messages == ["ignored 1 functions with unsupported names"] * 2
+    with pytest.raises(ValidationError, match="name"):
+        chat([odd])
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, "files.read", "suche_für"])
+def test_histories_may_have_calls_of_any_name(name: str) -> None:
+    call = {"id": "a", "function": {"name": name, "arguments": "{}"}}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    body = ChatBody.model_validate({"model": "m", "messages": turns})
+    assert body.messages[1].tool_calls is not None
+    assert body.messages[1].tool_calls[0].function.name == name
+    item = {"type": "function_call", "call_id": "a", "name": name, "arguments": "{}"}
+    ResponsesBody.model_validate({"model": "m", "input": [{"role": "user", "content": "a"}, item]})
+
+
+def test_log_lines_have_no_text_of_callers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, LOGGER):
+        chat([CHAT, {"type": "my_secret_plan"}, {"type": "custom"}])
+    assert caplog.messages == ["ignored tools that are not functions: custom, others"]

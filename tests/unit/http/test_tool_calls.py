@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from http_svc.body.tools import CalledFunction, Function
 from http_svc.calls.answer import AnswerReader
 from http_svc.calls.answer_form import AnswerForm
-from http_svc.calls.reader import MAX_CALLS
+from http_svc.calls.heads import HEAD
+from http_svc.calls.reader import MAX_CALLS, MAX_EQUAL
 from http_svc.tool_schemas import followed
 from specinfer.chat.forms import BY_NAME, FORMS, CallForm
 
@@ -50,7 +51,6 @@ ANSWERS = {
     "fences": f'Well {{see}}:\n```json\n{CALL}\n```\n```json\n{{"name":"g", "parameters" :{{}} }}\n```\n',
     "special marks left out": f'\n [{CALL}, {{"name": "g", "arguments": {{}}, "id": "123456789"}}]',
     "with a type": f'{CALL}\n{{"type": "function", "name": "g", "parameters": {{}}}}',
-    "repeated": f'{CALL}\n{{"name": "g", "arguments": {{}}}}\n{CALL} and more',
 }
 
 
@@ -84,7 +84,6 @@ def joined(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ANSWERS)
 @given(cuts=st.lists(st.integers(0, 999), max_size=8))
 def test_calls_are_read_in_every_form_for_any_division(kind: str, cuts: list[int]) -> None:
-    """Equal calls count once."""
     reader = AnswerReader("id", AnswerForm(("f", "g")))
     deltas = [delta for piece in pieces(ANSWERS[kind], cuts) for delta in reader.push(piece)] + reader.end()
     calls = joined(deltas)
@@ -94,7 +93,7 @@ def test_calls_are_read_in_every_form_for_any_division(kind: str, cuts: list[int
     assert reader.called
     assert reader.message["content"] == ("Well {see}:" if ANSWERS[kind].startswith("Well") else None)
     assert "".join([delta.get("content", "") for delta in deltas]) == (reader.message["content"] or "")
-    assert reader.ended == (kind == "repeated")
+    assert not reader.ended
 
 
 @given(st.lists(st.integers(0, 999), max_size=8), st.text('{}[]"`nametol_c:, \n<>/|', max_size=60))
@@ -125,10 +124,53 @@ def test_incomplete_calls_keep_their_partial_arguments(end: int) -> None:
         assert message["tool_calls"][0]["function"]["arguments"] == CALL[head : min(end, len(CALL) - 1)]
 
 
-def test_an_incomplete_call_that_repeats_another_is_left_out() -> None:
-    message, complete = message_of(f"{CALL}\n{CALL[:-3]}", "id")
+@given(
+    st.lists(st.tuples(st.sampled_from("fg"), st.sampled_from(["{}", ARGUMENTS])), max_size=MAX_CALLS),
+    st.sampled_from(FORMS),
+    st.integers(1, 40),
+)
+def test_only_calls_that_repeat_many_before_them_are_left_out(
+    calls: list[tuple[str, str]], form: CallForm, step: int
+) -> None:
+    text = written(form, calls) if calls else ""
+    reader = AnswerReader("id", AnswerForm(("f", "g")))
+    deltas = [
+        delta for place in range(0, len(text), step) for delta in reader.push(text[place : place + step])
+    ]
+    read = [(call["name"], call["arguments"]) for call in joined(deltas + reader.end())]
+    assert read == [one for _, equal in groupby(calls) for one in list(equal)[:MAX_EQUAL]]
+    assert not reader.ended
+
+
+def test_an_incomplete_call_that_repeats_many_before_it_is_left_out() -> None:
+    repeated = "\n".join([CALL] * MAX_EQUAL)
+    message, complete = message_of(f"{repeated}\n{CALL[:-3]}", "id")
     assert complete
-    assert len(message["tool_calls"]) == 1
+    assert len(message["tool_calls"]) == MAX_EQUAL
+
+
+def test_repetitions_end_with_the_bound_of_calls() -> None:
+    reader = AnswerReader("id", AnswerForm(("f",)))
+    reader.push("\n".join([CALL] * (MAX_CALLS + 1)))
+    assert reader.ended
+    assert len(reader.message["tool_calls"]) == MAX_EQUAL
+
+
+@pytest.mark.parametrize("sign", ["[", ",", ";", " ", "\n", "{", "```", '{"name": "f"', "<tool_call>"])
+def test_signs_that_may_begin_a_call_are_searched_once(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search begins where the last one ended, up to the few signs of an incomplete head."""
+    searched = list[int]()
+
+    class Counted:
+        def search(self, text: str, place: int) -> object:
+            searched.append(len(text) - place)
+            return HEAD.search(text, place)
+
+    monkeypatch.setattr("http_svc.calls.reader.HEAD", Counted())
+    reader = AnswerReader("id", AnswerForm(("f",)))
+    for _ in range(300):
+        reader.push(sign)
+    assert max(searched) <= 2 * len(sign) + 20
 
 
 def test_an_answer_has_no_more_calls_than_the_bound() -> None:
