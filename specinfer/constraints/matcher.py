@@ -12,6 +12,11 @@ from specinfer.constraints.digits import DigitRows
 from specinfer.errors import ConstraintError
 
 Bool = NDArray[np.bool_]
+_FEW_BYTES = 2
+"""Bytes of a mask with allowed tokens, up to which each token is tried.
+
+llguidance allows unknown and end tokens in place of text that no token can write, and then refuses to read them.
+"""
 
 
 class Matcher:
@@ -101,8 +106,11 @@ class Matcher:
     def _narrowed_mask(self) -> Bool:
         bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
         mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        if self._eos and mask[self._eos].any() and not self._inner.is_accepting():
-            mask[self._eos] = False  # llguidance allows them for their text, but reads them as the end
+        doubtful = [token for token in self._eos if mask[token]]
+        if np.count_nonzero(bits) <= _FEW_BYTES:  # perhaps only a stand-in for text that no token can write
+            doubtful = np.flatnonzero(mask).tolist()
+        for token in doubtful:
+            mask[token] = self._inner.validate_tokens([token]) == 1
         return mask if self._rows is None else self._rows.narrowed(mask)
 
     def forced(self) -> list[int]:

@@ -50,6 +50,21 @@ def test_what_may_not_follow_is_not_read() -> None:
     assert matcher.try_read([EOS]) == 0
 
 
+@pytest.mark.parametrize("eos", [EOS, 2])
+@pytest.mark.parametrize(
+    ("regex", "text"), [("ab\u00e9", "ab"), ("(yes|no)( \u00fc){2}", "no"), ("[a-c]{2}\u00e9x", "ab")]
+)
+def test_text_that_no_token_can_write_allows_no_token(regex: str, text: str, eos: int) -> None:
+    """Token 2 writes the blank; where it also ends the text, it writes none."""
+    compiler = Compiler(TOKENIZER.to_json(), VOCABULARY, [eos])
+    matcher = compiler.compile(Constraint(ConstraintKind.REGEX, regex))
+    matcher.read(TOKENIZER.encode(text))
+    if "( " in regex and eos != 2:
+        assert matcher.mask()[2]
+        matcher.read([2])
+    assert not matcher.mask().any()
+
+
 def test_forced_tokens_are_the_only_text_that_may_follow() -> None:
     matcher = matcher_of("x(hello|help)!")
     assert text_of(matcher.forced()) == "xhel"
