@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from prometheus_client import CollectorRegistry
 
 from gateway.api.callers import Callers
@@ -45,6 +46,7 @@ from specinfer.planning.step_recorder import StepRecorder
 from specinfer.service.stream import MeterInterceptor
 from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import common_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.05
@@ -142,6 +144,7 @@ async def build_gateway(
             *(gateway_id, sessions, lease_manager, sessions.target),
             lambda: observer.totals,
             tokenizer.chat_form,
+            default_sampling(settings, sessions.target),
         )
         replies = WatchReplies(watches, tokenizer)
         servicer = GenerationServicer(
@@ -150,6 +153,8 @@ async def build_gateway(
         follower, gauges = Follower(token_streams, store, observer), Gauges(observer, sessions, lease_manager)
         async with _running(lease_manager, follower, gauges) as task:
             log.info("gateway %s is ready", gateway_id)
+            defaults = MessageToDict(default_sampling(settings, sessions.target))
+            log.info("sampling where a request says nothing: %s", defaults or "OpenAI's defaults")
             yield Gateway(
                 *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
                 KeyInterceptor(callers, observer.metrics.requests.refused),
@@ -175,7 +180,15 @@ def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecod
         is_checked=constraints.is_checked,
         reads_references=lambda: sessions.read_references,
         check_quota=shared.store.check_quota,
+        default_sampling=default_sampling(shared.settings, target),
     )
+
+
+def default_sampling(
+    settings: GatewaySettings, target: verifier_pb2.DescribeVerifierReply
+) -> common_pb2.SamplingParams:
+    """Return the values of sampling parameters that a request leaves unset."""
+    return target.default_sampling if settings.generation_config == "model" else common_pb2.SamplingParams()
 
 
 def open_store(

@@ -1,13 +1,15 @@
 """Constraint of a request's text: its notation and source."""
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from specinfer.errors import InvalidInputError
 
 MAX_BYTES = 65_536
 """Maximum bytes of a constraint's source."""
+_START, _START_IN_REASONING = (re.compile(rf"^{rule}\s*:", re.M) for rule in ("start", "start_in_reasoning"))
 
 
 class ConstraintKind(StrEnum):
@@ -55,6 +57,17 @@ class Constraint:
         if not texts:
             raise InvalidInputError("constraint.choice.texts", texts, "must not be empty")
         return cls(ConstraintKind.CHOICE, json.dumps(texts, ensure_ascii=False))
+
+    @property
+    def has_two_starts(self) -> bool:
+        """True for a grammar with another start for answers within reasoning."""
+        return self.kind is ConstraintKind.GRAMMAR and bool(_START_IN_REASONING.search(self.source))
+
+    def in_reasoning(self) -> "Constraint":
+        """Return a grammar with the rule `start_in_reasoning` as its start."""
+        return replace(
+            self, source=_START_IN_REASONING.sub("start:", _START.sub("start_outside:", self.source))
+        )
 
     @property
     def field(self) -> str:
