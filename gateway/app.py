@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from prometheus_client import CollectorRegistry
 
 from gateway.api.callers import Callers
@@ -46,6 +47,7 @@ from specinfer.planning.step_recorder import StepRecorder
 from specinfer.service.stream import MeterInterceptor
 from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import common_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
 Stores: TypeAlias = tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]
@@ -156,6 +158,7 @@ async def build_gateway(
             *(gateway_id, sessions, lease_manager, sessions.target),
             lambda: observer.totals,
             tokenizer.chat_form,
+            default_sampling(settings, sessions.target),
         )
         replies = WatchReplies(watches, tokenizer, clock)
         servicer = GenerationServicer(
@@ -165,6 +168,8 @@ async def build_gateway(
         gauges = Gauges(observer, sessions, lease_manager, clock)
         async with _running(lease_manager, follower, gauges) as task:
             log.info("gateway %s is ready", gateway_id)
+            defaults = MessageToDict(default_sampling(settings, sessions.target))
+            log.info("sampling where a request says nothing: %s", defaults or "OpenAI's defaults")
             yield Gateway(
                 *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
                 clock,
@@ -191,7 +196,15 @@ def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecod
         is_checked=constraints.is_checked,
         reads_references=lambda: sessions.read_references,
         check_quota=shared.store.check_quota,
+        default_sampling=default_sampling(shared.settings, target),
     )
+
+
+def default_sampling(
+    settings: GatewaySettings, target: verifier_pb2.DescribeVerifierReply
+) -> common_pb2.SamplingParams:
+    """Return the values of sampling parameters that a request leaves unset."""
+    return target.default_sampling if settings.generation_config == "model" else common_pb2.SamplingParams()
 
 
 def open_store(settings: GatewaySettings, gateway_id: str) -> Stores:

@@ -30,6 +30,11 @@ class RequestSettings(ProcessSettings):
         False,
         description="Parse names of special tokens in messages, results and functions as special tokens.",
     )
+    generation_config: Literal["model", "none"] = Field(
+        "model",
+        description="Sampling parameters that a request leaves unset: model, as in generation_config.json or "
+        "the GGUF file, or none, those of OpenAI's API.",
+    )
     max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Maximum requests decoded at once.")
     max_waiting: int = Field(
         _LIMITS.max_waiting, ge=1, description="Maximum waiting requests; more are refused."

@@ -37,6 +37,7 @@ from specinfer.client import AsyncClient, Patience
 from specinfer.errors import SettingError
 from specinfer.service.channel import split_address
 from specinfer.service.entry_point import start_and_wait_for_signal
+from specinfer.system.open_files import max_connections
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                http=bounded(bounds.HEADER_SECONDS, bounds.CONNECTIONS),
+                http=bounded(bounds.HEADER_SECONDS, max_connections(bounds.CONNECTIONS)),
                 h11_max_incomplete_event_size=bounds.HEADER_BYTES,
                 timeout_keep_alive=bounds.IDLE_SECONDS,
                 lifespan="on",
@@ -244,8 +245,14 @@ def _add_errors(app: FastAPI) -> None:
             return error.response()
         if error.status_code == 400:  # FastAPI's error for a body that is not UTF-8
             return ApiError(400, "body: must be JSON in UTF-8", "invalid_json").response()
+        methods = (error.headers or {}).get("Allow", "")
+        allow = {"Allow": f"{methods}, {'HEAD, ' * ('GET' in methods)}OPTIONS"} if methods else None
+        if allow and request.method == "OPTIONS":
+            return Response(status_code=204, headers=allow)
         reason = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(error.status_code, reason, "invalid_request").response()
+        refusal = ApiError(error.status_code, reason, "invalid_request").response()
+        refusal.headers.update(allow or {})
+        return refusal
 
     @app.exception_handler(UnicodeEncodeError)
     async def no_text(request: Request, error: UnicodeEncodeError) -> Response:

@@ -11,6 +11,8 @@ from http_svc.errors import CancelledElsewhereError, EndingError
 from specinfer.client import Answer, AsyncClient, AsyncStream, FinishReason, Piece
 
 Result = TypeVar("Result")
+_UNREAD = 16
+"""Maximum unread events of a call; then the gateway waits."""
 
 
 class ClientGoneError(Exception):
@@ -39,6 +41,7 @@ class Call:
         streams: Sequence[AsyncStream],
         *,
         lingers: bool,
+        whole: bool = True,
         readers: Sequence[AnswerReader | None] = (),
     ) -> None:
         """Create a call.
@@ -47,11 +50,12 @@ class Call:
             client: client that cancels requests.
             streams: one stream per choice.
             lingers: True: `close` leaves unfinished requests running, so that a client may reconnect.
+            whole: False: log-probabilities are left out of `answers`, as events have them.
             readers: one reader per choice, which may end the choice early; None: the text is not parsed.
         """
-        self._client, self._streams, self._lingers = client, streams, lingers
+        self._client, self._streams, self._lingers, self._whole = client, streams, lingers, whole
         self.readers = list(readers) or [None] * len(streams)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Event] = asyncio.Queue(_UNREAD)
         self._running = set(range(len(streams)))
         self._waiting = set(self._running)
         self._refusal: Exception | None = None
@@ -114,18 +118,22 @@ class Call:
         try:
             await self._accept(index)
             reader = self.readers[index]
+            if reader is not None and stream.answer.begins_in_reasoning:
+                reader.begin_in_reasoning()
             async for piece in stream:
-                self._events.put_nowait(
-                    Event(index, piece, None if reader is None else reader.push(piece.text))
-                )
+                deltas = None if reader is None else reader.push(piece.text, piece.token_ids)
+                if not self._whole:
+                    stream.answer.logprobs.clear()
+                    stream.answer.token_logprobs.clear()
+                await self._events.put(Event(index, piece, deltas))
                 if reader is not None and reader.ended:
                     await self._end_early(stream)
                     break
             if stream.answer.finish_reason is FinishReason.CANCELLED:
                 raise CancelledElsewhereError(f"request {stream.request_id} was cancelled by another call")
-            self._events.put_nowait(Event(index, deltas=None if reader is None else reader.end()))
+            await self._events.put(Event(index, deltas=None if reader is None else reader.end()))
         except Exception as error:  # noqa: BLE001  # the consumer of events raises it
-            self._events.put_nowait(Event(index, error=error))
+            await self._events.put(Event(index, error=error))
 
     async def _end_early(self, stream: AsyncStream) -> None:
         """End a choice whose reader ignores further text; cancel its request."""

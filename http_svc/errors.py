@@ -39,7 +39,7 @@ _CODES = {
     "unsupported": "unsupported_parameter",
 }
 """Error codes by pydantic's error type; other types give `invalid_value`."""
-_UNION_PART = re.compile(r"str|int|(?:list|dict|function-(?:after|before))\[.*")
+_UNION_PART = re.compile(r"str|int|[A-Z]\w*|(?:list|dict|function-(?:after|before)|literal)\[.*")
 """Parts of pydantic's `loc` that name a union's branch, not a field."""
 
 
@@ -154,6 +154,7 @@ def _of_failure(failure: Failure, names: Mapping[str, str], explain: Callable[[s
     if param and not message.startswith(param):
         param = message.partition(":")[0]
     wait = failure.retry_after_s
+    param = "Authorization" if status == 401 else param
     if status in (429, 503) and wait is None and not failure.hopeless:
         wait = 1.0
     return ApiError(status, message, code, param, wait)

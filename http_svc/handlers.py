@@ -14,7 +14,7 @@ from http_svc.body.bodies import Body, ChatBody, CompletionBody
 from http_svc.body.names import chat_names, completion_names, text_form_name, tokenize_names
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
-from http_svc.calls.answer import AnswerReader
+from http_svc.calls.harmony import reader_of
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
 from http_svc.errors import ApiError, api_error
@@ -88,7 +88,7 @@ class Door:
         model = await self._models.check(caller, body.model)
         asked = with_headers(request, chat_requests(chat, self._models.form, identity))
         form = answer_form(chat, self._models.form)
-        reader = None if form.plain else AnswerReader(identity, form)
+        reader = reader_of(identity, form)
         call = Call(caller, [caller.stream(one) for one in asked], lingers=False, readers=[reader])
         writer, begun = ItemWriter(identity), response_object(body, identity, model, int(time.time()))
         gone = await self._until_begun(call, bool(body.stream), request)
@@ -99,7 +99,7 @@ class Door:
             return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
         (answer,) = call.answers
         writer.write_whole(answer.text if reader is None else reader.message, is_whole(answer))
-        return JSONResponse(ended(begun, writer, answer, is_whole(answer)))
+        return JSONResponse(ended(begun, writer, answer, reader))
 
     async def _until_begun(self, call: Call, stream: bool, request: Request) -> Response | None:
         """Wait until the gateways accept a stream, or an answer is complete.
@@ -208,7 +208,7 @@ class Door:
         )
         prompts = len(requests) // (body.n or 1)
         readers = [shape.reader(index) for index in range(len(streams))]
-        call = Call(caller, streams, lingers=bool(body.resumable), readers=readers)
+        call = Call(caller, streams, lingers=bool(body.resumable), whole=not body.stream, readers=readers)
         gone = await self._until_begun(call, bool(body.stream), request)
         if gone is not None:
             return gone

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from http_svc.errors import ApiError
@@ -134,6 +135,9 @@ class Models:
             "created": self._created,
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
+            "default_sampling_params": MessageToDict(
+                status.default_sampling, preserving_proto_field_name=True
+            ),
         }
         return [{"id": one} | common for one in (self._names if name is None else (name,))]
 
@@ -151,8 +155,6 @@ class Models:
         self.form = ChatForm(
             form.calls,
             (form.reasoning_begin, form.reasoning_end),
-            form.begins_in_reasoning,
-            form.begins_in_reasoning_if_enabled,
             dict(form.mark_tokens),
         )
         if not self._given:

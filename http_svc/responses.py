@@ -7,6 +7,7 @@ from typing import Any
 
 from http_svc.calls.answer import AnswerReader, combined
 from http_svc.calls.answer_form import AnswerForm
+from http_svc.calls.harmony import reader_of
 from http_svc.calls.reader import Delta
 from specinfer.client import (
     Answer,
@@ -136,7 +137,7 @@ class ResponseShape:
 
     def reader(self, index: int) -> AnswerReader | None:
         """Return a parser for a choice's text; None if it needs none."""
-        return None if self.form.plain else AnswerReader(f"{self.request_id}_{index}", self.form)
+        return reader_of(f"{self.request_id}_{index}", self.form)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return a choice's first event; None if the format has none."""
@@ -164,9 +165,11 @@ class ResponseShape:
     def _logprobs(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
         return self.kind.logprobs(rows, offsets) if self.logprobs else None
 
-    def usage(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
+    def usage(
+        self, answers: Sequence[Answer], prompts: int, readers: Sequence[AnswerReader | None]
+    ) -> dict[str, Any]:
         """Return a stream's last event: the token counts of all choices."""
-        return {**self._head(self.kind.chunk), "choices": [], "usage": usage_of(answers, prompts)}
+        return {**self._head(self.kind.chunk), "choices": [], "usage": usage_of(answers, prompts, readers)}
 
     def whole(
         self, answers: Sequence[Answer], prompts: int, readers: Sequence[AnswerReader | None]
@@ -174,7 +177,8 @@ class ResponseShape:
         """Return the whole answer; `readers` contain the parsed choices."""
         read = zip(answers, readers, strict=True)
         choices = [self._choice(index, answer, reader) for index, (answer, reader) in enumerate(read)]
-        return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
+        usage = usage_of(answers, prompts, readers)
+        return {**self._head(self.kind.whole), "choices": choices, "usage": usage}
 
     def _choice(self, index: int, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]:
         content, called = self.kind.message(answer.text), False
@@ -207,12 +211,15 @@ class ResponseShape:
         }
 
 
-def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
+def usage_of(
+    answers: Sequence[Answer], prompts: int, readers: Sequence[AnswerReader | None] = ()
+) -> dict[str, Any]:
     """Return field `usage` of all choices. Each prompt counts once.
 
     Args:
         answers: all choices of the first prompt, then as many of the second.
         prompts: number of prompts.
+        readers: readers of the choices; they have counted the tokens of reasoning.
     """
     choices = len(answers) // prompts
     read = sum(answer.summary.prompt_tokens for answer in answers[::choices])
@@ -222,6 +229,9 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
         "prompt_tokens": read,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens": generated,
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(reader.reasoning_tokens for reader in readers if reader is not None)
+        },
         "total_tokens": read + generated,
         "speculation": stats_to_json(add_up([answer.stats for answer in answers])),
     }

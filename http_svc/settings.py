@@ -87,8 +87,8 @@ class HttpSettings(ApiSettings):
 
     gateways: str = Field(
         "127.0.0.1:50051",
-        description="Gateways that share a Redis, host:port, separated by commas; calls go to the first that "
-        "answers.",
+        description="Gateways that share a Redis, host:port, separated by commas; calls go to them in turn, "
+        "without those that just failed.",
     )
     patience_seconds: float = Field(
         PATIENCE_SECONDS, ge=0, description="Time for which a lost gateway is retried before a call fails."

@@ -105,7 +105,7 @@ async def event_lines(
                     yield encoded(part, position, event.index)
             event = await call.next()
         if shape.usage_comes:
-            yield encoded(shape.usage(call.answers, prompts), position)
+            yield encoded(shape.usage(call.answers, prompts, call.readers), position)
         yield DONE
     except SpecInferError as error:
         yield encode(explain(error).content)

@@ -13,7 +13,7 @@ from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.any_object import form_rule
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar, form_named
-from specinfer.chat.forms import ChatForm
+from specinfer.chat.forms import HARMONY, ChatForm
 from specinfer.client import make_request
 from specinfer.client.options import RequestOptions
 from specinfer.client.request import Prompt
@@ -101,14 +101,14 @@ def _set_chat_fields(
     )
     for message, turn in zip(messages, chat.messages, strict=True):
         turn.tool_call_id = message.tool_call_id or ""
-        turn.reasoning = message.reasoning_content or ""
+        turn.reasoning = message.thoughts
         for call in message.tool_calls or ():
             turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
 
 
 def _turn(message: Message) -> Mapping[str, str]:
     content = message.content or ""
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
     return {"role": "system" if message.role == "developer" else message.role, "content": text}
 
 
@@ -142,6 +142,7 @@ def _choices(
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(prompted[number // choices])
         request.stop_token_ids.extend(body.stop_token_ids or ())
+        request.cut_to_context = True
         # choices of one seed would be equal
         if body.seed is not None:
             request.sampling.seed = (body.seed + number % choices) % 2**64
@@ -154,14 +155,15 @@ def _options(body: Body, limit: int) -> RequestOptions:
     options = RequestOptions(
         max_new_tokens=_FILL_CONTEXT if limit == NO_LIMIT else limit,
         ignore_eos=bool(body.ignore_eos),
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(0, body.top_k),
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        min_p=body.min_p or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        cache_salt=body.cache_salt or "",
         speculation=body.speculation or "tree",
         references=body.references or (),
         no_training=bool(body.no_training),
@@ -192,7 +194,6 @@ def _form(body: Body) -> RequestOptions:
 
 def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> RequestOptions:
     """Replace the options' constraint by a grammar that allows calls, too."""
-    answers = answer_form(body, form)
     wanted = Wanted(
         body.callable,
         form_named(form.calls),
@@ -200,9 +201,9 @@ def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> Requ
         several=body.several_calls,
         other=form_rule(options),
         any_object=options.get("json_schema") == ANY_OBJECT,
+        harmony=form.calls == HARMONY,
         mark_tokens=form.mark_tokens,
-        reasoning=answers.reasoning,
-        begins_in_reasoning=answers.begins_in_reasoning,
+        reasoning=answer_form(body, form).reasoning,
     )
     kept = {name: value for name, value in options.items() if name not in ("json_schema", "regex", "choice")}
     return cast("RequestOptions", kept | {"grammar": call_grammar(wanted)})
@@ -216,16 +217,14 @@ def answer_form(body: Body, form: ChatForm) -> AnswerForm:
     if not isinstance(body, ChatBody):
         return AnswerForm()
     functions = [function.name for function in body.callable] or None
-    variables = body.variables
-    asked = [variables[name] for name in ("enable_thinking", "thinking") if name in variables]
-    begins = form.begins_in_reasoning if not asked else form.begins_in_reasoning_if_enabled and all(asked)
     thinks = not body.resumable and (functions is not None or not _form(body))
     return AnswerForm(
         functions,
         form.reasoning if thinks else ("", ""),
-        begins and thinks,
+        form.mark_tokens.get(form.reasoning[1]),
         kinds={function.name: kinds_of(function.parameters) for function in body.callable},
         calls=form_named(form.calls),
+        harmony=form.calls == HARMONY,
         beginnings=_beginnings(body, form),
     )
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
-from specinfer.chat.forms import TEXT_MARKS, ChatForm
+from specinfer.chat.forms import HARMONY, HARMONY_MARKS, TEXT_MARKS, ChatForm, ends_in_reasoning
 from specinfer.chat.hidden import without_halves
 from specinfer.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
 from specinfer.errors import IncompatibleError, SettingError
@@ -35,6 +35,12 @@ _LONG_TEXT = 2048
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 """SentencePiece's names of byte tokens."""
+
+
+class ChatPrompt(NamedTuple):
+    ids: list[int]
+    in_reasoning: bool
+    """True if the answer begins within reasoning."""
 
 
 class Tokenizer:
@@ -111,8 +117,10 @@ class Tokenizer:
     def chat_form(self) -> ChatForm:
         """Format of answers to conversations."""
         added = self._fast.get_added_tokens_decoder()
-        marks = {what.content: token for token, what in added.items() if what.content in TEXT_MARKS}
-        return replace(self._chat.form(), mark_tokens=marks)
+        form = self._chat.form()
+        names = TEXT_MARKS | HARMONY_MARKS if form.calls == HARMONY else TEXT_MARKS
+        marks = {what.content: token for token, what in added.items() if what.content in names}
+        return replace(form, mark_tokens=marks)
 
     def to_json(self) -> str:
         """Return the tokenizer as content of `tokenizer.json`."""
@@ -152,7 +160,17 @@ class Tokenizer:
         end: ChatEnd = ChatEnd.OPENED,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return token ids of a conversation.
+        """Return token ids of a conversation, as `encode_prompt`."""
+        return self.encode_prompt(messages, tools, end, variables).ids
+
+    def encode_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        end: ChatEnd = ChatEnd.OPENED,
+        variables: Mapping[str, Any] | None = None,
+    ) -> "ChatPrompt":
+        """Return a conversation's token ids, and whether it ends within reasoning.
 
         Names of special tokens in the messages are ordinary text unless `parse_special_tokens` is set.
 
@@ -168,12 +186,15 @@ class Tokenizer:
         """
         parsed = self.parse_special_tokens or self._fast.encode_special_tokens
         if parsed or not self._guarded.names:
-            return self._encode(self._chat.render(messages, tools, end, variables), add_special_tokens=False)
-        hidden = self._chat.render(messages, tools, end, variables, hider=self._guarded.hider)
-        shown = self._guarded.hider.show(hidden)
-        if not self._guarded.is_needed(hidden, shown):
-            return self._encode(shown, add_special_tokens=False)
-        return self._guarded.encode(hidden)
+            hidden = shown = self._chat.render(messages, tools, end, variables)
+        else:
+            hidden = self._chat.render(messages, tools, end, variables, hider=self._guarded.hider)
+            shown = self._guarded.hider.show(hidden)
+        begun = str(messages[-1]["content"]) if end is ChatEnd.CONTINUED else ""
+        in_reasoning = ends_in_reasoning(shown, self._chat.reasoning_marks, begun)
+        if hidden is shown or not self._guarded.is_needed(hidden, shown):
+            return ChatPrompt(self._encode(shown, add_special_tokens=False), in_reasoning)
+        return ChatPrompt(self._guarded.encode(hidden), in_reasoning)
 
     @cached_property
     def _guarded(self) -> GuardedTokenizer:

@@ -7,6 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from specinfer.constraints.compiler import Compiler
+from specinfer.default_sampling import default_sampling
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
@@ -17,7 +18,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
-from specinfer.v1 import speculator_pb2, verifier_pb2
+from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
 from specinfer.verification.pass_costs import measure_context, measure_passes, warm_up
@@ -105,6 +106,7 @@ def describe(
     pass_costs: Sequence[tuple[int, float]],
     context_s: float,
     resident: speculator_pb2.DescribeSpeculatorReply,
+    defaults: common_pb2.SamplingParams | None = None,
 ) -> verifier_pb2.DescribeVerifierReply:
     """Return the reply to `Describe`.
 
@@ -112,6 +114,7 @@ def describe(
         pass_costs: (rows, seconds) of passes.
         context_s: seconds that each context token adds to each row of a pass.
         resident: description of the resident speculators.
+        defaults: the model's defaults of sampling parameters.
     """
     config, limits = engine.runner.config, engine.limits
     return verifier_pb2.DescribeVerifierReply(
@@ -139,6 +142,7 @@ def describe(
         hidden_size=config.hidden_size,
         feature_layers=engine.runner.feature_layers,
         resident=resident if resident.speculators else None,
+        default_sampling=defaults,
     )
 
 
@@ -171,6 +175,7 @@ async def make_servicer(
     engine = build_engine(settings, runner, compiler)
     resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
     costs = await thread.call(_pass_costs, engine)
-    description = describe(settings, engine, identity, *costs, resident.description)
+    defaults = common_pb2.SamplingParams(**default_sampling(directory))
+    description = describe(settings, engine, identity, *costs, resident.description, defaults)
     metrics = VerifierMetrics(registry, [speculator.name for speculator in description.resident.speculators])
     return VerifierServicer(Host(resident.pool, engine, compiler), thread, metrics, description, tracer)

@@ -15,8 +15,8 @@ from gateway.api.turns import FairSemaphore, FairThreads
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
-from specinfer.tokenizer import Tokenizer
-from specinfer.v1 import generation_pb2
+from specinfer.tokenizer import ChatPrompt, Tokenizer
+from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 
 T = TypeVar("T")
@@ -45,6 +45,8 @@ class RequestLimits:
     stop_string: int = 256
     """Maximum characters of a stop string; a stream delays as much text."""
     stop_token_ids: int = 256
+    cache_salt: int = 256
+    """Maximum characters of a cache's salt."""
     priority: int = 1000
     """Maximum absolute priority. A caller's key may set a lower maximum."""
     inline_bytes: int = 2048
@@ -75,6 +77,7 @@ class RequestDecoder:
         is_checked: Callable[[Constraint], bool] = lambda _: False,
         reads_references: Callable[[], bool] = lambda: True,
         check_quota: Callable[[str, str, Caller], Awaitable[None]] | None = None,
+        default_sampling: common_pb2.SamplingParams | None = None,
     ) -> None:
         """Create a decoder with the limits of a target.
 
@@ -84,7 +87,9 @@ class RequestDecoder:
             is_checked: returns whether the result of `check_constraint` is cached.
             reads_references: returns whether any drafter uses references; if not, references are dropped.
             check_quota: takes request id, idempotency key and caller; raises if the quota is used up.
+            default_sampling: values of unset sampling parameters.
         """
+        self._default_sampling = default_sampling or common_pb2.SamplingParams()
         self._check_constraint, self._reads_references = check_constraint, reads_references
         self._is_checked, self._check_quota = is_checked, check_quota
         self._longest = longest or max_context_len
@@ -104,14 +109,27 @@ class RequestDecoder:
         """
         asked = self._fields(message, caller)
         await self._check_quota_first(message, asked, caller)
-        if asked.constraint is not None:
-            await self._check(asked.constraint, caller)
-        prompt = tuple(await self._prompt(message, caller))
+        constraint = asked.constraint
+        if constraint is not None and not constraint.has_two_starts:
+            await self._check(constraint, caller)
+        prompt, in_reasoning = await self._prompt(message, caller)
+        if constraint is not None and constraint.has_two_starts:
+            constraint = constraint.in_reasoning() if in_reasoning else constraint
+            await self._check(constraint, caller)
         limit = asked.max_new_tokens
         if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
             limit = self._room_after(prompt)
+        elif message.cut_to_context:
+            limit = min(limit, self._room_after(prompt))
         references = await self._references(message, asked.speculation, caller)
-        request = replace(asked, prompt=prompt, max_new_tokens=limit, references=references)
+        request = replace(
+            asked,
+            prompt=tuple(prompt),
+            max_new_tokens=limit,
+            references=references,
+            constraint=constraint,
+            begins_in_reasoning=in_reasoning,
+        )
         request.check_against(self._vocab_size, self._max_context_len)
         return request
 
@@ -124,7 +142,7 @@ class RequestDecoder:
         """
         match message.WhichOneof("prompt"):
             case "chat":
-                return await self._chat(message.chat, caller)
+                return (await self._chat(message.chat, caller))[0]
             case "text":
                 plain = message.no_special_tokens
                 encode = self._tokenizer.encode_part if plain else self._tokenizer.encode
@@ -155,13 +173,20 @@ class RequestDecoder:
         self._check_references(message.references)
         if message.speculation not in (0, *Speculation):
             raise InvalidInputError("speculation", message.speculation, f"must be 0 to {max(Speculation)}")
+        if len(message.cache_salt) > self._limits.cache_salt:
+            raise InvalidInputError(
+                "cache_salt", len(message.cache_salt), f"at most {self._limits.cache_salt}", "characters"
+            )
+        sampling = common_pb2.SamplingParams()
+        sampling.CopyFrom(self._default_sampling)
+        sampling.MergeFrom(message.sampling)
         eos = () if message.ignore_eos else self._eos
         limit = message.max_new_tokens if message.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
         return GenerationRequest(
             request_id=message.request_id or secrets.token_hex(8),
             prompt=_NOT_READ_YET,
             max_new_tokens=limit or 1,  # FILL_CONTEXT is replaced when the prompt is known
-            sampling=decode_sampling(message.sampling, default_seed=secrets.randbits(63)),
+            sampling=decode_sampling(sampling, default_seed=secrets.randbits(63)),
             stop_strings=tuple(message.stop_strings),
             stop_token_ids=frozenset([*message.stop_token_ids, *eos]),
             priority=message.priority,
@@ -172,6 +197,7 @@ class RequestDecoder:
             deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
             constraint=decode_constraint(message.constraint),
             no_training=message.no_training or caller.no_training,
+            cache_salt=message.cache_salt,
         )
 
     async def _check_quota_first(
@@ -199,7 +225,8 @@ class RequestDecoder:
     def _room_after(self, prompt: Sequence[int]) -> int:
         room = self._longest - len(prompt)
         if room < 1:
-            raise InvalidInputError("prompt", len(prompt), f"at most {self._longest - 1} fit", "tokens")
+            reason = f"over the context of {self._longest} tokens"
+            raise InvalidInputError("prompt + max_new_tokens", f"{len(prompt)} + 1", reason)
         return room
 
     def check_request_id(self, request_id: str) -> None:
@@ -241,16 +268,20 @@ class RequestDecoder:
         if size > max_bytes:
             raise InvalidInputError("references", size, f"at most {max_bytes} together", "bytes")
 
-    async def _prompt(self, message: generation_pb2.GenerateRequest, caller: Caller) -> Sequence[int]:
+    async def _prompt(
+        self, message: generation_pb2.GenerateRequest, caller: Caller
+    ) -> tuple[Sequence[int], bool]:
+        """Return the prompt's token ids, and whether it ends within reasoning."""
         match message.WhichOneof("prompt"):
             case "text":
                 size = self._check_bytes("text", [message.text])
-                return await self._tokenize(size, caller, lambda: self._tokenizer.encode(message.text))
+                encode = self._tokenizer.encode
+                return await self._tokenize(size, caller, lambda: encode(message.text)), False
             case "chat":
                 return await self._chat(message.chat, caller)
             case "tokens":
                 _check_number("tokens.ids", message.tokens.ids, self._max_context_len)
-                return message.tokens.ids
+                return message.tokens.ids, False
         raise InvalidInputError("prompt", None, "needs text, chat or tokens")
 
     async def _references(
@@ -263,14 +294,14 @@ class RequestDecoder:
         size = sum(map(len, texts))
         return tuple(await self._tokenize(size, caller, lambda: [tuple(encode(text)) for text in texts]))
 
-    async def _chat(self, chat: generation_pb2.ChatMessages, caller: Caller) -> Sequence[int]:
+    async def _chat(self, chat: generation_pb2.ChatMessages, caller: Caller) -> ChatPrompt:
         if not chat.messages:
             raise InvalidInputError("chat.messages", [], "must not be empty")
         _check_number("chat.messages", chat.messages, self._limits.messages)
         self._check_bytes("chat.messages", list(texts_of(chat)))
         parts = turns_of(chat.messages), tools_of(chat), end_of(chat), variables_of(chat)
         # the event loop must not wait for the template's process
-        return await self._threads.run(caller, lambda: self._tokenizer.encode_chat(*parts))
+        return await self._threads.run(caller, lambda: self._tokenizer.encode_prompt(*parts))
 
     def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
         size = sum(len(text.encode()) for text in texts)
@@ -280,7 +311,7 @@ class RequestDecoder:
             raise InvalidInputError(field, size, reason, "bytes")
         return size
 
-    async def _tokenize(self, size: int, caller: Caller, work: Callable[[], list[T]]) -> list[T]:
+    async def _tokenize(self, size: int, caller: Caller, work: Callable[[], T]) -> T:
         return work() if size <= self._limits.inline_bytes else await self._threads.run(caller, work)
 
 

@@ -176,7 +176,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 def _accepted(request: GenerationRequest, position: int) -> generation_pb2.GenerateReply:
     """Return the first message of a stream, before any token."""
     return generation_pb2.GenerateReply(
-        request_id=request.request_id, position=position, prompt_tokens=len(request.prompt)
+        request_id=request.request_id,
+        position=position,
+        prompt_tokens=len(request.prompt),
+        begins_in_reasoning=request.begins_in_reasoning,
     )
 
 

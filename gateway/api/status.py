@@ -14,7 +14,7 @@ from specinfer.chat.forms import ChatForm
 from specinfer.planning.calibration import Calibration
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.statistics import SpeculatorCounts
-from specinfer.v1 import generation_pb2, verifier_pb2
+from specinfer.v1 import common_pb2, generation_pb2, verifier_pb2
 
 _NOTHING = SpeculatorCounts()
 LEARNT = "ssm"
@@ -32,11 +32,13 @@ class StatusReporter:
         target: verifier_pb2.DescribeVerifierReply,
         totals: Callable[[], GatewayTotals],
         form: ChatForm,
+        default_sampling: common_pb2.SamplingParams,
     ) -> None:
         """Create a reporter of a gateway's parts.
 
         `target` describes the model; `form` has its formats of function calls and reasoning.
         """
+        self._default_sampling = default_sampling
         self._gateway_id, self._sessions, self._lease_manager, self._target = (
             gateway_id,
             sessions,
@@ -48,8 +50,6 @@ class StatusReporter:
             calls=form.calls,
             reasoning_begin=form.reasoning[0],
             reasoning_end=form.reasoning[1],
-            begins_in_reasoning=form.begins_in_reasoning,
-            begins_in_reasoning_if_enabled=form.begins_in_reasoning_if_enabled,
             mark_tokens=form.mark_tokens,
         )
 
@@ -87,6 +87,7 @@ class StatusReporter:
             redis_ready=lease_manager.redis_ready,
             draining=lease_manager.draining,
             chat_form=self._form,
+            default_sampling=self._default_sampling,
             verifiers=[self._verifier(link) for link in self._sessions.links.values()],
         )
         if sessions:

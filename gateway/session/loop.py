@@ -262,7 +262,10 @@ class SessionLoop:
         """
         preempted = self.scheduler.take_preempted()
         if preempted:
-            log.info("the KV cache is full: %d requests are preempted and wait", len(preempted))
+            reason = (
+                "%d requests are preempted and wait: the KV cache is full, or another caller had none running"
+            )
+            log.info(reason, len(preempted))
             self._events.requests_preempted(len(preempted))
             self._unreleased += preempted
         if self._unreleased:

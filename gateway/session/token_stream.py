@@ -1,7 +1,7 @@
 """Store requests' durable tokens (those in Redis), and wake waiting clients.
 
 A client reads a token stream from a position. The run of a session fills the stream, else `gateway.cluster.follower`
-fills it from Redis. A slow reader gets larger chunks; nothing is queued per reader.
+fills it from Redis. A slow reader gets larger chunks, up to `_CHUNK` tokens; nothing is queued per reader.
 Invariant: the tokens of a token stream are in Redis, and no position is skipped.
 """
 
@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.statuses import LogprobRow
+
+_CHUNK = 16
+"""Maximum tokens of a chunk, which a slow reader must store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,13 @@ class TokenStream:
             await waiter
 
     def since(self, position: int) -> StreamChunk:
-        """Return tokens after the first `position`, and the ending once stored."""
-        return StreamChunk(position, self.tokens[position:], self.logprobs[position:], self.ending)
+        """Return up to `_CHUNK` tokens after the first `position`.
+
+        The last tokens come with the ending, once it is stored.
+        """
+        end = position + _CHUNK
+        ending = self.ending if end >= len(self.tokens) else None
+        return StreamChunk(position, self.tokens[position:end], self.logprobs[position:end], ending)
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []

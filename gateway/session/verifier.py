@@ -238,7 +238,7 @@ class VerifierClient:
             tree_plan=plan,
             max_new_tokens=request.max_new_tokens if starts_over else 0,
             stop_token_ids=request.stop_token_ids if starts_over else (),
-            cache_scope=scope_of(request) if self._scoped and starts_over else "",
+            cache_scope=scope_of(request, self._scoped) if starts_over else "",
             read_limit=entry.read_limit,
         )
 

@@ -14,6 +14,7 @@ from http_svc.body.fields import (
     MAX_TOKENS,
     Ignored,
     NotTrue,
+    Salt,
     Strict,
     Text,
     TokenId,
@@ -60,7 +61,7 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     """vLLM's field: every event has the token counts so far."""
-    include_obfuscation: NotTrue = None
+    include_obfuscation: Ignored = None
 
 
 class Body(NeutralFields):
@@ -84,6 +85,8 @@ class Body(NeutralFields):
     speculation: Literal["tree", "sequence", "off"] | None = None
     references: Annotated[list[Text], FIRST, at_most(MAX_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
+    cache_salt: Salt | None = None
+    """vLLM's field: only calls with the same text share cached prompts."""
     no_training: bool | None = None
     """Speculators must not train on this call, as with the header `X-No-Training`."""
     resumable: bool | None = None

@@ -1,16 +1,17 @@
 """Conversations: messages, callable functions, variables of the chat template."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from http_svc.body.choice import MAX_TOOLS, ToolChoice, chosen_names, requires_call
 from http_svc.body.fields import FIRST, Schema, Strict, Text, at_most
-from http_svc.body.messages import Message
+from http_svc.body.messages import Message, with_ids
 from http_svc.body.tools import ChosenTool, Function, Tool, usable_only
 
-MAX_MESSAGES, MAX_TOOLS = 1024, 128
-"""Maximum entries of `messages` and of `tools`."""
+MAX_MESSAGES = 1024
+"""Maximum entries of `messages`."""
 Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
 
 
@@ -19,7 +20,7 @@ class Conversation(Strict):
 
     messages: Turns | None = None
     tools: Annotated[list[Tool], FIRST, at_most(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     """False: an answer calls at most one function."""
     add_generation_prompt: bool | None = None
@@ -39,6 +40,11 @@ class Conversation(Strict):
         return usable_only(data)
 
     @model_validator(mode="after")
+    def _complete_ids(self) -> "Conversation":
+        with_ids(self.messages or ())
+        return self
+
+    @model_validator(mode="after")
     def _check_end(self) -> "Conversation":
         if self.continue_final_message and self.add_generation_prompt:
             reason = "{field} = true: only with add_generation_prompt = false"
@@ -49,15 +55,13 @@ class Conversation(Strict):
     @property
     def callable(self) -> list[Function]:
         """Functions that the model may call, by `tools` and `tool_choice`."""
-        functions = [tool.function for tool in self.tools or ()]
-        if isinstance(self.tool_choice, ChosenTool):
-            return [one for one in functions if one.name == self.tool_choice.function.name]
-        return [] if self.tool_choice == "none" else functions
+        functions, chosen = [tool.function for tool in self.tools or ()], chosen_names(self.tool_choice)
+        return [one for one in functions if chosen is None or one.name in chosen]
 
     @property
     def must_call(self) -> bool:
         """True if the answer must consist of function calls."""
-        return self.tool_choice not in (None, "auto", "none")
+        return requires_call(self.tool_choice)
 
     @property
     def several_calls(self) -> bool:
@@ -82,6 +86,7 @@ class Conversation(Strict):
             twice = next(name for name in names if names.count(name) > 1)
             reason = "{field}: two functions are named {name}; names must differ"
             raise PydanticCustomError("twice", reason, {"field": "tools", "name": twice})
-        if self.tool_choice not in (None, "none", "auto") and not self.callable:
+        unknown = (chosen_names(self.tool_choice) or frozenset()).difference(names)
+        if unknown or (self.must_call and not self.callable):
             context = {"field": "tool_choice", "names": ", ".join(names) or "no function"}
             raise PydanticCustomError("no_tool", "{field}: must name a function of tools: {names}", context)

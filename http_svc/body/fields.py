@@ -1,7 +1,9 @@
 """Types of fields in several bodies: texts, numbers, schemas, ignored fields."""
 
 import json
+import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import (
@@ -12,11 +14,13 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+log = logging.getLogger(__name__)
 _NUMBERS = (int, float)
 _SAME: dict[type, tuple[type, ...]] = {
     **{kind: (kind,) for kind in (bool, str, list, dict)},
@@ -73,6 +77,8 @@ def _without_point(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_without_point)]
 """A whole number, written as 12 or 12.0."""
+Salt = Annotated[Text, Field(min_length=1, max_length=256)]
+"""Text that separates caches."""
 TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
 MAX_TOKENS = 2**18
 """Maximum token ids of a prompt, longer than any context."""
@@ -125,8 +131,14 @@ Unsupported = Annotated[None, only()]
 NotTrue = Annotated[None, only(False)]
 
 
-def leave_out(value: Any) -> None:
-    """Replace any value by None."""
+@cache
+def _log_ignored(name: str | None) -> None:
+    log.info("ignored field %s, which changes no answer (logged once)", name)
+
+
+def leave_out(value: Any, info: ValidationInfo) -> None:
+    """Replace any value by None; log the field's first use."""
+    _log_ignored(info.field_name)
 
 
 Ignored = Annotated[None, BeforeValidator(leave_out), WithJsonSchema({"description": "Ignored."})]
@@ -140,9 +152,15 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_unknown(cls, data: Any) -> Any:
-        """Keep only the first unknown field, to limit the number of errors."""
-        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+    def _without_null(cls, data: Any) -> Any:
+        """Drop null fields, and unknown fields after the first.
+
+        This limits the number of errors.
+        """
+        if not isinstance(data, dict):
+            return data
+        data = {name: value for name, value in data.items() if value is not None}
+        if len(data) <= len(cls.model_fields):
             return data
         known = known_only(cls, data)
         unknown = next((name for name in data if name not in known), None)

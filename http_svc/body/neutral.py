@@ -5,19 +5,45 @@ from typing import Annotated
 from http_svc.body.fields import Ignored, NotTrue, Strict, Unsupported, only
 
 
-class NeutralFields(Strict):
-    """Fields that are ignored, or accept only values without effect."""
+class RoutingFields(Strict):
+    """Fields about caches, routing and accounting, which change no answer."""
 
     user: Ignored = None
-    metadata: Ignored = None
     store: Ignored = None
     service_tier: Ignored = None
     safety_identifier: Ignored = None
+    session_id: Ignored = None
+    request_id: Ignored = None
+    tags: Ignored = None
+    trace: Ignored = None
+    usage: Ignored = None
+    provider: Ignored = None
+    route: Ignored = None
+    models: Ignored = None
     prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     cache_control: Ignored = None
-    cache_salt: Ignored = None
+    cache_prompt: Ignored = None
+    cache: Ignored = None
+    id_slot: Ignored = None
+    timings_per_token: Ignored = None
+    return_progress: Ignored = None
+    keep_alive: Ignored = None
+    ttl: Ignored = None
+    num_ctx: Ignored = None
+    num_batch: Ignored = None
+    num_gpu: Ignored = None
+    num_thread: Ignored = None
+    draft_model: Ignored = None
 
+
+class NeutralFields(RoutingFields):
+    """Fields that are ignored, or accept only values without effect."""
+
+    metadata: Ignored = None
+    transforms: Annotated[None, only([])] = None
+    plugins: Annotated[None, only([])] = None
     min_tokens: Annotated[None, only(0)] = None
     repeat_penalty: Annotated[None, only(1)] = None
     length_penalty: Annotated[None, only(1)] = None

@@ -6,10 +6,11 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.conversation import Conversation
-from http_svc.body.fields import FIRST, MAX_TOKENS, NotTrue, Strict, Text, TokenId, at_most
+from http_svc.body.fields import FIRST, MAX_TOKENS, NotTrue, Text, TokenId, at_most
+from http_svc.body.neutral import RoutingFields
 
 
-class TokenizeBody(Conversation):
+class TokenizeBody(RoutingFields, Conversation):
     """`POST /tokenize`: a text or a conversation."""
 
     model: Text | None = None
@@ -30,7 +31,7 @@ class TokenizeBody(Conversation):
         return self
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(RoutingFields):
     """`POST /detokenize`."""
 
     model: Text | None = None

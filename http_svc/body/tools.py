@@ -141,6 +141,6 @@ class CalledFunction(Lenient):
 class ToolCall(Lenient):
     """A function call in an earlier message."""
 
-    id: Text
+    id: Text | None = None
     type: Literal["function"] = "function"
     function: CalledFunction

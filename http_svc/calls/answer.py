@@ -1,6 +1,6 @@
 """Parse a streamed answer: reasoning, text and function calls."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from http_svc.calls.answer_form import AnswerForm
@@ -10,15 +10,28 @@ from http_svc.calls.reader import CallReader, Delta
 class _ReasoningReader:
     """Divides an answer into reasoning and the text after it."""
 
-    def __init__(self, marks: tuple[str, str], begins_in_reasoning: bool) -> None:
+    def __init__(self, marks: tuple[str, str]) -> None:
         self._begin, self._close = marks
         self._text = ""
-        self._thinking: bool | None = True if begins_in_reasoning else None
+        self._thinking: bool | None = None
         """True within the reasoning, False after; None if unknown yet."""
+        self.thought = False
+        """True if there is reasoning."""
         self._returned = False
         """True once a part of the reasoning was returned."""
+        self.marked = bool(self._begin)
+        """True if the model's form has reasoning."""
         if not self._begin:
             self._thinking = False
+
+    @property
+    def over(self) -> bool:
+        """True after the reasoning, or without any."""
+        return self._thinking is False
+
+    def begin(self) -> None:
+        """Begin within the reasoning."""
+        self._thinking = self.thought = True
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the new parts: (reasoning, text after the reasoning)."""
@@ -30,11 +43,13 @@ class _ReasoningReader:
             if self._begin.startswith(begun):  # true for the empty text, too
                 self._thinking = True if begun == self._begin else None
                 self._text = "" if self._thinking else self._text
+                self.thought = bool(self._thinking)
                 return "", ""
             if not begun.startswith(self._begin):
                 rest, self._text, self._thinking = self._text, "", False
                 return "", rest
-            self._thinking, self._text = True, begun[len(self._begin) :]
+            self.begin()
+            self._text = begun[len(self._begin) :]
         return self._think()
 
     def end(self) -> tuple[str, str]:
@@ -69,7 +84,11 @@ class AnswerReader:
 
     def __init__(self, call_id: str, form: AnswerForm) -> None:
         """Create a reader; the ids of its function calls contain `call_id`."""
-        self._reasoning = _ReasoningReader(form.reasoning, form.begins_in_reasoning)
+        self._reasoning = _ReasoningReader(form.reasoning)
+        self._end_token = form.end_token
+        self._read = 0
+        self.reasoning_tokens = 0
+        """Number of tokens of the reasoning and its marks."""
         self._calls: CallReader | None = None
         if form.functions is not None:
             self._calls = CallReader(call_id, form)
@@ -88,8 +107,28 @@ class AnswerReader:
         """True once further text of the answer is ignored."""
         return self._calls is not None and self._calls.ended
 
-    def push(self, text: str) -> list[Delta]:
-        return self._divided(*self._reasoning.push(text))
+    def begin_in_reasoning(self) -> None:
+        """Read an answer whose prompt ends within reasoning."""
+        if self._reasoning.marked:
+            self._reasoning.begin()
+
+    def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Delta]:
+        """Return the deltas of new text; its tokens are only counted."""
+        was_over = self._reasoning.over
+        reasoning, rest = self._reasoning.push(text)
+        if not was_over:
+            self._count(token_ids, len(rest) / max(1, len(text)))
+        return self._divided(reasoning, rest)
+
+    def _count(self, token_ids: Sequence[int], rest: float) -> None:
+        """Count reasoning tokens; `rest` is the text's share after the reasoning."""
+        self._read += len(token_ids)
+        after = 0
+        if self._reasoning.over:
+            after = round(min(1.0, rest) * len(token_ids))
+            if self._end_token in token_ids:
+                after = len(token_ids) - 1 - token_ids.index(self._end_token)
+        self.reasoning_tokens = self._read - after if self._reasoning.thought else 0
 
     def end(self) -> list[Delta]:
         deltas = self._divided(*self._reasoning.end())
@@ -113,6 +152,8 @@ class AnswerReader:
             for name in ("reasoning_content", "content"):
                 if name in delta:
                     self.message[name] = self.message.get(name, "") + delta[name]
+            if "reasoning_content" in delta:
+                self.message["reasoning"] = self.message["reasoning_content"]
             for call in delta.get("tool_calls", ()):
                 calls = self.message.setdefault("tool_calls", [])
                 if "id" in call:
@@ -129,4 +170,6 @@ def combined(deltas: Iterable[Delta]) -> Delta:
     for delta in deltas:
         for name, value in delta.items():
             whole[name] = whole[name] + value if name in whole else value
+    if "reasoning_content" in whole:  # vLLM's newer name
+        whole["reasoning"] = whole["reasoning_content"]
     return whole

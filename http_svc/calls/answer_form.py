@@ -15,11 +15,14 @@ class AnswerForm:
     """Names of callable functions; empty: any name; None: no calls."""
     reasoning: tuple[str, str] = ("", "")
     """Marks around the reasoning; empty if the model has none."""
-    begins_in_reasoning: bool = False
+    end_token: int | None = None
+    """Id of the mark after the reasoning, if it is one token."""
     kinds: Mapping[str, Kinds] = field(default_factory=dict)
     """By function, the JSON types of its parameters."""
     calls: CallForm | None = None
     """The model's form of calls; JSON is accepted, too. None: any form."""
+    harmony: bool = False
+    """True for gpt-oss's format."""
     beginnings: tuple[str, ...] = ()
     """First texts of answers with calls, if other answers follow a schema."""
 

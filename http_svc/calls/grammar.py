@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http_svc.body.tools import Function
 from http_svc.calls.any_object import object_rules
 from http_svc.calls.elements import ELEMENT_TEXTS, FUNCTION_END, are_elements, element_rules
+from http_svc.calls.harmony import harmony_rules
 from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
 from http_svc.calls.reader import MAX_CALLS
 from http_svc.tool_schemas import followed
@@ -33,9 +34,10 @@ class Wanted:
     """Lark rule of an answer without calls; empty: any text."""
     any_object: bool = False
     """True: an answer without calls is any JSON object."""
+    harmony: bool = False
+    """True for gpt-oss's format."""
     reasoning: tuple[str, str] = ("", "")
     """Marks around the reasoning; empty if the model has none."""
-    begins_in_reasoning: bool = False
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
     """Token ids of marks that are one special token."""
 
@@ -67,10 +69,15 @@ def call_grammar(wanted: Wanted) -> str:
     arguments = [
         f"args_{i}: %json {json.dumps(followed(function))}" for i, function in enumerate(wanted.functions)
     ]
+    if wanted.harmony:
+        return "\n".join([*arguments, *harmony_rules(wanted)])
     bound = wanted.must_call or wanted.any_object or wanted.other
     answer = _strict(wanted) if bound else _free(wanted)
     other = [f"other: {wanted.other}"] if wanted.other else []
-    return "\n".join([*arguments, *other, *_section(wanted), *answer, *_reasoning_rules(wanted)])
+    begun = [
+        _begun_in_reasoning(line) for line in answer if line.startswith("start:") and wanted.reasoning[0]
+    ]
+    return "\n".join([*arguments, *other, *_section(wanted), *answer, *begun, *_reasoning_rules(wanted)])
 
 
 def _section(wanted: Wanted) -> list[str]:
@@ -184,9 +191,15 @@ def _python(wanted: Wanted) -> str:
 
 
 def _reasoning_symbol(wanted: Wanted) -> str:
-    if not wanted.reasoning[0]:
-        return ""
-    return "thought LINES?" if wanted.begins_in_reasoning else "(thought LINES?)?"
+    return _THOUGHT if wanted.reasoning[0] else ""
+
+
+_THOUGHT = "(thought LINES?)?"
+
+
+def _begun_in_reasoning(start: str) -> str:
+    """Return the rule of an answer whose prompt ends within reasoning."""
+    return start.replace("start:", "start_in_reasoning:").replace(_THOUGHT, "thinking LINES?")
 
 
 def _reasoning_rules(wanted: Wanted) -> list[str]:
@@ -196,7 +209,8 @@ def _reasoning_rules(wanted: Wanted) -> list[str]:
         return []
     lines = "LINES: /[ \\n]{1,8}/"
     if end in wanted.mark_tokens:
-        opening = "" if wanted.begins_in_reasoning else wanted.text(begin)
-        return [f"thought: {opening} THINKING? {wanted.text(end)}", "THINKING: /(?s:.+)/", lines]
-    opening = "" if wanted.begins_in_reasoning else f"/{SPACE}/ {json.dumps(begin)}"
-    return [f"thought[lazy]: {opening} /(?s:.*)/ {json.dumps(end)}", lines]
+        thinking = f"thinking: THINKING? {wanted.text(end)}"
+        return [f"thought: {wanted.text(begin)} thinking", thinking, "THINKING: /(?s:.+)/", lines]
+    thinking = f"/(?s:.*)/ {json.dumps(end)}"
+    thought = f"thought[lazy]: /{SPACE}/ {json.dumps(begin)} {thinking}"
+    return [thought, f"thinking[lazy]: {thinking}", lines]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from starlette.datastructures import Headers
 
-from http_svc.errors import ApiError, api_error
+from http_svc.errors import api_error
 from http_svc.models import Models
 from specinfer.client import AsyncClient
 from specinfer.errors import SpecInferError
@@ -30,12 +30,8 @@ class CallerKeys:
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
 
     def client_of(self, headers: Headers) -> AsyncClient:
-        """Return a client with the caller's key and trace context.
-
-        Raises:
-            ApiError: 401 if the `Authorization` header is not `Bearer KEY`.
-        """
-        return self._client.for_caller(_key_in(headers), headers.get("traceparent", ""))
+        """Return a client with the caller's key and trace context."""
+        return self._client.for_caller(key_in(headers), headers.get("traceparent", ""))
 
     async def admit(self, headers: Headers) -> None:
         """Check that a gateway accepts the call's key, or needs no key.
@@ -43,7 +39,7 @@ class CallerKeys:
         Raises:
             ApiError: 401 if the gateway refuses the key; 503 if no gateway answers.
         """
-        digest = hashlib.sha256((_key_in(headers) or "").encode()).digest()
+        digest = hashlib.sha256((key_in(headers) or "").encode()).digest()
         if self._clock() < self._accepted.get(digest, -math.inf):
             return
         try:
@@ -56,12 +52,12 @@ class CallerKeys:
             self._accepted.popitem(last=False)
 
 
-def _key_in(headers: Headers) -> str | None:
-    given = headers.get("authorization")
-    if given is None:
-        return None
-    scheme, _, rest = given.partition(" ")
+def key_in(headers: Headers) -> str | None:
+    """Return the key of `Authorization: Bearer KEY`, or None.
+
+    Gateways with keys refuse a call without one.
+    """
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
     key = rest.strip()
-    if scheme.lower() != "bearer" or not key or not key.isascii() or not key.isprintable():
-        raise ApiError(401, "Authorization: must be `Bearer KEY`", "invalid_api_key", "Authorization")
-    return key
+    usable = scheme.lower() == "bearer" and key and key.isascii() and key.isprintable()
+    return key if usable else None

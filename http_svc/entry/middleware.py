@@ -1,6 +1,8 @@
 """ASGI middleware of every call: request id, key, limits and counters."""
 
 import asyncio
+import collections
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -11,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from http_svc.entry import bounds
+from http_svc.entry.callers import key_in
 from http_svc.errors import ApiError
 from http_svc.settings import ApiSettings
 from specinfer.client import new_request_id
@@ -56,6 +59,11 @@ _OBSERVED = ("/health", "/metrics")
 """Paths of health checks and scrapes, answered for any `Host` header."""
 _SHOWN = 100
 """Maximum characters of a header quoted in an error."""
+_SHARE = 4
+"""Maximum ratio of a key's running calls to free ones.
+
+One key alone can have four fifths of all.
+"""
 _LONGEST_ID = 200
 """Maximum characters of `X-Request-Id`; the gateway allows 256, with suffixes."""
 
@@ -73,6 +81,8 @@ class Guard:
         """Create the guard; `admit` raises an `ApiError` for a refused key."""
         self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._hosts, self._running = settings.hosts, 0
+        self._of_key = collections.Counter[str]()
+        """Running calls by API key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, as an ASGI application."""
@@ -90,6 +100,8 @@ class Guard:
                 message = {**message, "headers": [*message["headers"], name]}
             await send(message)
 
+        send = _headers_only(send) if scope["method"] == "HEAD" else send
+        scope = _normal(scope)
         with self._metrics.running.track_inprogress():
             await self._serve(scope, headers, receive, answer)
         self._metrics.seconds.observe(time.perf_counter() - started)
@@ -102,7 +114,9 @@ class Guard:
             await refusal.response()(scope, receive, send)
             return
         REQUEST_ID.set(scope["state"]["request_id"])
+        key = key_in(headers) or ""
         self._running += 1
+        self._of_key[key] += 1
         try:
             if scope["method"] == "POST":  # before its body is read
                 await self._admit(headers)
@@ -111,6 +125,9 @@ class Guard:
             await error.response()(scope, receive, send)
         finally:
             self._running -= 1
+            self._of_key[key] -= 1
+            if not self._of_key[key]:
+                del self._of_key[key]
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Return the error for a call's headers; None if they are accepted."""
@@ -123,12 +140,15 @@ class Guard:
         if scope["path"] not in _OBSERVED and not self._hosts.allow(host):
             reason = f"Host = {host[:_SHOWN]!r}: not an accepted name of this service (--allowed-hosts)"
             return ApiError(421, reason, "wrong_host", "Host")
-        max_calls = self._settings.max_calls
-        expensive = scope["method"] == "POST" or scope["path"].startswith("/v1/")
-        if self._running >= max_calls and expensive:
-            return ApiError(
-                503, f"max_calls = {max_calls}: that many calls run already", "overloaded", retry_after_s=1.0
-            )
+        if scope["method"] == "POST" or scope["path"].startswith("/v1/"):
+            max_calls, key = self._settings.max_calls, key_in(headers)
+            free, of_key = max_calls - self._running, self._of_key[key] if key else 0
+            if free <= 0:
+                reason = f"max_calls = {max_calls}: that many calls run already"
+                return ApiError(503, reason, "overloaded", retry_after_s=1.0)
+            if of_key >= _SHARE * free:
+                reason = f"max_calls = {max_calls}: {of_key} calls with this key run already, {free} places are left"
+                return ApiError(429, reason, "rate_limit_exceeded", retry_after_s=1.0)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > bounds.MAX_BODY_BYTES:
             return self._too_large(length)
@@ -160,6 +180,27 @@ class Guard:
     def _too_large(self, size: str) -> ApiError:
         message = f"body = {size} bytes: at most {bounds.MAX_BODY_BYTES // MEBIBYTE} MiB"
         return ApiError(413, message, "body_too_large", "body")
+
+
+def _normal(scope: Scope) -> Scope:
+    """Return a call without extra slashes in its path; HEAD becomes GET.
+
+    uvicorn leaves the body of the answer to HEAD out.
+    """
+    path = re.sub("/+", "/", scope["path"])
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "path": path.rstrip("/") or "/", "method": method}
+
+
+def _headers_only(send: Send) -> Send:
+    """Return a `send` that ends any answer after its headers."""
+
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b""})
+
+    return answer
 
 
 def _too_slow(size: int) -> ApiError:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from http_svc.body.choice import dumped_choice
+from http_svc.calls.answer import AnswerReader
 from http_svc.calls.reader import Delta
-from http_svc.items.body import FlatChoice, ResponsesBody
-from http_svc.responses import usage_of
+from http_svc.items.body import ResponsesBody
+from http_svc.responses import is_whole, usage_of
 from specinfer.client import Answer
 
 Event = dict[str, Any]
@@ -139,7 +141,7 @@ def response_object(body: ResponsesBody, identity: str, model: str, created: int
         "store": False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if form is None else _format(form.type, form.content)},
-        "tool_choice": choice.model_dump() if isinstance(choice, FlatChoice) else choice or "auto",
+        "tool_choice": _flat(dumped_choice(choice or "auto")),
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
@@ -148,12 +150,23 @@ def response_object(body: ResponsesBody, identity: str, model: str, created: int
     }
 
 
+def _flat(choice: Any) -> Any:
+    """Return a choice in flat form, as `/v1/responses` writes it."""
+    if not isinstance(choice, dict):
+        return choice
+    inner = choice.get("function") or choice.get("allowed_tools") or choice
+    tools = {"tools": [_flat(tool) for tool in inner["tools"]]} if "tools" in inner else {}
+    return {"type": choice["type"], **inner, **tools}
+
+
 def _format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any]:
     return {"type": kind} if schema is None else {"type": kind, "name": "answer", "schema": schema}
 
 
-def ended(begun: dict[str, Any], writer: ItemWriter, answer: Answer, complete: bool) -> dict[str, Any]:
-    usage = usage_of([answer], 1)
+def ended(
+    begun: dict[str, Any], writer: ItemWriter, answer: Answer, reader: AnswerReader | None
+) -> dict[str, Any]:
+    usage, complete = usage_of([answer], 1, [reader]), is_whole(answer)
     return {
         **begun,
         "status": _COMPLETED if complete else _INCOMPLETE,
@@ -163,7 +176,7 @@ def ended(begun: dict[str, Any], writer: ItemWriter, answer: Answer, complete: b
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
             "speculation": usage["speculation"],
         },

@@ -8,12 +8,14 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.bodies import ChatBody, Limit
-from http_svc.body.conversation import MAX_MESSAGES, MAX_TOOLS
+from http_svc.body.choice import MAX_TOOLS, ToolChoice, dumped_choice
+from http_svc.body.conversation import MAX_MESSAGES
 from http_svc.body.fields import (
     FIRST,
     Ignored,
     Lenient,
     NotTrue,
+    Salt,
     Schema,
     Strict,
     Text,
@@ -24,6 +26,7 @@ from http_svc.body.fields import (
 )
 from http_svc.body.messages import MAX_PARTS
 from http_svc.body.names import chat_names, text_form_name
+from http_svc.body.neutral import RoutingFields
 from http_svc.body.tools import Name, usable_only
 from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.tool_schemas import name_function
@@ -35,7 +38,7 @@ MESSAGE, CALL, RESULT, REASONING = "message", "function_call", "function_call_ou
 class Part(Lenient):
     """A text part of a message, or of a function's output."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: Text
 
 
@@ -43,7 +46,7 @@ Parts = Text | Annotated[list[Part], FIRST, at_most(MAX_PARTS)]
 
 
 class Item(Lenient):
-    """An item of `input`. Reasoning items and unknown fields are ignored."""
+    """An item of `input`. Unknown fields are ignored."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -52,12 +55,8 @@ class Item(Lenient):
     name: Annotated[Text, Field(min_length=1)] | None = None
     arguments: Any = None
     output: Parts | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_reasoning(cls, data: Any) -> Any:
-        is_reasoning = isinstance(data, dict) and data.get("type") == REASONING
-        return {"type": REASONING} if is_reasoning else data
+    summary: Parts | None = None
+    """Reasoning without `content`."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> "Item":
@@ -89,13 +88,6 @@ class FlatFunction(Strict):
     strict: bool | None = None
 
 
-class FlatChoice(Strict):
-    """Object form of `tool_choice`: the function that must be called."""
-
-    type: Literal["function"]
-    name: Name
-
-
 class TextFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     content: Schema | None = Field(default=None, alias="schema")
@@ -117,10 +109,10 @@ class TextOptions(Strict):
 
 
 class StreamEvents(Strict):
-    include_obfuscation: NotTrue = None
+    include_obfuscation: Ignored = None
 
 
-class ResponsesBody(Strict):
+class ResponsesBody(RoutingFields):
     """`POST /v1/responses`."""
 
     @model_validator(mode="before")
@@ -138,30 +130,25 @@ class ResponsesBody(Strict):
     stream_options: StreamEvents | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FlatFunction], FIRST, at_most(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     speculation: Literal["tree", "sequence", "off"] | None = None
 
     metadata: Schema | None = None
     """Any JSON object, repeated in the answer."""
-    user: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
+    cache_salt: Salt | None = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Schema | None = None
     """vLLM's field: additional variables of the chat template."""
     enable_thinking: bool | None = None
     include: Ignored = None
-    truncation: Annotated[None, only("disabled")] = None
+    truncation: Annotated[None, only("disabled", "auto")] = None
     background: NotTrue = None
     top_logprobs: Annotated[None, only(0)] = None
     previous_response_id: Unsupported = None
     conversation: Unsupported = None
     prompt: Unsupported = None
-    max_tool_calls: Unsupported = None
+    max_tool_calls: Ignored = None
 
 
 def conversation_of(body: ResponsesBody) -> ChatBody:
@@ -176,7 +163,7 @@ def conversation_of(body: ResponsesBody) -> ChatBody:
         "messages": messages_of(body),
         "max_completion_tokens": body.max_output_tokens,
         "tools": [_nested(tool) for tool in body.tools or ()],
-        "tool_choice": _choice(body.tool_choice),
+        "tool_choice": body.tool_choice and dumped_choice(body.tool_choice),
         "response_format": asked_form,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         **{name: getattr(body, name) for name in _SAME},
@@ -185,6 +172,7 @@ def conversation_of(body: ResponsesBody) -> ChatBody:
 
 
 _SAME = (
+    "cache_salt",
     "chat_template_kwargs",
     "enable_thinking",
     "model",
@@ -247,29 +235,40 @@ def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
     if isinstance(body.input, str):
         return [*turns, {"role": "user", "content": body.input}]
     for item in body.input:
-        if item.type == MESSAGE:
+        if item.type == REASONING:
+            if thoughts := _text(item.content or item.summary):
+                turn = _assistants(turns)
+                turn["reasoning_content"] = "\n".join(filter(None, [turn.get("reasoning_content"), thoughts]))
+        elif item.type == MESSAGE and item.role == "assistant" and _is_begun(turns):
+            turns[-1]["content"] = _text(item.content)
+        elif item.type == MESSAGE:
             turns.append({"role": item.role, "content": _text(item.content)})
         elif item.type == RESULT:
             turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
         elif item.type == CALL:
-            if not turns or turns[-1]["role"] != "assistant":
-                turns.append({"role": "assistant", "content": None})
             function = {"name": item.name, "arguments": item.arguments}
-            turns[-1].setdefault("tool_calls", []).append(
+            _assistants(turns).setdefault("tool_calls", []).append(
                 {"id": item.call_id, "type": "function", "function": function}
             )
     return turns
 
 
+def _assistants(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the assistant's last message, or a new one after another role's."""
+    if not turns or turns[-1]["role"] != "assistant":
+        turns.append({"role": "assistant", "content": None})
+    return turns[-1]
+
+
+def _is_begun(turns: list[dict[str, Any]]) -> bool:
+    """Return whether the last message has only an assistant's reasoning yet."""
+    last = turns[-1] if turns else {}
+    return last.get("role") == "assistant" and last["content"] is None and "tool_calls" not in last
+
+
 def _text(content: str | list[Part] | None) -> str:
-    return content if isinstance(content, str) else "".join([part.text for part in content or ()])
+    return content if isinstance(content, str) else "\n".join([part.text for part in content or ()])
 
 
 def _nested(tool: FlatFunction) -> dict[str, Any]:
     return {"type": "function", "function": tool.model_dump(exclude={"type"})}
-
-
-def _choice(choice: str | FlatChoice | None) -> Any:
-    if not isinstance(choice, FlatChoice):
-        return choice
-    return {"type": "function", "function": {"name": choice.name}}

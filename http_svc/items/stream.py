@@ -47,7 +47,7 @@ async def item_events(
         for item_event in writer.end(complete):
             yield encoded(item_event)
         kind = "response.completed" if complete else "response.incomplete"
-        yield encoded({"type": kind, "response": ended(begun, writer, answer, complete)})
+        yield encoded({"type": kind, "response": ended(begun, writer, answer, call.readers[0])})
     except SpecInferError as error:
         yield encoded(_failure(explain(error)))
     except Exception as error:  # the HTTP status was sent already, so the error becomes an event

@@ -16,7 +16,19 @@ CALLS = (
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
 )
 """Marks of function calls."""
-TEXT_MARKS = frozenset([*CALLS, *[mark for pair in REASONING_MARKS for mark in pair]])
+START, CHANNEL, MESSAGE, CONSTRAIN, END = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+)
+HARMONY = "harmony"
+"""Name of gpt-oss's format: messages in channels, one of them of reasoning."""
+HARMONY_MARKS = frozenset([START, CHANNEL, MESSAGE, CONSTRAIN, END])
+TEXT_MARKS = frozenset(
+    [START, CHANNEL, MESSAGE, CONSTRAIN, *CALLS, *[mark for pair in REASONING_MARKS for mark in pair]]
+)
 """Marks kept in an answer's text, even if they are special tokens."""
 
 
@@ -106,6 +118,8 @@ _TAUGHT: Mapping[str, Callable[[str], bool]] = {
 
 def taught_form(template: str) -> str:
     """Return the name of a template's format of calls; "json" if unknown."""
+    if CHANNEL in template and MESSAGE in template:
+        return HARMONY
     if "tools" not in template:
         return JSON.name
     return next((name for name, teaches in _TAUGHT.items() if teaches(template)), JSON.name)
@@ -119,14 +133,25 @@ class ChatForm:
     """Name of the format of calls."""
     reasoning: tuple[str, str] = ("", "")
     """Marks of reasoning; empty if the template has none."""
-    begins_in_reasoning: bool = False
-    """True if the prompt ends with the begin mark of reasoning."""
-    begins_in_reasoning_if_enabled: bool = False
-    """`begins_in_reasoning` if the variables `enable_thinking` and `thinking` are true."""
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of special tokens that are marks, by text."""
 
 
 def reasoning_marks(template: str) -> tuple[str, str]:
     """Return a template's marks of reasoning; empty strings without marks."""
+    if CHANNEL in template and MESSAGE in template:
+        return f"{CHANNEL}analysis{MESSAGE}", END
     return next((pair for pair in REASONING_MARKS if pair[0] in template or pair[1] in template), ("", ""))
+
+
+def ends_in_reasoning(prompt: str, marks: tuple[str, str], begun: str = "") -> bool:
+    """Return whether a rendered conversation ends within reasoning.
+
+    Args:
+        prompt: the text that the answer continues.
+        marks: the template's marks of reasoning.
+        begun: the assistant's message that the answer continues; empty: a new message.
+    """
+    begin, end = marks
+    _, mark, thoughts = prompt.rpartition(begin) if begin else ("", "", "")
+    return bool(mark) and end not in thoughts and begun.rstrip().endswith(thoughts.strip())

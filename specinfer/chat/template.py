@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from jinja2 import TemplateError
 
 from specinfer.chat.bounded import BoundedTemplates, RenderError, RenderLimitError
-from specinfer.chat.forms import ChatForm, reasoning_marks, taught_form
+from specinfer.chat.forms import HARMONY, ChatForm, reasoning_marks, taught_form
 from specinfer.chat.hidden import Hider
-from specinfer.chat.turns import takes_text, variants, with_text_arguments
+from specinfer.chat.turns import single_calls, takes_text, variants, with_text_arguments, with_thinking
 from specinfer.chat.words import Message, with_common_roles
 from specinfer.errors import IncompatibleError, InvalidInputError
 from specinfer.system.json_files import read_json
@@ -105,6 +105,8 @@ class ChatTemplate:
             turns, functions = with_common_roles(turns, functions), []
         elif self._takes_text(name):
             turns = with_text_arguments(turns)
+        if taught_form(self.texts[name]) == HARMONY:
+            turns = with_thinking(single_calls(turns))
         values = given | {"tools": functions or None, "add_generation_prompt": end is ChatEnd.OPENED}
         text = self._first_rendered(name, turns, values, roles, hider)
         if end is not ChatEnd.CONTINUED:
@@ -153,18 +155,12 @@ class ChatTemplate:
         if not self.texts or self.problem() or _DEFAULT not in self.texts:
             return ChatForm()
         calls = taught_form(self.texts[self._name(with_tools=True)])
-        marks = reasoning_marks("".join(self.texts.values()))
-        begins = self._begins_with(marks[0], {})
-        if_enabled = self._begins_with(marks[0], {"enable_thinking": True, "thinking": True})
-        return ChatForm(calls, marks, begins, if_enabled)
+        return ChatForm(calls, self.reasoning_marks)
 
-    def _begins_with(self, mark: str, variables: Mapping[str, Any]) -> bool:
-        """Return whether the prompt ends with a mark of reasoning."""
-        if not mark:
-            return False
-        values = {"add_generation_prompt": True, **variables}
-        text = self._attempt(self._name(with_tools=False), [{"role": "user", "content": "a"}], values)
-        return text is not None and text.rstrip().endswith(mark)
+    @property
+    def reasoning_marks(self) -> tuple[str, str]:
+        """Marks of reasoning; empty strings without marks."""
+        return reasoning_marks("".join(self.texts.values()))
 
     def _attempt(
         self, name: str, turns: Sequence[Message], values: Mapping[str, Any] = MappingProxyType({})

@@ -160,6 +160,19 @@ def _probe(arguments: Any) -> list[Message]:
     ]
 
 
+def with_thinking(turns: Sequence[Message]) -> list[Message]:
+    """Name reasoning `thinking`, as in gpt-oss's template.
+
+    The template refuses it next to text and calls.
+    """
+    return [
+        {**turn, "thinking": turn["reasoning_content"]}
+        if turn.get("reasoning_content") and not (turn.get("tool_calls") and turn.get("content"))
+        else turn
+        for turn in turns
+    ]
+
+
 def with_text_arguments(turns: Sequence[Message]) -> list[Message]:
     """Return messages with the arguments of calls as JSON text."""
     return [

@@ -178,6 +178,8 @@ class Answer:
     tpot_s: float = 0.0
     """Mean seconds per token after the first message."""
     request_id: str = ""
+    begins_in_reasoning: bool = False
+    """True if the prompt ends within reasoning, which the text continues."""
 
     @property
     def finish_reason(self) -> FinishReason:

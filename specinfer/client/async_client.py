@@ -32,7 +32,7 @@ _END_TIMEOUT_S = 1.0
 
 
 class AsyncClient:
-    """Client of the first available gateway; an async context manager."""
+    """Client of gateways that share a Redis; an async context manager."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class AsyncClient:
             self._gateways.addresses,
             self._patience,
             random.random,
-            first_address=self._gateways.first,
+            first_address=self._gateways.take_turn(),
             attach_from=attach_from,
         )
 
@@ -232,7 +232,7 @@ class AsyncClient:
             self._calls.add(call)
             try:
                 while not isinstance(event := await self._read(call), Failure):
-                    self._gateways.first = attempt.address
+                    self._gateways.answered(attempt.address)
                     for item in resume.replied(event):
                         yield item
                     if resume.ended:
@@ -241,6 +241,7 @@ class AsyncClient:
             finally:
                 self._calls.discard(call)
                 call.cancel()
+            self._gateways.failed(attempt.address, event)
             retry = resume.failed(event, asyncio.get_running_loop().time())
             self._on_retry(retry)
             await self._gateways.pause(retry.wait_s)

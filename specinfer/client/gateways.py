@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias
 
@@ -53,12 +54,26 @@ def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(check_target("address", address) for address in given)
 
 
-class Gateways:
-    """Channels to gateways by index of address; calls begin at `first`."""
+_SHORTEST_AWAY_S, _LONGEST_AWAY_S = 1.0, 30.0
+"""Seconds without calls after a gateway's failure, doubled by each further one."""
 
-    def __init__(self, addresses: tuple[str, ...], tls: ClientTls | None) -> None:
-        self.addresses = addresses
-        self.first = 0
+
+class Gateways:
+    """Channels to gateways by index of address, called in turn.
+
+    A gateway that has just failed is tried last, for some seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        tls: ClientTls | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.addresses, self._clock = addresses, clock
+        self._next = 0
+        self._away: dict[int, tuple[int, float]] = {}
+        """Failed gateways: failures in a row, and time of the next try."""
         self._tls = tls
         self._channels: dict[int, grpc.aio.Channel] = {}
         self.closed = False
@@ -77,10 +92,28 @@ class Gateways:
             self._channels[index] = open_channel(self.addresses[index], self._tls)
         return generation_pb2_grpc.GenerationStub(self._channels[index])  # type: ignore[no-untyped-call]
 
-    def in_turn(self) -> Iterator[int]:
-        """Yield every index once, starting at `first`."""
-        count = len(self.addresses)
-        yield from ((self.first + turn) % count for turn in range(count))
+    def take_turn(self) -> int:
+        """Return the gateway of a new stream, each in turn."""
+        first = self.in_turn()[0]
+        self._next = (first + 1) % len(self.addresses)
+        return first
+
+    def in_turn(self) -> list[int]:
+        """Return all indices: the next stream's first, failed gateways last."""
+        count, now = len(self.addresses), self._clock()
+        order = [(self._next + turn) % count for turn in range(count)]
+        return sorted(order, key=lambda index: self._away.get(index, (0, 0.0))[1] > now)
+
+    def answered(self, index: int) -> None:
+        """Note that a gateway works."""
+        self._away.pop(index, None)
+
+    def failed(self, index: int, failure: Failure) -> None:
+        """Avoid a gateway for a while, unless only one call failed."""
+        if failure.transient and not failure.no_room:
+            failures = self._away.get(index, (0, 0.0))[0]
+            seconds = min(_LONGEST_AWAY_S, _SHORTEST_AWAY_S * 2.0 ** min(failures, 32))
+            self._away[index] = failures + 1, self._clock() + seconds
 
     async def ask(self, method: str, message: Any, metadata: Metadata) -> Any:
         """Return the reply of the first gateway that answers.
@@ -93,11 +126,14 @@ class Gateways:
         for index in self.in_turn():
             call = getattr(self.stub(index), method)
             try:
-                return await call(message, timeout=_UNARY_TIMEOUT_S, metadata=metadata)
+                reply = await call(message, timeout=_UNARY_TIMEOUT_S, metadata=metadata)
+                self.answered(index)
+                return reply
             except asyncio.CancelledError as error:
                 self.heed_close(error)
             except grpc.aio.AioRpcError as error:
                 failure = Failure.of(error)
+                self.failed(index, failure)
                 if not failure.transient:
                     raise RequestFailedError(failure) from error
                 last = UnavailableError(f"gateway at {self.addresses[index]}: {failure.details}")

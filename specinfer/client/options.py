@@ -135,16 +135,21 @@ class ConstraintOptions(TypedDict, total=False):
 class RequestOptions(ConstraintOptions, total=False):
     """Options of a request; `option_docs` describes them.
 
-    The gateway checks the values' ranges.
+    The gateway checks the values' ranges. A sampling parameter that is None has the model's default.
     """
 
     chat: Annotated[bool, RequestOption("True: answer a text as a chat; False: continue it", flag, True)]
     max_new_tokens: Annotated[
         int, RequestOption("maximum number of generated tokens", whole(-(2**31), 2**31), 128)
     ]
-    temperature: Annotated[float, RequestOption("0 is greedy", number, 0.0)]
-    top_k: Annotated[int, RequestOption("keep the k most probable tokens; 0 keeps all", whole(0, 2**32), 0)]
-    top_p: Annotated[float, RequestOption("keep the most probable tokens up to this mass", number, 1.0)]
+    temperature: Annotated[float | None, RequestOption("0 is greedy", optional(number), 0.0)]
+    top_k: Annotated[
+        int | None,
+        RequestOption("keep the k most probable tokens; 0 keeps all", optional(whole(0, 2**32)), 0),
+    ]
+    top_p: Annotated[
+        float | None, RequestOption("keep the most probable tokens up to this mass", optional(number), 1.0)
+    ]
     seed: Annotated[
         int | None, RequestOption("None: drawn at random by the gateway", optional(whole(0, 2**64)))
     ]
@@ -177,12 +182,15 @@ class RequestOptions(ConstraintOptions, total=False):
         float, RequestOption("subtracted per earlier occurrence, -2 to 2", number, 0.0)
     ]
     min_p: Annotated[
-        float,
-        RequestOption("minimum share of the highest probability; 0 keeps all", number, 0.0),
+        float | None,
+        RequestOption("minimum share of the highest probability; 0 keeps all", optional(number), 0.0),
     ]
     repetition_penalty: Annotated[
-        float,
-        RequestOption("divides logits of tokens in prompt and answer; 1: no effect", positive, 1.0),
+        float | None,
+        RequestOption("divides logits of tokens in prompt and answer; 1: no effect", optional(positive), 1.0),
+    ]
+    cache_salt: Annotated[
+        str, RequestOption("only requests with the same text share cached prompts; empty: with all", text, "")
     ]
     references: Annotated[
         str | Sequence[str],

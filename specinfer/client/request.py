@@ -51,7 +51,7 @@ _SAMPLING = (
 """Options that are fields of the same name in `SamplingParams`."""
 _PLAIN = (
     *("request_id", "max_new_tokens", "ignore_eos", "priority"),
-    *("logprobs", "top_logprobs", "deadline_seconds", "no_training"),
+    *("logprobs", "top_logprobs", "deadline_seconds", "no_training", "cache_salt"),
 )
 """Options that are fields of the same name in `GenerateRequest`."""
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]

@@ -36,6 +36,7 @@ class Accepted:
     """A gateway has accepted the request."""
 
     prompt_tokens: int
+    begins_in_reasoning: bool = False
 
 
 Item: TypeAlias = Accepted | Piece | Summary
@@ -133,7 +134,7 @@ class Resume:
         if reply.HasField("summary"):
             items, self.ended = (*items, read_summary(reply.summary)), True
         if not items and reply.prompt_tokens:
-            return (Accepted(reply.prompt_tokens),)
+            return (Accepted(reply.prompt_tokens, reply.begins_in_reasoning),)
         if items:
             self.position += len(reply.token_ids)
             self._lost_at, self._failures = None, 0

@@ -74,6 +74,7 @@ class AsyncStream:
             self.answer.summary = item
         else:
             self.answer.summary = replace(self.answer.summary, prompt_tokens=item.prompt_tokens)
+            self.answer.begins_in_reasoning = item.begins_in_reasoning
 
     async def read(self, on_text: Callable[[str], None] = lambda _: None) -> Answer:
         """Read to the end; call `on_text` with each piece; return the answer."""

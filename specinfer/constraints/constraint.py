@@ -1,8 +1,9 @@
 """Constraint of a request's text: its notation and source."""
 
 import json
+import re
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +11,7 @@ from specinfer.errors import InvalidInputError
 
 MAX_BYTES, MAX_GRAMMAR_BYTES = 65_536, 2**22
 """Maximum bytes of a source; grammars may have many functions."""
+_START, _START_IN_REASONING = (re.compile(rf"^{rule}\s*:", re.M) for rule in ("start", "start_in_reasoning"))
 
 
 class ConstraintKind(StrEnum):
@@ -58,6 +60,17 @@ class Constraint:
         if not texts:
             raise InvalidInputError("constraint.choice.texts", texts, "must not be empty")
         return cls(ConstraintKind.CHOICE, json.dumps(texts, ensure_ascii=False))
+
+    @property
+    def has_two_starts(self) -> bool:
+        """True for a grammar with another start for answers within reasoning."""
+        return self.kind is ConstraintKind.GRAMMAR and bool(_START_IN_REASONING.search(self.source))
+
+    def in_reasoning(self) -> "Constraint":
+        """Return a grammar with the rule `start_in_reasoning` as its start."""
+        return replace(
+            self, source=_START_IN_REASONING.sub("start:", _START.sub("start_outside:", self.source))
+        )
 
     @property
     def field(self) -> str:

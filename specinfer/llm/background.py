@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from specinfer.errors import UnavailableError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.llm.build import Speculators, build_engine
-from specinfer.llm.driver import DEFAULT_PARAMS, Driver, Prompt, Request, TextDelta
+from specinfer.llm.driver import Driver, Prompt, Request, TextDelta
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.metrics import Metric
 from specinfer.llm.options import LLMOptions
@@ -120,6 +120,10 @@ class AsyncLLM:
         """Return the counters since the start."""
         return self._driver.engine.metrics()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of prompts without any, from `generation_config.json`."""
+        return self._driver.default_params
+
     async def close(self) -> None:
         """End running requests with an error, and free the model."""
         if not self._closed and self._driver.own_process:
@@ -141,7 +145,7 @@ class AsyncLLM:
             compiling = await asyncio.wrap_future(self._call(lambda: self._driver.engine.compile(constraint)))
             if compiling is not None:
                 await asyncio.wait([asyncio.wrap_future(compiling)])
-        return await self._begin(lambda: self._driver.submit(prompt, params or DEFAULT_PARAMS, request_id))
+        return await self._begin(lambda: self._driver.submit(prompt, params, request_id))
 
     async def _begin(
         self, submit: Callable[[], Request]

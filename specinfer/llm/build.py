@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specinfer.constraints.compiler import Compiler
+from specinfer.default_sampling import default_sampling
 from specinfer.drafters import Drafter
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, draft_group
@@ -61,7 +62,7 @@ def build_engine(
     find_rule(options.acceptance)
     specs = _specs(model, draft, speculators, options)
     directory = resolve_model(model)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer, defaults = Tokenizer.load(directory), default_sampling(directory)
     tokenizer.parse_special_tokens = options.parse_special_tokens
     runner, close = _runner(directory, options)
     try:
@@ -78,7 +79,7 @@ def build_engine(
         finally:
             close()
 
-    engine.on_close = end
+    engine.on_close, engine.default_sampling = end, defaults
     return engine, tokenizer
 
 

@@ -78,6 +78,8 @@ class Driver:
 
     def __init__(self, engine: LocalEngine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
+        self.default_params = SamplingParams(**engine.default_sampling)
+        """Parameters of prompts without any: `SamplingParams` with the model's defaults."""
         self._requests: dict[str, tuple[Request, CompletionBuilder]] = {}
         """Request and builder of each unfinished answer, by the scheduler's id."""
         self._process = os.getpid()
@@ -99,7 +101,9 @@ class Driver:
     def busy(self) -> bool:
         return bool(self._requests)
 
-    def submit(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> Request:
         """Queue a prompt.
 
         Raises:
@@ -107,6 +111,7 @@ class Driver:
             IncompatibleError: for a conversation, if the model has no chat template.
         """
         text, tokens = self._encode(prompt)
+        params = params or self.default_params
         request_id = request_id or secrets.token_hex(8)
         references: list[list[int]] = []
         if self.engine.pool.reads_references and params.speculation != "off":

@@ -8,8 +8,9 @@ step ends only the request that caused it.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint
@@ -34,6 +35,8 @@ class LocalEngine:
         self.totals = Totals()
         self._drafted: dict[int, MemberCounts] = {}
         """Counts of each speculator since the start."""
+        self.default_sampling: Mapping[str, Any] = {}
+        """The model's defaults of sampling parameters."""
         self.on_close: Callable[[], None] = lambda: None
         """Called once when the engine is closed."""
 

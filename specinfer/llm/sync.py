@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.llm.build import Speculators, build_engine
-from specinfer.llm.driver import DEFAULT_PARAMS, Driver, Prompt, Request, TextDelta
+from specinfer.llm.driver import Driver, Prompt, Request, TextDelta
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.metrics import Metric
 from specinfer.llm.options import LLMOptions
@@ -79,7 +79,7 @@ class LLM:
 
         Args:
             prompts: one prompt or a list; a prompt is text, token ids or a mapping (`Prompt`).
-            sampling_params: for all prompts, or one for each.
+            sampling_params: for all prompts, or one for each; None: `get_default_sampling_params`.
             use_tqdm: show a progress bar if there are several prompts.
 
         Raises:
@@ -131,8 +131,7 @@ class LLM:
         Raises:
             InvalidInputError: for an invalid field, immediately.
         """
-        params = sampling_params or DEFAULT_PARAMS
-        (request,) = self._submit([partial(self._driver.submit, prompt, params, request_id)])
+        (request,) = self._submit([partial(self._driver.submit, prompt, sampling_params, request_id)])
         return TextStreamOf(partial(self._advance, request), partial(self._leave, request))
 
     @property
@@ -143,6 +142,10 @@ class LLM:
     @property
     def speculators(self) -> list[str]:
         return self._driver.engine.pool.names
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of prompts without any, from `generation_config.json`."""
+        return self._driver.default_params
 
     def get_metrics(self) -> list[Metric]:
         """Return the counters since the start."""
@@ -262,9 +265,9 @@ def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 def _for_each(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
+) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or DEFAULT_PARAMS] * count
+        return [params] * count
     if len(params) != count:
         raise InvalidInputError(
             "sampling_params", len(params), f"must be one, or one for each of {count} prompts", "entries"

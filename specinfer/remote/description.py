@@ -20,9 +20,13 @@ def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | N
     return speculator_pb2.LearningConsent(caller=_number_of(request.caller), prompt_len=len(request.prompt))
 
 
-def scope_of(request: GenerationRequest) -> str:
-    """Return the caller's anonymous id: requests with one id share cached prompts."""
-    return f"{_number_of(request.caller):x}" if request.caller else ""
+def scope_of(request: GenerationRequest, by_caller: bool) -> str:
+    """Return an anonymous id of a request's salt, and caller if `by_caller`.
+
+    Requests of one scope share cached prompts.
+    """
+    parts = (request.caller if by_caller else "", request.cache_salt)
+    return f"{_number_of(chr(0).join(filter(None, parts))):x}" if any(parts) else ""
 
 
 @lru_cache(1024)

@@ -173,7 +173,7 @@ class SpeculatorService:
             features_start=start,
             target_top_k=encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
             learning=consent_of(entry.state.request) if learns else None,
-            cache_scope=scope_of(entry.state.request) if scoped and cached_len == 0 else "",
+            cache_scope=scope_of(entry.state.request, scoped) if cached_len == 0 else "",
         )
 
     def accept(

@@ -1,8 +1,10 @@
-"""Admit and preempt requests by cache space. Pure.
+"""Admit and preempt requests by cache space and callers' shares. Pure.
 
 Invariant: after `preempt`, the next step of the running requests fits into the cache, or only one request
 runs. The earliest running request of the highest priority is never preempted, so that it finishes.
 """
+
+from collections import Counter
 
 from specinfer.scheduling.limits import CacheRoom
 from specinfer.scheduling.queue import WaitingQueue
@@ -52,11 +54,11 @@ class RunningBatch:
         """Start waiting requests while there is space."""
         if not len(self.queue):
             return
-        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in self.running.values())
-        while len(self.running) < self._limits.max_batch and (state := self.queue.first()) is not None:
-            used += self._room.to_admit(state.request, len(state.tokens))
-            if self.running and used > self._limits.kv_capacity_tokens:
+        while (state := self.queue.first()) is not None:
+            if (leaving := self._leaving_for(state)) is None:
                 return
+            for other in leaving:
+                self._wait_again(other)
             self.queue.admit(state)
             if state.admitted_at is None:
                 state.admitted_at = now
@@ -69,11 +71,44 @@ class RunningBatch:
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
             state = self._cheapest_to_preempt(used - self._limits.kv_capacity_tokens)
             used -= self._room.of(state)
-            state.verifier_len = 0
-            state.preemptions += 1
-            self.remove(state)
-            self.queue.push(state)
-            self._preempted.append(state.request.request_id)
+            self._wait_again(state)
+
+    def _leaving_for(self, state: RequestState) -> list[RequestState] | None:
+        """Return the requests to preempt for another; None: it must wait.
+
+        Requests leave only for a caller without running requests, and only those of callers with several: so no
+        caller takes the whole batch. The cheapest of the caller with the most leaves first.
+        """
+        needed = sum(map(self._to_admit, (state, *self.running.values())))
+        leaving, kept = list[RequestState](), dict(self.running)
+        running = Counter([one.request.caller for one in kept.values()])
+        while len(kept) >= self._limits.max_batch or (kept and needed > self._limits.kv_capacity_tokens):
+            oldest = min(kept.values(), key=self._age)
+            candidates = [
+                one
+                for one in kept.values()
+                if one is not oldest
+                and running[one.request.caller] > 1
+                and one.request.priority <= state.request.priority
+            ]
+            if running[state.request.caller] or not candidates:
+                return None
+            other = max(candidates, key=lambda one: (running[one.request.caller], -one.verifier_len))
+            leaving.append(kept.pop(other.request.request_id))
+            running[other.request.caller] -= 1
+            needed -= self._to_admit(other)
+        return leaving
+
+    def _to_admit(self, state: RequestState) -> int:
+        return self._room.to_admit(state.request, len(state.tokens))
+
+    def _wait_again(self, state: RequestState) -> None:
+        """Return a running request to the queue; its context is computed again."""
+        state.verifier_len = 0
+        state.preemptions += 1
+        self.remove(state)
+        self.queue.push(state)
+        self._preempted.append(state.request.request_id)
 
     def take_preempted(self) -> list[str]:
         preempted, self._preempted = self._preempted, []

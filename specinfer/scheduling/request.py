@@ -55,6 +55,10 @@ class GenerationRequest:
     """True if speculators must not learn from the text."""
     references: tuple[tuple[int, ...], ...] = ()
     """Token ids of texts from which drafters may copy."""
+    begins_in_reasoning: bool = False
+    """True if the prompt ends within reasoning, which the answer continues."""
+    cache_salt: str = ""
+    """Only requests with the same salt share cached prompts."""
 
     def __post_init__(self) -> None:
         if not self.prompt:

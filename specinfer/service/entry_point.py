@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.service.logs import set_up_logs
 from specinfer.service.settings import ProcessSettings, exit_with
+from specinfer.system.open_files import raise_limit
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ def run_service(
     try:
         settings = settings_class.load(program, arguments)
         set_up_logs(name_of(settings), settings.log_level, settings.log_requests, settings.log_format)
+        raise_limit()
         asyncio.run(serve(settings))
     except SettingError as error:
         exit_with(settings_class.as_given(error, arguments), program)

@@ -14,12 +14,16 @@ from specinfer.service.entry_point import start_and_wait_for_signal
 from specinfer.service.faults import FaultInterceptor, KeylessInterceptor
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
+from specinfer.system.open_files import max_connections
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Maximum bytes of a message; senders split larger contents."""
+MAX_CONNECTIONS = 8192
+"""Maximum open connections; more are closed at once."""
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # fail if another process listens on the address
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none, as sizes are checked only after unpacking
+    ("grpc.max_connection_idle_ms", 300_000),  # clients without calls connect again when they call
 ]
 log = logging.getLogger(__name__)
 
@@ -56,7 +60,10 @@ class ServiceServer:
         self._serving = True
         self.grpc = grpc.aio.server(
             interceptors=[KeylessInterceptor(max_calls=max_calls), *interceptors, FaultInterceptor()],
-            options=[*channel_options(max_message_bytes), *_OPTIONS],
+            options=[
+                *(*channel_options(max_message_bytes), *_OPTIONS),
+                ("grpc.max_allowed_incoming_connections", max_connections(MAX_CONNECTIONS)),
+            ],
             maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19specinfer/v1/common.proto\x12\x0cspecinfer.v1\"\x95\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x17\n\x0ftypical_epsilon\x18\x05 \x01(\x02\x12\x15\n\rtypical_delta\x18\x06 \x01(\x02\x12?\n\nlogit_bias\x18\x07 \x03(\x0b\x32+.specinfer.v1.SamplingParams.LogitBiasEntry\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\r\n\x05min_p\x18\n \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seed\"w\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.specinfer.v1.ChoiceH\x00\x42\x06\n\x04kind\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"G\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x13\n\x0btoken_bytes\x18\x03 \x03(\x0c\"D\n\x0eReleaseRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\" \n\x0cReleaseReply\x12\x10\n\x08released\x18\x01 \x01(\r\"|\n\rLearningState\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x15\n\rreplay_tokens\x18\x02 \x01(\x04\x12 \n\x18held_out_tokens_per_step\x18\x03 \x01(\x01\x12\r\n\x05swaps\x18\x04 \x01(\r\x12\x12\n\ntake_backs\x18\x05 \x01(\r*\xa7\x01\n\x0b\x45ntryStatus\x12\x1c\n\x18\x45NTRY_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45NTRY_STATUS_OK\x10\x01\x12\x17\n\x13\x45NTRY_STATUS_RESYNC\x10\x02\x12\x16\n\x12\x45NTRY_STATUS_ERROR\x10\x03\x12\x1a\n\x16\x45NTRY_STATUS_EXHAUSTED\x10\x04\x12\x18\n\x14\x45NTRY_STATUS_INVALID\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19specinfer/v1/common.proto\x12\x0cspecinfer.v1\"\xc0\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x17\n\x0ftypical_epsilon\x18\x05 \x01(\x02\x12\x15\n\rtypical_delta\x18\x06 \x01(\x02\x12?\n\nlogit_bias\x18\x07 \x03(\x0b\x32+.specinfer.v1.SamplingParams.LogitBiasEntry\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x12\n\x05min_p\x18\n \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x05\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"w\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.specinfer.v1.ChoiceH\x00\x42\x06\n\x04kind\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"G\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x13\n\x0btoken_bytes\x18\x03 \x03(\x0c\"D\n\x0eReleaseRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\" \n\x0cReleaseReply\x12\x10\n\x08released\x18\x01 \x01(\r\"|\n\rLearningState\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x15\n\rreplay_tokens\x18\x02 \x01(\x04\x12 \n\x18held_out_tokens_per_step\x18\x03 \x01(\x01\x12\r\n\x05swaps\x18\x04 \x01(\r\x12\x12\n\ntake_backs\x18\x05 \x01(\r*\xa7\x01\n\x0b\x45ntryStatus\x12\x1c\n\x18\x45NTRY_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45NTRY_STATUS_OK\x10\x01\x12\x17\n\x13\x45NTRY_STATUS_RESYNC\x10\x02\x12\x16\n\x12\x45NTRY_STATUS_ERROR\x10\x03\x12\x1a\n\x16\x45NTRY_STATUS_EXHAUSTED\x10\x04\x12\x18\n\x14\x45NTRY_STATUS_INVALID\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ENTRYSTATUS']._serialized_start=901
-  _globals['_ENTRYSTATUS']._serialized_end=1068
+  _globals['_ENTRYSTATUS']._serialized_start=944
+  _globals['_ENTRYSTATUS']._serialized_end=1111
   _globals['_SAMPLINGPARAMS']._serialized_start=44
-  _globals['_SAMPLINGPARAMS']._serialized_end=449
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=356
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=404
-  _globals['_CONSTRAINT']._serialized_start=451
-  _globals['_CONSTRAINT']._serialized_end=570
-  _globals['_CHOICE']._serialized_start=572
-  _globals['_CHOICE']._serialized_end=595
-  _globals['_TOPLOGPROBS']._serialized_start=597
-  _globals['_TOPLOGPROBS']._serialized_end=668
-  _globals['_RELEASEREQUEST']._serialized_start=670
-  _globals['_RELEASEREQUEST']._serialized_end=738
-  _globals['_RELEASEREPLY']._serialized_start=740
-  _globals['_RELEASEREPLY']._serialized_end=772
-  _globals['_LEARNINGSTATE']._serialized_start=774
-  _globals['_LEARNINGSTATE']._serialized_end=898
+  _globals['_SAMPLINGPARAMS']._serialized_end=492
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=366
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=414
+  _globals['_CONSTRAINT']._serialized_start=494
+  _globals['_CONSTRAINT']._serialized_end=613
+  _globals['_CHOICE']._serialized_start=615
+  _globals['_CHOICE']._serialized_end=638
+  _globals['_TOPLOGPROBS']._serialized_start=640
+  _globals['_TOPLOGPROBS']._serialized_end=711
+  _globals['_RELEASEREQUEST']._serialized_start=713
+  _globals['_RELEASEREQUEST']._serialized_end=781
+  _globals['_RELEASEREPLY']._serialized_start=783
+  _globals['_RELEASEREPLY']._serialized_end=815
+  _globals['_LEARNINGSTATE']._serialized_start=817
+  _globals['_LEARNINGSTATE']._serialized_end=941
 # @@protoc_insertion_point(module_scope)

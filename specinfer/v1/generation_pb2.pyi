@@ -119,7 +119,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "top_logprobs", "references", "no_training")
+    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "top_logprobs", "references", "no_training", "cache_salt", "cut_to_context")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,8 @@ class GenerateRequest(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     NO_TRAINING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CUT_TO_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     chat: ChatMessages
@@ -154,7 +156,9 @@ class GenerateRequest(_message.Message):
     top_logprobs: int
     references: _containers.RepeatedScalarFieldContainer[str]
     no_training: bool
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., references: _Optional[_Iterable[str]] = ..., no_training: bool = ...) -> None: ...
+    cache_salt: str
+    cut_to_context: bool
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., references: _Optional[_Iterable[str]] = ..., no_training: bool = ..., cache_salt: _Optional[str] = ..., cut_to_context: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("request_id", "from_token")
@@ -165,7 +169,7 @@ class AttachRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., from_token: _Optional[int] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary", "position", "token_bytes", "top_logprobs", "prompt_tokens")
+    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary", "position", "token_bytes", "top_logprobs", "prompt_tokens", "begins_in_reasoning")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +179,7 @@ class GenerateReply(_message.Message):
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -184,7 +189,8 @@ class GenerateReply(_message.Message):
     token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
     top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
     prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    begins_in_reasoning: bool
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., begins_in_reasoning: bool = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("finish_reason", "prompt_tokens", "new_tokens", "stats", "ttft_seconds", "total_seconds", "queue_seconds", "seed", "cached_tokens")
@@ -251,7 +257,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers", "phases", "finished", "trees", "drafted", "accepted", "gateway_states", "chat_form")
+    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers", "phases", "finished", "trees", "drafted", "accepted", "gateway_states", "chat_form", "default_sampling")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +284,7 @@ class StatusReply(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_STATES_FIELD_NUMBER: _ClassVar[int]
     CHAT_FORM_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_context_len: int
     waiting: int
@@ -304,10 +311,11 @@ class StatusReply(_message.Message):
     accepted: int
     gateway_states: _containers.RepeatedCompositeFieldContainer[GatewayState]
     chat_form: ChatForm
-    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., chat_form: _Optional[_Union[ChatForm, _Mapping]] = ...) -> None: ...
+    default_sampling: _common_pb2.SamplingParams
+    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., chat_form: _Optional[_Union[ChatForm, _Mapping]] = ..., default_sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class ChatForm(_message.Message):
-    __slots__ = ("calls", "reasoning_begin", "reasoning_end", "begins_in_reasoning", "begins_in_reasoning_if_enabled", "mark_tokens")
+    __slots__ = ("calls", "reasoning_begin", "reasoning_end", "mark_tokens")
     class MarkTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -318,16 +326,12 @@ class ChatForm(_message.Message):
     CALLS_FIELD_NUMBER: _ClassVar[int]
     REASONING_BEGIN_FIELD_NUMBER: _ClassVar[int]
     REASONING_END_FIELD_NUMBER: _ClassVar[int]
-    BEGINS_IN_REASONING_FIELD_NUMBER: _ClassVar[int]
-    BEGINS_IN_REASONING_IF_ENABLED_FIELD_NUMBER: _ClassVar[int]
     MARK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     calls: str
     reasoning_begin: str
     reasoning_end: str
-    begins_in_reasoning: bool
-    begins_in_reasoning_if_enabled: bool
     mark_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, calls: _Optional[str] = ..., reasoning_begin: _Optional[str] = ..., reasoning_end: _Optional[str] = ..., begins_in_reasoning: bool = ..., begins_in_reasoning_if_enabled: bool = ..., mark_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, calls: _Optional[str] = ..., reasoning_begin: _Optional[str] = ..., reasoning_end: _Optional[str] = ..., mark_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PhaseState(_message.Message):
     __slots__ = ("name", "seconds")

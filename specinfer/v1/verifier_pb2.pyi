@@ -186,7 +186,7 @@ class DescribeVerifierRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeVerifierReply(_message.Message):
-    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights", "instance_id", "model_fingerprint", "text_fingerprint", "hidden_size", "feature_layers", "resident", "context_nanoseconds")
+    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights", "instance_id", "model_fingerprint", "text_fingerprint", "hidden_size", "feature_layers", "resident", "context_nanoseconds", "default_sampling")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class DescribeVerifierReply(_message.Message):
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -235,7 +236,8 @@ class DescribeVerifierReply(_message.Message):
     feature_layers: int
     resident: _speculator_pb2.DescribeSpeculatorReply
     context_nanoseconds: float
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., text_fingerprint: _Optional[str] = ..., hidden_size: _Optional[int] = ..., feature_layers: _Optional[int] = ..., resident: _Optional[_Union[_speculator_pb2.DescribeSpeculatorReply, _Mapping]] = ..., context_nanoseconds: _Optional[float] = ...) -> None: ...
+    default_sampling: _common_pb2.SamplingParams
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., text_fingerprint: _Optional[str] = ..., hidden_size: _Optional[int] = ..., feature_layers: _Optional[int] = ..., resident: _Optional[_Union[_speculator_pb2.DescribeSpeculatorReply, _Mapping]] = ..., context_nanoseconds: _Optional[float] = ..., default_sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class PassCost(_message.Message):
     __slots__ = ("tokens", "microseconds")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specinfer.default_sampling import FILE, GGUF_KEYS, checked_sampling
 from specinfer.errors import IncompatibleError, SpecInferError, naming
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
 from specinfer.model.weights.gguf_weights import GgufWeights
@@ -44,15 +45,18 @@ def convert_gguf(gguf: Path, directory: Path, report: Report = _silent) -> dict[
 
 
 def _convert(gguf: Path, directory: Path, report: Report) -> dict[str, Any]:
-    from transformers import GenerationConfig
-
     weights = GgufWeights(gguf)
     config = weights.config()
     config.dtype = "bfloat16"
     config.save_pretrained(directory)
     ends = weights.vocabulary.end_tokens()
+    generation = checked_sampling(
+        {name: weights.metadata.other(key) for key, name in GGUF_KEYS.items()}, "GGUF: general.sampling"
+    )
     if len(ends) > 1:  # config.json can only have one id
-        GenerationConfig(eos_token_id=ends).save_pretrained(directory)
+        generation["eos_token_id"] = ends
+    if generation:
+        (directory / FILE).write_text(json.dumps(generation))
     report(1, 2)
     save_tokenizer(weights.metadata.architecture, weights.vocabulary, directory)
     report(2, 2)

@@ -118,3 +118,18 @@ async def test_callers_share_cached_prompts_unless_scopes_are_keys(
         assert await cached(bob) == 32
         system.forget_every(3)
         assert await cached(alice) == 32
+
+
+async def test_salted_prompts_are_found_only_with_their_salt(redis_url: str, tmp_path: Path) -> None:
+    prompt = [3 + place % 90 for place in range(40)]
+    async with guarded(redis_url, tmp_path) as (system, alice, bob):
+
+        async def cached(metadata: Metadata, salt: str) -> int:
+            message = request_for(prompt, max_new_tokens=8)
+            message.cache_salt = salt
+            call = system.stub.Generate(message, metadata=metadata)
+            return [reply async for reply in call][-1].summary.cached_tokens
+
+        found = [await cached(alice, salt) for salt in ("a", "a", "b", "", "b")]
+        assert found == [0, 32, 0, 0, 32]
+        assert await cached(bob, "a") == 32

@@ -42,7 +42,7 @@ STATUSES = [
         *(400, "messages + max_completion_tokens", None),
     ),
     (Turn(code=Code.FAILED_PRECONDITION, details="the model has no chat template"), 400, None, None),
-    (Turn(code=Code.UNAUTHENTICATED, details="authorization: no such key"), 401, None, None),
+    (Turn(code=Code.UNAUTHENTICATED, details="authorization: no such key"), 401, "Authorization", None),
     (Turn(code=Code.PERMISSION_DENIED, details="priority"), 403, None, None),
     (Turn(code=Code.NOT_FOUND, details="request_id = 'r': no such request"), 404, "Idempotency-Key", None),
     (Turn(code=Code.ALREADY_EXISTS, details="request_id = 'r': in use"), 409, "Idempotency-Key", None),

@@ -167,9 +167,12 @@ async def test_stops_and_parts_and_roles(redis_url: str) -> None:
         assert data_of(lines)[-1]["choices"][0]["finish_reason"] == "stop"
         assert text_in(data_of(lines)) == ""
         parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
-        messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
-        answer = (await http.plain.post(CHAT, json={**ASKED, "messages": messages})).json()
-        assert answer["choices"][0]["message"]["content"] == text
+        said = []
+        for role, content in (("developer", parts), ("system", "h\ni")):
+            messages = [{"role": role, "content": "be brief"}, {"role": "user", "content": content}]
+            answer = (await http.plain.post(CHAT, json={**ASKED, "messages": messages})).json()
+            said.append((answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]))
+        assert said[0] == said[1]
 
 
 async def test_hundreds_of_streams_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "foo"}}}},
         "text.format.schema",
     ),
-    ({"max_output_tokens": 600}, "input + max_output_tokens"),
+    ({"input": "x" * 600}, "input + max_output_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"messages": []}, "messages"),

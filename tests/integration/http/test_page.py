@@ -220,7 +220,7 @@ async def test_keys_and_errors(redis_url: str, tmp_path: Path, chromium: Browser
         await page.get_by_text("Options").click()
         await ask(page)
         await expect(page.locator(".step").first).to_be_visible()
-        await ask(page, tokens=4000)
+        await ask(page, "x" * 600)
         await expect(page.get_by_role("alert")).to_contain_text("over the context of 512")
 
 

@@ -221,7 +221,6 @@ async def test_values_without_effect_are_accepted() -> None:
         "n": 1,
         "stop": None,
         "seed": None,
-        "top_k": -1,
         "presence_penalty": 0,
         "frequency_penalty": 0.0,
         "logit_bias": {},
@@ -234,8 +233,6 @@ async def test_values_without_effect_are_accepted() -> None:
         "user": None,
         "parallel_tool_calls": True,
         "modalities": ["text"],
-        "min_p": 0.0,
-        "repetition_penalty": 1,
         "skip_special_tokens": True,
         "function_call": "none",
     }
@@ -246,7 +243,7 @@ async def test_values_without_effect_are_accepted() -> None:
         with_defaults, plain = gateway.calls
         with_defaults.request_id = plain.request_id = ""
         assert with_defaults == plain
-        assert plain.sampling.temperature == 1.0
+        assert not plain.sampling.HasField("temperature"), "the model may have a default"
         done = await http.plain.post(
             COMPLETIONS, json={**PROMPTED, "best_of": 1, "echo": False, "suffix": ""}
         )

@@ -48,7 +48,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.grammar",
         "not supported with tools",
     ),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "no call"),
     (
         {
             "messages": [

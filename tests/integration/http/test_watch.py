@@ -59,7 +59,7 @@ async def test_bad_watches_are_refused(redis_url: str, tmp_path: Any) -> None:
     ):
         bearer = {"Authorization": f"Bearer {key}"}
         for query, headers, status, param in [
-            ({"request_id": "r"}, {}, 401, None),
+            ({"request_id": "r"}, {}, 401, "Authorization"),
             ({"request_id": "r"}, {"Authorization": "Basic x"}, 401, "Authorization"),
             ({"request_id": "x" * 300}, bearer, 400, "request_id"),
             ({"request": "r"}, bearer, 400, "request"),

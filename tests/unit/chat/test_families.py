@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specinfer.chat.forms import BY_NAME
-from specinfer.chat.template import ChatTemplate
+from specinfer.chat.forms import BY_NAME, ends_in_reasoning
+from specinfer.chat.template import ChatEnd, ChatTemplate
 from tests.support.chat_templates import FAMILIES, NAMES, SPECIALS, byte_tokenizer, template_text
 from tests.unit.http.test_tool_calls import arguments_in
 
@@ -130,7 +130,8 @@ def test_a_family_has_its_forms(family: str) -> None:
     form = ChatTemplate(template_text(family), SPECIALS).form()
     assert form.calls == FORMS[family]
     assert form.reasoning == THOUGHTS.get(family, ("", ""))
-    assert form.begins_in_reasoning == (family == "deepseek")
+    prompt = byte_tokenizer(template_text(family)).encode_prompt([user("Now?")])
+    assert prompt.in_reasoning == (family == "deepseek")
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if FORMS[family] != "json"])
@@ -172,3 +173,30 @@ def test_no_text_of_a_caller_becomes_a_special_token(family: str) -> None:
         ids = tokenizer.encode_chat(turns, tools)
         tokens.append([token for token in ids if token in marks])
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begun", "within"),
+    [
+        ("u: hi a:<think>\n", "", True),
+        ("u: <think> a:", "", False),
+        ("u: hi a:<think>\n\n</think>\n\n", "", False),
+        ("a:<think>\nEasy.\n</think>\n\nThe", "<think>\nEasy.\n</think>\n\nThe", False),
+        ("a:<think>\nEasy", "<think>\nEasy", True),
+        ("a:<think>\nEasy", "Easy ", True),
+        ("u: <think> a:The", "The", False),
+        ("u: hi a:The", "The", False),
+    ],
+)
+def test_whether_an_answer_begins_in_reasoning_is_seen_at_its_prompts_end(
+    prompt: str, begun: str, within: bool
+) -> None:
+    assert ends_in_reasoning(prompt, ("<think>", "</think>"), begun) == within
+    assert not ends_in_reasoning(prompt, ("", ""), begun)
+
+
+@pytest.mark.parametrize("end", ChatEnd)
+def test_each_end_of_a_conversation_has_its_own_beginning(end: ChatEnd) -> None:
+    turns = [user("Now?"), assistant("So")] if end is ChatEnd.CONTINUED else [user("Now?")]
+    tokenizer = byte_tokenizer(template_text("deepseek"))
+    assert tokenizer.encode_prompt(turns, end=end).in_reasoning == (end is ChatEnd.OPENED)

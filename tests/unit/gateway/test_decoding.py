@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,3 +296,45 @@ async def test_nothing_is_tokenized_for_a_request_with_a_bad_field() -> None:
     with pytest.raises(InvalidInputError, match="max_new_tokens = -1"):
         await decoder(gate).decode(message, ANYBODY)
     assert gate.max_active == 0
+
+
+async def test_an_answer_is_cut_to_the_room_only_if_asked() -> None:
+    ids = generation_pb2.TokenIds(ids=[5] * 500)
+    assert (await decoded(tokens=ids, max_new_tokens=10**9, cut_to_context=True)).max_new_tokens == 12
+    assert (await decoded(tokens=ids, max_new_tokens=3, cut_to_context=True)).max_new_tokens == 3
+    full = generation_pb2.TokenIds(ids=[5] * 512)
+    for limit in (0, 3):
+        with pytest.raises(
+            InvalidInputError, match=r"prompt \+ max_new_tokens = '512 \+ 1': over the context"
+        ):
+            await decoded(tokens=full, max_new_tokens=limit, cut_to_context=True)
+
+
+async def test_a_salt_is_bounded() -> None:
+    assert (await decoded(cache_salt="a")).cache_salt == "a"
+    with pytest.raises(InvalidInputError, match="cache_salt = 257"):
+        await decoded(cache_salt="a" * 257)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_a_grammar_starts_where_this_prompt_ends(thinks: bool, tmp_path: Path) -> None:
+    tokenizer, path = ascii_tokenizer(), tmp_path / "thinks.jinja"
+    path.write_text("{{ messages[0].content }}{% if think %}<think>\n{% endif %}")
+    tokenizer.use_chat_template(path)
+    seen: list[Constraint] = []
+
+    async def check(constraint: Constraint) -> None:
+        seen.append(constraint)
+
+    decoding = RequestDecoder(tokenizer, VOCABULARY, CONTEXT, [EOS], check_constraint=check)
+    turns = chat(("user", "hi"))
+    turns.variables = '{"think": true}' if thinks else ""
+    grammar = 'start: "a"\nstart_in_reasoning: "b" start_c\nstart_c: "c"'
+    message = generation_pb2.GenerateRequest(
+        chat=turns, max_new_tokens=1, constraint=common_pb2.Constraint(grammar=grammar)
+    )
+    request = await decoding.decode(message, ANYBODY)
+    swapped = 'start_outside: "a"\nstart: "b" start_c\nstart_c: "c"'
+    assert request.begins_in_reasoning == thinks
+    assert [constraint.source for constraint in seen] == [swapped if thinks else grammar]
+    assert request.constraint == seen[0]

@@ -43,9 +43,12 @@ from specinfer.client import (
 )
 from specinfer.client.errors import Failure
 from specinfer.errors import InvalidInputError
+from specinfer.v1 import generation_pb2
 
 PLAIN = ChatForm()
 HI = [{"role": "user", "content": "hi"}]
+UNSET: Any = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "repetition_penalty"))
+"""Parameters for which the model has defaults."""
 
 
 def chat(**fields: Any) -> ChatBody:
@@ -53,18 +56,22 @@ def chat(**fields: Any) -> ChatBody:
 
 
 def test_a_conversation_becomes_one_request_for_each_choice() -> None:
+    def expected(**options: Any) -> generation_pb2.GenerateRequest:
+        message = make_request(HI, max_new_tokens=7, request_id="id", **(UNSET | options))
+        message.cut_to_context = True
+        return message
+
     (one,) = chat_requests(
         chat(max_tokens=7, temperature=0.5, stop="x", top_k=-1, speculation="off"), PLAIN, "id"
     )
-    assert one == make_request(
-        HI, max_new_tokens=7, temperature=0.5, stop=["x"], speculation="off", request_id="id"
-    )
+    assert one == expected(temperature=0.5, top_k=0, stop=["x"], speculation="off")
     (two,) = chat_requests(chat(max_tokens=7, temperature=0, references=["a", "b"]), PLAIN, "id")
-    assert two == make_request(HI, max_new_tokens=7, references=["a", "b"], request_id="id")
+    assert two == expected(temperature=0, references=["a", "b"])
     three = chat_requests(chat(n=3, seed=-1), PLAIN, "id")
     assert [request.request_id for request in three] == ["id-0", "id-1", "id-2"]
     assert [request.sampling.seed for request in three] == [2**64 - 1, 0, 1]
-    assert {(request.max_new_tokens, request.sampling.temperature) for request in three} == {(0, 1.0)}
+    assert {request.max_new_tokens for request in three} == {0}
+    assert not any(request.sampling.HasField(name) for request in three for name in UNSET)
     (unseeded,) = chat_requests(chat(), PLAIN, "id")
     assert not unseeded.sampling.HasField("seed")
 

@@ -187,12 +187,29 @@ THOUGHTS = AnswerForm(("f",), ("<think>", "</think>"))
 @given(st.lists(st.integers(0, 999), max_size=8), st.booleans(), st.booleans())
 def test_thoughts_are_separated_from_the_answer(cuts: list[int], begun: bool, calls: bool) -> None:
     text = "\n<think>" * (not begun) + f"\nA < b?\n\nYes: {CALL}\n</think>\n\n" + (CALL if calls else "Hi\n")
-    reader = AnswerReader("id", replace(THOUGHTS, begins_in_reasoning=begun))
+    reader = AnswerReader("id", THOUGHTS)
+    if begun:
+        reader.begin_in_reasoning()
     deltas = [delta for piece in pieces(text, cuts) for delta in reader.push(piece)] + reader.end()
     assert "".join([delta.get("reasoning_content", "") for delta in deltas]) == f"A < b?\n\nYes: {CALL}"
     assert reader.message["reasoning_content"] == f"A < b?\n\nYes: {CALL}"
     assert reader.message["content"] == (None if calls else "Hi\n")
     assert reader.called == calls
+
+
+@pytest.mark.parametrize(("end", "counted"), [(7, 3), (None, 4)])
+def test_tokens_of_thoughts_are_counted(end: int | None, counted: int) -> None:
+    """Exactly if the mark is one token, else by the share of the text."""
+    reader = AnswerReader("id", replace(THOUGHTS, end_token=end))
+    reader.begin_in_reasoning()
+    reader.push("ab", [5, 5])
+    reader.push("</think>12345678", [7, 9, 9, 9])
+    reader.push("more", [9])
+    assert (reader.message["reasoning_content"], reader.reasoning_tokens) == ("ab", counted)
+    other = AnswerReader("id", THOUGHTS)
+    other.push("<thi", [5])
+    other.push("rd", [5])
+    assert other.reasoning_tokens == 0
 
 
 def test_thoughts_without_an_end_and_answers_without_thoughts() -> None:

@@ -352,3 +352,15 @@ def test_outputs_count_cached_tokens_of_prompts() -> None:
     llm = tiny_llm()
     (first,), (again,) = (llm.generate([prompt], params, use_tqdm=False) for _ in range(2))
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)
+
+
+def test_prompts_without_parameters_have_the_models_defaults() -> None:
+    engine = tiny_engine()
+    engine.default_sampling = {"temperature": 0.0, "top_k": 7}
+    llm = LLM.of(engine, ascii_tokenizer())
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, top_k=7)
+    said = [
+        llm.generate("hello", params)[0].outputs[0].token_ids
+        for params in (None, SamplingParams(temperature=0))
+    ]
+    assert said[0] == said[1]

@@ -7,6 +7,7 @@ import pytest
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
 from specinfer.planning.pass_curve import PassCurve, derive_budget
+from specinfer.remote.description import scope_of
 from specinfer.remote.directory import SpeculatorDirectory
 from specinfer.remote.service import DraftQuery, SpeculatorService
 from specinfer.sampling import GREEDY
@@ -114,3 +115,15 @@ def test_services_get_the_scope_of_a_request_that_starts_over() -> None:
     assert scope(True) not in ("", "alice")
     speculators.cached_len["r"] = 1
     assert scope(True) == ""
+
+
+def test_a_salt_separates_caches_whoever_calls() -> None:
+    def scope(by_caller: bool, **fields: str) -> str:
+        return scope_of(GenerationRequest("r", (5,), 8, GREEDY, **fields), by_caller)  # type: ignore[arg-type]
+
+    assert scope(False) == scope(False, caller="alice") == ""
+    assert scope(False, cache_salt="a") == scope(False, cache_salt="a", caller="alice")
+    separate = [
+        scope(True, caller=caller, cache_salt=salt) for caller in ("alice", "bob") for salt in ("", "a", "b")
+    ]
+    assert len(set(separate)) == len(separate)

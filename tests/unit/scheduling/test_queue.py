@@ -132,8 +132,36 @@ def test_callers_that_always_wait_differ_by_one_running_request_at_most(
         assert max(counts) - min(counts) <= 1
 
 
-@pytest.mark.parametrize("max_batch", [1, 4])
-def test_a_thousand_waiting_requests_of_one_caller_delay_others_by_one_slot(max_batch: int) -> None:
+def test_a_caller_without_running_requests_takes_one_place_of_a_caller_with_several() -> None:
+    s = scheduler(4)
+    for index in range(1000):
+        s.submit(request(f"flood{index}", "greedy"), 0.0)
+    assert len(running(s)) == 4
+    for index in range(5):
+        s.submit(request(f"single{index}", "modest"), 1.0)
+        s.submit(request(f"more{index}", "modest"), 1.0)
+        shares = Counter(state.request.caller for state in running(s))
+        assert shares == {"greedy": 3, "modest": 1}, "its second request waits for a place"
+        (preempted,) = s.take_preempted()
+        assert preempted.startswith("flood")
+        finish_first(s, "modest")
+        finish_first(s, "modest")
+        assert len(running(s)) == 4, "no place stays free"
+    s.submit(request("last", "third", priority=-1), 1.0)
+    assert "last" not in {state.request.request_id for state in running(s)}, "its priority is lower"
+    assert not s.take_preempted()
+
+
+def test_callers_with_one_running_request_each_keep_it() -> None:
+    s = scheduler(2)
+    for name in "abc":
+        s.submit(request(name, name), 0.0)
+    assert [state.request.caller for state in running(s)] == ["a", "b"]
+    assert not s.take_preempted()
+
+
+def test_a_thousand_waiting_requests_of_one_caller_delay_others_by_one_slot() -> None:
+    max_batch = 1
     s = scheduler(max_batch)
     for index in range(1000):
         s.submit(request(f"flood{index}", "greedy"), 0.0)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from specinfer.default_sampling import default_sampling
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.config_files import load_config
+from specinfer.model.weights.config_files import load_config, load_transformers_config
 from specinfer.model.weights.convert import convert_gguf
 from specinfer.tokenizer import Tokenizer
 from tests.support.models.gguf_files import Gguf
@@ -183,3 +184,19 @@ def test_a_conversation_has_at_most_one_bos(tmp_path: Path) -> None:
         ids = Tokenizer.load(directory).encode_chat([{"role": "user", "content": "The sky"}])
         assert ids.count(1) == count
         assert json.loads((directory / "tokenizer_config.json").read_text())["bos_token"] == "<s>"
+
+
+def test_defaults_of_sampling_are_those_of_the_file(tmp_path: Path) -> None:
+    keys = {
+        "general.sampling.temp": 0.5,
+        "general.sampling.top_k": 20,
+        "general.sampling.penalty_repeat": 1.25,
+    }
+    directory = converted(tmp_path, pieces() | keys)
+    assert default_sampling(directory) == {"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.25}
+    _, generation = load_transformers_config(directory)
+    assert generation is not None
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    with pytest.raises(IncompatibleError, match="top_p = 7"):
+        converted(bad, pieces() | {"general.sampling.top_p": 7.0})
