@@ -38,9 +38,7 @@ class Matcher:
 
     def copy(self) -> "Matcher":
         """Return an independent copy in the same state."""
-        return Matcher(
-            self._inner.deep_copy(), self._vocab_size, self._rows and self._rows.copy(), self._eos
-        )
+        return Matcher(self._inner.deep_copy(), self._vocab_size, self._rows and self._rows.copy(), self._eos)
 
     @property
     def finished(self) -> bool:
@@ -110,8 +108,13 @@ class Matcher:
         if np.count_nonzero(bits) <= _FEW_BYTES:  # perhaps only a stand-in for text that no token can write
             doubtful = np.flatnonzero(mask).tolist()
         for token in doubtful:
-            mask[token] = self._inner.validate_tokens([token]) == 1
+            mask[token] = self._may_follow(token)
         return mask if self._rows is None else self._rows.narrowed(mask)
+
+    def _may_follow(self, token: int) -> bool:
+        if token in self._eos:
+            return self.finished or bool(self._inner.is_accepting())
+        return bool(self._inner.validate_tokens([token]) == 1)
 
     def forced(self) -> list[int]:
         """Return tokens of the text that must follow; empty without such text.
