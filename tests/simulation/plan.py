@@ -31,6 +31,10 @@ class Ask:
     after: int
     """Number of tokens after which the client cancels, vanishes or moves."""
 
+    @property
+    def sampled(self) -> bool:
+        return bool(self.fields["sampling"].temperature > 0)
+
     def message(self) -> generation_pb2.GenerateRequest:
         return generation_pb2.GenerateRequest(
             request_id=self.name, tokens=generation_pb2.TokenIds(ids=self.prompt), **self.fields
@@ -60,6 +64,8 @@ class Plan:
     speculators: int
     embedded: bool
     """True: one gateway with the embedded store, which has a file."""
+    drawing: bool
+    """True if speculators draw: the text of sampled requests then depends on what was drafted."""
     resident: bool
     """True if the verifiers have a speculator of their own."""
     lease_s: float
@@ -106,6 +112,7 @@ def plan_of(seed: int) -> Plan:
         verifiers,
         draw.choice([0, 0, 1, 1, 2]),
         embedded,
+        draw.random() < 0.4,
         draw.random() < 0.5,
         draw.choice([0.6, 1.0, 3.0]),
         draw.choice([192, 512, 2048]),

@@ -13,7 +13,8 @@ import fakeredis.commands_mixins.server_mixin
 from redis.asyncio import Redis
 
 from gateway.store.connection import RedisConnection, source
-from gateway.store.keys import TOKEN_WIDTH, request_key, tokens_key
+from gateway.store.keys import request_key, tokens_key
+from gateway.store.records import decode_tokens
 from specinfer.errors import UnavailableError
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.network import Network
@@ -92,13 +93,13 @@ class SimulatedRedis:
             for key, item in copy.deepcopy(self._kept.get(number, {})).items():
                 db._dict[key] = item
 
-    def stored(self, request_id: str) -> int | None:
-        """Return the number of a request's stored tokens; None if Redis does not have the request."""
+    def stored(self, request_id: str) -> list[int] | None:
+        """Return a request's stored tokens; None if Redis does not have the request."""
         data = self.server.dbs[0]._dict if 0 in self.server.dbs else {}
         tokens = data.get(tokens_key(request_id).encode())
         if request_key(request_id).encode() not in data:
             return None
-        return len(tokens.value) // TOKEN_WIDTH if tokens is not None else 0
+        return decode_tokens(tokens.value.decode()) if tokens is not None else []
 
     async def delete(self, key: str) -> None:
         """Delete a key, as an expiry does."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from gateway.app import Gateway, Stores, build_gateway
@@ -18,13 +19,13 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.store.leases import EmbeddedLeases, LeaseStore
 from gateway.store.requests import RequestStore
 from specinfer.constraints.masks import MaskState, MaskThreads
-from specinfer.drafters import DraftJob
+from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Host
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.remote.description import describe
 from specinfer.service.in_process import SCHEME
-from specinfer.tree import TokenTree
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2_grpc, speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits
@@ -115,20 +116,34 @@ class _Checked(Constraints):
         """Do nothing: all worlds share the compiler."""
 
 
-class Guesser:
+class Guesser(ScriptedDrafter):
     """A drafter that is right for a while, and may be told to send wrong trees."""
 
-    def __init__(self, draw: Random) -> None:
-        self._draw, self.wrong = draw, False
+    def __init__(self, draw: Random, drawing: bool) -> None:
+        super().__init__(self._tree)
+        self._draw, self._drawing, self.wrong = draw, drawing, False
+        self.description = DrafterDescription(draws=drawing)
 
-    def __call__(self, job: DraftJob) -> TokenTree:
+    def _tree(self, job: DraftJob) -> TokenTree:
         if self.wrong:
             return chain(job.context[-1] ^ 1, [5])
+        if self._drawing and not job.sampling.greedy:
+            return self._drawn(job)
         tokens, context = [], list(job.context)
         for _ in range(min(job.limits.nodes, job.limits.depth)):
             context.append(likely(context, 0 if self._draw.random() < 0.7 else 1))
             tokens.append(context[-1])
         return chain(job.context[-1], tokens)
+
+    def _drawn(self, job: DraftJob) -> TokenTree:
+        """Draw a branch; another draft of the same context would draw another one."""
+        builder, node, context = TreeBuilder(job.context[-1]), 0, list(job.context)
+        for _ in range(min(job.limits.nodes, job.limits.depth)):
+            choices = sorted([likely(context, 0), likely(context, 1)])
+            context.append(self._draw.choice(choices))
+            q = np.array(choices, np.int32), np.array([0.5, 0.5], np.float32)
+            (node,) = builder.propose_samples(node, ProposalKind.WITHOUT_REPLACEMENT, [context[-1]], q)
+        return builder.build()
 
 
 class VerifierProcess:
@@ -141,8 +156,8 @@ class VerifierProcess:
         limits = EngineLimits(max_context_len=512, idle_seconds=60.0)
         compiler, now = target_compiler(), world.loop.time
         self.engine = VerifierEngine(runner, limits=limits, clock=now, compiler=compiler, masks=self.masks)
-        self.guesser = Guesser(draw)
-        drafters = SpeculatorEngine([ScriptedDrafter(self.guesser)], max_nodes=32) if plan.resident else None
+        self.guesser = Guesser(draw, plan.drawing)
+        drafters = SpeculatorEngine([self.guesser], max_nodes=32) if plan.resident else None
         residents = ResidentSpeculators(drafters, ["resident"] if drafters else [], runner)
         description = verifier_pb2.DescribeVerifierReply(
             model="hash",
@@ -176,8 +191,8 @@ class SpeculatorProcess:
     def __init__(self, world: "Parts", number: int, generation: int) -> None:
         self.process = Process(world.loop, f"s{number}")
         draw = Random(f"{plan_seed(world.plan)} speculator {number} {generation}")
-        self.guesser = Guesser(draw)
-        engine = SpeculatorEngine([ScriptedDrafter(self.guesser)], max_nodes=32)
+        self.guesser = Guesser(draw, world.plan.drawing)
+        engine = SpeculatorEngine([self.guesser], max_nodes=32)
         reply = describe(engine, ["guess"], ["scripted"], f"s{number}.{generation}")
         metrics = SpeculatorMetrics(CollectorRegistry(), ["guess"], None)
         servicer = SpeculatorServicer(engine, SimulatedThread(draw), metrics, reply)  # type: ignore[arg-type]
