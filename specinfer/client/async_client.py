@@ -6,6 +6,7 @@ This module makes calls, reads clocks and waits; `Resume` decides what to return
 import asyncio
 import copy
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeAlias, Unpack
@@ -43,6 +44,7 @@ class AsyncClient:
         patience: Patience | None = None,
         on_retry: Callable[[Retry], None] = lambda _: None,
         traceparent: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a client, which connects on first use.
 
@@ -53,12 +55,14 @@ class AsyncClient:
             patience: time and number of retries of lost streams; None: retry for 60 seconds.
             on_retry: called before each retry.
             traceparent: W3C trace context of this client's requests; empty for none.
+            clock: returns monotonic seconds.
 
         Raises:
             InvalidInputError: if an address is missing or not host:port, or if the key or the trace context
                 cannot be sent.
         """
-        self._gateways = Gateways(read_addresses(addresses), tls)
+        self._clock = clock
+        self._gateways = Gateways(read_addresses(addresses), tls, clock)
         self._metadata = call_metadata(api_key, traceparent)
         self._patience, self._on_retry = patience or Patience(), on_retry
         self._calls: set[_ReplyCall] = set()
@@ -242,7 +246,7 @@ class AsyncClient:
                 self._calls.discard(call)
                 call.cancel()
             self._gateways.failed(attempt.address, event)
-            retry = resume.failed(event, asyncio.get_running_loop().time())
+            retry = resume.failed(event, self._clock())
             self._on_retry(retry)
             await self._gateways.pause(retry.wait_s)
 

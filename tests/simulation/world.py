@@ -154,7 +154,7 @@ class World:
         await asyncio.sleep(ask.at)
         addresses = [f"{SCHEME}g{number}" for number in ask.order]
         patience = Patience(patience_s=SETTLED_S)
-        async with AsyncClient(addresses, patience=patience) as client:
+        async with AsyncClient(addresses, patience=patience, clock=self.loop.time) as client:
             self.say(f"{ask.name} arrives ({ask.behaviour} after {ask.after})")
             try:
                 if ask.behaviour == "twice":
@@ -187,7 +187,8 @@ class World:
 
     async def _reread(self, ask: Ask, addresses: list[str]) -> None:
         """Send the same request again, by another client."""
-        async with AsyncClient(addresses[::-1], patience=Patience(patience_s=SETTLED_S)) as client:
+        patience = Patience(patience_s=SETTLED_S)
+        async with AsyncClient(addresses[::-1], patience=patience, clock=self.loop.time) as client:
             answer = await client.generate(ask.message())
             self._compare(ask, answer.token_ids, "its repetition")
 
