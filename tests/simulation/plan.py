@@ -8,7 +8,7 @@ from typing import Any
 from specinfer.v1 import common_pb2, generation_pb2
 
 REGEXES = ("([a-f]g|[h-p]){3,40}", "(yes|no)( (yes|no)){2,9}", "[A-Z][a-z ]{4,60}")
-HORIZON_S = 8.0
+HORIZON_S = 4.0
 """Faults begin within this time."""
 SETTLED_S = 600.0
 """Every request ends within this time after the last fault."""
@@ -89,7 +89,7 @@ class Plan:
 
 
 CLUSTER_FAULTS = (
-    *("kill gateway", "pause gateway", "expire gateway", "flap gateway", "flap gateway", "expire verifier"),
+    *("kill gateway", "pause gateway", "expire gateway", *["flap gateway"] * 4, "expire verifier"),
     *("kill verifier", "pause verifier", "forget", "lose verifier", "lose verifier", "slow verifier"),
     *("redis away", "redis slow", "lose write", "lose write", "fail over", "late masks"),
     *("cut gateway", "slow gateway", "lose gateway", "kill speculator", "wrong trees", "drain gateway"),

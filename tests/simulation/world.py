@@ -115,8 +115,8 @@ class World:
         )
         for gateway in self.gateways:
             gateway.task.result()
-            if gateway.process.tasks:
-                raise BrokenRuleError(f"tasks left at {gateway.name}: {gateway.process.tasks}")
+            if left := [task for task in gateway.process.tasks if not task.done()]:
+                raise BrokenRuleError(f"tasks left at {gateway.name}: {left}")
         for verifier in self.verifiers:
             verifier.engine.release(list(verifier.engine._cached))
             verifier.engine.runner.cache.check()

@@ -1,4 +1,4 @@
-"""Progress of several steps is written as one item per request."""
+"""Progress of several steps is written as one item."""
 
 import json
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.ending import Ending
-from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, unite
+from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, united
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.statuses import EntryStatus, FinishReason, LogprobRow
 from specinfer.tree import TreeLimits
@@ -21,35 +21,18 @@ def rows_of(tokens: list[int]) -> list[LogprobRow]:
     return [LogprobRow(-float(token)) for token in tokens]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 9), max_size=3)), max_size=20))
-def test_every_request_has_one_item_with_all_its_tokens(steps: list[tuple[str, list[int]]]) -> None:
-    states, written = {name: state_of(name) for name in "abc"}, {name: list[int]() for name in "abc"}
-    progress = []
-    for number, (name, tokens) in enumerate(steps):
-        last = name not in [other for other, _ in steps[number + 1 :]]
-        progress.append(Progress(states[name], tokens, rows_of(tokens), len(written[name]), last))
-        written[name] += tokens
-    copies = [(list(item.tokens), list(item.logprobs)) for item in progress]
-    united = unite(progress)
-    assert [item.request_id for item in united] == list(dict.fromkeys(name for name, _ in steps))
-    for item in united:
-        assert (item.start, item.tokens, item.final) == (0, written[item.request_id], True)
-        assert item.logprobs == rows_of(item.tokens)
-    assert [(item.tokens, item.logprobs) for item in progress] == copies, "clients get each step's own"
-
-
-def test_a_request_that_was_submitted_again_has_its_own_item() -> None:
-    """Redis had fewer tokens than this gateway: positions overlap, so the two states get separate items."""
-    before, after = state_of("a"), state_of("a")
-    progress = [
-        *(Progress(before, [7], [], 10, False), Progress(before, [8], [], 11, False)),
-        *(Progress(after, [7], [], 10, False), Progress(after, [9], [], 11, False)),
-        Progress(after, [4], [], 20, True),
-    ]
-    assert [(item.start, item.tokens, item.final) for item in unite(progress)] == [
-        *((10, [7, 8], False), (10, [7, 9], False)),
-        (20, [4], True),
-    ]
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=20))
+def test_steps_of_a_run_become_one_item_with_all_their_tokens(steps: list[list[int]]) -> None:
+    state, written = state_of("a"), list[int]()
+    items = []
+    for number, tokens in enumerate(steps):
+        items.append(Progress(state, tokens, rows_of(tokens), len(written), number == len(steps) - 1))
+        written += tokens
+    copies = [(list(item.tokens), list(item.logprobs)) for item in items]
+    item = united(items)
+    assert (item.state, item.start, item.tokens, item.final) == (state, 0, written, True)
+    assert item.logprobs == rows_of(item.tokens)
+    assert [(item.tokens, item.logprobs) for item in items] == copies, "clients get each step's own"
 
 
 def test_a_prompt_that_is_read_again_counts_its_cached_tokens_once() -> None:
