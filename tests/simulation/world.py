@@ -15,7 +15,7 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.store.keys import PREFIX, verifier_key
 from specinfer.client.async_client import AsyncClient
 from specinfer.client.resume import Patience
-from specinfer.errors import SpecInferError
+from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.service import in_process
 from specinfer.service.in_process import SCHEME
 from specinfer.statuses import FinishReason
@@ -401,7 +401,16 @@ async def _late_masks(world: World, fault: Fault) -> None:
 
 
 async def _disk_full(world: World, fault: Fault) -> None:
-    await asyncio.sleep(0)
+    """Each write of the embedded store fails for a while, and so does the check of its lease."""
+    store = world.gateways[0].store
+
+    def refuse(*_: object) -> None:
+        raise UnavailableError("the store's file cannot be written: no space left")
+
+    store._write = store.check = refuse  # type: ignore[union-attr, assignment]
+    await asyncio.sleep(fault.seconds)
+    for name in ("_write", "check"):
+        vars(store).pop(name, None)  # another full disk may have ended before
 
 
 FAULTS = {
