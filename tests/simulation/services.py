@@ -5,6 +5,7 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -214,21 +215,15 @@ class GatewayProcess:
 
     async def _run(self) -> None:
         plan, address = self.world.plan, self.process.name
-        settings = GatewaySettings(
-            listen="127.0.0.1:0",
-            verifiers=",".join(f"{SCHEME}v{number}" for number in range(plan.verifiers)),
-            speculators=",".join(f"{SCHEME}s{number}" for number in range(plan.speculators)),
-            redis_url="embedded:" if plan.embedded else "redis://redis:6379/0",
-            max_batch=plan.max_batch,
-            tree_nodes=6,
-            step_nodes=24,
-            lease_seconds=plan.lease_s,
-            linger_seconds=60.0,
-            drain_seconds=2.0,
-            start_timeout_seconds=1e6,
-            verifier_patience_seconds=300.0,
-            redis_patience_seconds=300.0,
-            adaptive=plan.seed % 2 == 0,
+        settings = _settings().model_copy(
+            update={
+                "verifiers": ",".join(f"{SCHEME}v{number}" for number in range(plan.verifiers)),
+                "speculators": ",".join(f"{SCHEME}s{number}" for number in range(plan.speculators)),
+                "redis_url": "embedded:" if plan.embedded else "redis://redis:6379/0",
+                "max_batch": plan.max_batch,
+                "lease_seconds": plan.lease_s,
+                "adaptive": plan.seed % 2 == 0,
+            }
         )
         stores = self._stores(plan)
         self.store = stores[0]
@@ -265,6 +260,21 @@ class GatewayProcess:
         self.process.kill()
         if isinstance(self.store, EmbeddedStore):
             self.store.close()  # the system closes the files of a dead process
+
+
+@cache
+def _settings() -> GatewaySettings:
+    """Return the settings of all worlds; reading them takes longer than many steps."""
+    return GatewaySettings(
+        listen="127.0.0.1:0",
+        tree_nodes=6,
+        step_nodes=24,
+        linger_seconds=60.0,
+        drain_seconds=2.0,
+        start_timeout_seconds=1e6,
+        verifier_patience_seconds=300.0,
+        redis_patience_seconds=300.0,
+    )
 
 
 def plan_seed(plan: Plan) -> int:

@@ -29,8 +29,8 @@ from tests.simulation.services import (
     VerifierProcess,
 )
 
-_LATE_S = 30.0
-"""Maximum virtual seconds between a deadline, or the end of faults, and a request's end."""
+_LATE_S = 90.0
+"""Maximum virtual seconds between a deadline, or the end of faults, and the end that a client sees."""
 _QUIET_S = 2.0
 """Virtual seconds after the last answer, in which releases arrive and lingering requests end."""
 
