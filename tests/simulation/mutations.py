@@ -22,7 +22,6 @@ from gateway.store.reading import RequestReader
 from gateway.store.records import Known
 from specinfer.constraints.masks import RequestMasks
 from specinfer.model.cache.kv_cache import PagedKVCache
-from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
 from specinfer.verification.engine import VerifierEngine
 from tests.simulation.plan import plan_of
@@ -131,12 +130,12 @@ def _a_stop_string_is_not_found_across_a_takeover(patch: Patch) -> None:
 
 @_mutation
 def _the_deadline_of_a_moved_request_begins_again(patch: Patch) -> None:
-    submit = Scheduler.submit
+    take = VerifierSessions.take
 
-    def later(self: Scheduler, request: Any, now: float, *rest: Any, **more: Any) -> Any:
-        return submit(self, request, now + 1000.0, *rest, **more)
+    async def young(self: VerifierSessions, record: Any) -> None:
+        await take(self, replace(record, age_s=0.0))
 
-    patch.setattr(Scheduler, "submit", later)
+    patch.setattr(VerifierSessions, "take", young)
 
 
 @_mutation

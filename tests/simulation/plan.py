@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from specinfer.v1 import common_pb2, generation_pb2
+from tests.simulation.target import likely
+from tests.support.system import text_of
+
+Prompt: TypeAlias = tuple[int, ...]
 
 REGEXES = ("([a-f]g|[h-p]){3,40}", "(yes|no)( (yes|no)){2,9}", "[A-Z][a-z ]{4,60}")
 HORIZON_S = 4.0
@@ -89,7 +93,7 @@ class Plan:
 
 
 CLUSTER_FAULTS = (
-    *("kill gateway", "pause gateway", "expire gateway", *["flap gateway"] * 4, "expire verifier"),
+    *("kill gateway", *["pause gateway"] * 3, "expire gateway", *["flap gateway"] * 4, "expire verifier"),
     *("kill verifier", "pause verifier", "forget", "lose verifier", "lose verifier", "slow verifier"),
     *("redis away", "redis slow", "lose write", "lose write", "fail over", "late masks"),
     *("cut gateway", "slow gateway", "lose gateway", "kill speculator", "wrong trees", "drain gateway"),
@@ -132,7 +136,7 @@ def _ask(draw: Random, number: int, gateways: int) -> Ask:
     prompt = tuple(draw.randrange(3, 97) for _ in range(draw.choice([2, 5, 17, 40])))
     fields = dict[str, Any](max_new_tokens=draw.choice([1, 4, 16, 40, 90]), ignore_eos=True)
     kind = draw.choice(sorted(KINDS))
-    KINDS[kind](draw, fields)
+    KINDS[kind](draw, prompt, fields)
     order = list(range(gateways))
     draw.shuffle(order)
     behaviour = draw.choice(["reads"] * 5 + ["cancels", "vanishes", "moves", "twice", "slow"])
@@ -147,41 +151,46 @@ def _ask(draw: Random, number: int, gateways: int) -> Ask:
     )
 
 
-def _greedy(draw: Random, fields: dict[str, Any]) -> None:
+def _greedy(draw: Random, prompt: Prompt, fields: dict[str, Any]) -> None:
     fields["sampling"] = common_pb2.SamplingParams(temperature=0.0)
 
 
-def _sampled(draw: Random, fields: dict[str, Any]) -> None:
+def _sampled(draw: Random, prompt: Prompt, fields: dict[str, Any]) -> None:
     fields["sampling"] = common_pb2.SamplingParams(temperature=0.9, seed=draw.randrange(2**31))
 
 
-def _penalised(draw: Random, fields: dict[str, Any]) -> None:
+def _penalised(draw: Random, prompt: Prompt, fields: dict[str, Any]) -> None:
     fields["sampling"] = common_pb2.SamplingParams(
         temperature=0.0, presence_penalty=1.5, frequency_penalty=0.7
     )
 
 
-def _constrained(draw: Random, fields: dict[str, Any]) -> None:
-    (_sampled if draw.random() < 0.5 else _greedy)(draw, fields)
+def _constrained(draw: Random, prompt: Prompt, fields: dict[str, Any]) -> None:
+    (_sampled if draw.random() < 0.5 else _greedy)(draw, prompt, fields)
     fields["constraint"] = common_pb2.Constraint(regex=draw.choice(REGEXES))
 
 
-def _stopped(draw: Random, fields: dict[str, Any]) -> None:
-    _greedy(draw, fields)
-    fields["stop_strings"] = [draw.choice("abcdefghijklmnop") for _ in range(draw.choice([1, 2]))]
+def _stopped(draw: Random, prompt: Prompt, fields: dict[str, Any]) -> None:
+    _greedy(draw, prompt, fields)
+    context, text = list(prompt), ""
+    for _ in range(fields["max_new_tokens"]):
+        context.append(likely(context))
+        text += text_of(context[-1:])
+    place = draw.randrange(max(1, len(text) - 3))
+    fields["stop_strings"] = [text[place : place + 3] or "abc"]
 
 
-def _with_deadline(draw: Random, fields: dict[str, Any]) -> None:
-    _greedy(draw, fields)
+def _with_deadline(draw: Random, prompt: Prompt, fields: dict[str, Any]) -> None:
+    _greedy(draw, prompt, fields)
     fields["deadline_seconds"] = draw.uniform(0.2, 4.0)
 
 
-def _with_rows(draw: Random, fields: dict[str, Any]) -> None:
-    _sampled(draw, fields)
+def _with_rows(draw: Random, prompt: Prompt, fields: dict[str, Any]) -> None:
+    _sampled(draw, prompt, fields)
     fields["logprobs"] = True
 
 
-KINDS: dict[str, Callable[[Random, dict[str, Any]], None]] = {
+KINDS: dict[str, Callable[[Random, Prompt, dict[str, Any]], None]] = {
     "greedy": _greedy,
     "sampled": _sampled,
     "penalised": _penalised,

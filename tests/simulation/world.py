@@ -31,6 +31,10 @@ from tests.simulation.services import (
 
 _LATE_S = 90.0
 """Maximum virtual seconds between a deadline, or the end of faults, and the end that a client sees."""
+_PROMPT = {"expire gateway", "expire verifier", "forget", "kill verifier", "wrong trees", "kill speculator"}
+"""Faults that delay neither the gateways nor what clients see of them."""
+_PROMPT_S = 2.0
+"""Maximum virtual seconds between a deadline and a later end, if there are only such faults."""
 _QUIET_S = 2.0
 """Virtual seconds after the last answer, in which releases arrive and lingering requests end."""
 
@@ -56,6 +60,7 @@ class World:
         self._generations, self._longest = 0, 0
         self.seen: dict[str, list[int]] = {ask.name: [] for ask in plan.asks}
         """Tokens that each request's client has seen."""
+        self._arrived: dict[str, float] = {}
         self.ended: dict[str, str] = {}
         """End of each request, as its client saw it."""
 
@@ -155,6 +160,7 @@ class World:
         addresses = [f"{SCHEME}g{number}" for number in ask.order]
         patience = Patience(patience_s=SETTLED_S)
         async with AsyncClient(addresses, patience=patience, clock=self.loop.time) as client:
+            self._arrived[ask.name] = self.now
             self.say(f"{ask.name} arrives ({ask.behaviour} after {ask.after})")
             try:
                 if ask.behaviour == "twice":
@@ -239,6 +245,9 @@ class World:
                 raise BrokenRuleError(f"{ask.name} ended long after its deadline")
             if end == FinishReason.DEADLINE.name.lower():
                 return
+            in_time = self._kinds <= _PROMPT and ask.behaviour == "reads"
+            if in_time and self.now > self._arrived[ask.name] + deadline + _PROMPT_S:
+                raise BrokenRuleError(f"{ask.name} ran on after its deadline")
         if not self._is_known(ask):
             return
         if seen != right or end != reason.name.lower():
