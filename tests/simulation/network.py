@@ -149,6 +149,7 @@ class _Relay:
         outbox: asyncio.Queue[Any] = asyncio.Queue(maxsize=4)
         lost = [self._network.fate(self._process)] if lost is None else lost
         task: list[asyncio.Task[None]] = []
+        gone = False
 
         async def serve() -> None:
             try:
@@ -168,6 +169,8 @@ class _Relay:
             await asyncio.sleep(self._network.latency(self._process.name))
             if self._process.alive:
                 task.append(self._process.start(serve()))
+                if gone:
+                    task[0].cancel()
 
         self._network.carrier.start(carry())
         try:
@@ -180,6 +183,7 @@ class _Relay:
                 await asyncio.sleep(self._network.latency(self._process.name))
                 yield reply
         finally:
+            gone = True
             for running in task:
                 self._network.carrier.start(_hang_up(running, self._network.latency(self._process.name)))
 
