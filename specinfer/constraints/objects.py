@@ -197,14 +197,15 @@ class ObjectRules:
 
     def _object(self, schema: Mapping[str, Any]) -> str | None:
         """Return the body of an object's rule; bits are given keys."""
-        names, properties, asked = _names(schema), schema.get("properties", {}), schema.get("required", [])
+        written, properties, asked = _names(schema), schema.get("properties", {}), schema.get("required", [])
         if (
             not isinstance(properties, dict)
             or not isinstance(asked, list)
             or not set(map(type, asked)) <= {str}
         ):
             return None
-        required, further = len(set(asked)), self._further(schema, names)
+        required, further = len(set(asked)), self._further(schema, written)
+        names = [name for name in written if name in asked or properties.get(name) is not False]
         if further is None or required > _MAX_BITS:
             return None
         again = set(names) if further else _beginnings(names)

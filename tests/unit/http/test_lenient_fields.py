@@ -127,7 +127,8 @@ def test_items_without_call_ids_belong_together_by_their_order() -> None:
     call, result = {"type": "function_call", "call_id": None, "name": "f"}, {"type": "function_call_output"}
     body = ResponsesBody.model_validate({"model": "m", "input": [call, {**result, "output": "r"}]})
     asked, answered = conversation_of(body).messages
-    assert asked.tool_calls and asked.tool_calls[0].id == answered.tool_call_id
+    assert asked.tool_calls
+    assert asked.tool_calls[0].id == answered.tool_call_id
 
 
 BAD_CHOICES = [
