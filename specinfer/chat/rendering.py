@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specinfer.chat.hidden import Hider, HiddenText
+from specinfer.chat.hidden import HiddenText, Hider
 
 SECONDS = 2.0
 """Processor seconds for a conversation, and again for each megabyte.
