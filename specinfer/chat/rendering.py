@@ -63,7 +63,7 @@ class _Code(CodeGenerator):
 
 
 _OF_CHARACTERS = ("e", "escape", "forceescape", "striptags", "urlencode", "title", "capitalize")
-"""Filters that change or read characters that hide names."""
+"""Filters of single characters, some of which hide names."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
