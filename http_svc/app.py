@@ -163,7 +163,14 @@ def build_app(
         await health.close()
         await client.close()
 
-    app = FastAPI(title="SpecInfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="SpecInfer",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
     models = Models(given=settings.model_names)
     callers = CallerKeys(client, models)
     _add_api(app, Door(callers, models, metrics, ending))
@@ -246,7 +253,7 @@ def _add_errors(app: FastAPI) -> None:
         if error.status_code == 400:  # FastAPI's error for a body that is not UTF-8
             return ApiError(400, "body: must be JSON in UTF-8", "invalid_json").response()
         methods = (error.headers or {}).get("Allow", "")
-        allow = {"Allow": f"{methods}, {'HEAD, ' * ('GET' in methods)}OPTIONS"} if methods else None
+        allow = {"Allow": f"{'GET, HEAD' if 'GET' in methods else methods}, OPTIONS"} if methods else None
         if allow and request.method == "OPTIONS":
             return Response(status_code=204, headers=allow)
         reason = f"{request.method} {request.url.path}: {error.detail}"

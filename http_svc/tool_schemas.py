@@ -5,17 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from http_svc.body.tools import Function
-from specinfer.constraints.schemas import NAMED_SCHEMAS, VALUES
+from specinfer.constraints.schemas import NAMED_SCHEMAS, NOTES, VALUES
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """llguidance's options: JSON with fixed white space."""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 """Syntax missing in Rust's regular expressions: look-around and back-references."""
-_OF_PEOPLE = {"title", "description", "$schema", "examples", "default", "$comment"} | {
-    *("deprecated", "readOnly", "writeOnly")
-}
-"""Keywords that constrain nothing."""
 
 
 def followed(function: Function) -> dict[str, Any]:
@@ -64,7 +60,7 @@ def _bare(schema: Any, lenient: bool) -> Any:
         return schema
     kept = {}
     for key, value in schema.items():
-        if key in _OF_PEOPLE or (lenient and _is_beyond(key, value)):
+        if key in NOTES or (lenient and _is_beyond(key, value)):
             continue
         if key in NAMED_SCHEMAS and isinstance(value, dict):
             kept[key] = {name: _bare(part, lenient) for name, part in value.items()}

@@ -142,7 +142,6 @@ class ChatBody(Conversation, Body):
     prediction: Unsupported = None
     reasoning: Ignored = None
     include_reasoning: Ignored = None
-    verbosity: Ignored = None
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
     web_search_options: Unsupported = None
 

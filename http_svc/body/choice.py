@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from http_svc.body.fields import FIRST, Strict, at_most
-from http_svc.body.tools import ChosenTool
+from http_svc.body.tools import ChosenTool, is_other_kind
 
 MAX_TOOLS = 128
 """Maximum entries of `tools`."""
@@ -36,7 +36,9 @@ def _nested(choice: Any) -> Any:
         return choice
     allowed = choice.get("allowed_tools", {name: choice[name] for name in choice if name != "type"})
     if isinstance(allowed, Mapping) and isinstance(allowed.get("tools"), list):
-        allowed = {**allowed, "tools": [_nested(tool) for tool in allowed["tools"]]}
+        auto = allowed.get("mode") == "auto"  # tools that are not functions are ignored, as in `tools`
+        functions = [_nested(tool) for tool in allowed["tools"] if not (auto and is_other_kind(tool))]
+        allowed = {**allowed, "tools": functions}
     return {"type": "allowed_tools", "allowed_tools": allowed}
 
 

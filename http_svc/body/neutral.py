@@ -36,15 +36,22 @@ class RoutingFields(Strict):
     num_gpu: Ignored = None
     num_thread: Ignored = None
     draft_model: Ignored = None
+    include_obfuscation: Ignored = None
+    verbosity: Ignored = None
+    max_tool_calls: Ignored = None
 
 
 class NeutralFields(RoutingFields):
     """Fields that are ignored, or accept only values without effect."""
 
     metadata: Ignored = None
+    truncation: Annotated[None, only("disabled", "auto")] = None
     transforms: Annotated[None, only([])] = None
     plugins: Annotated[None, only([])] = None
     min_tokens: Annotated[None, only(0)] = None
+    mirostat: Annotated[None, only(0)] = None
+    dry_multiplier: Annotated[None, only(0)] = None
+    xtc_probability: Annotated[None, only(0)] = None
     repeat_penalty: Annotated[None, only(1)] = None
     length_penalty: Annotated[None, only(1)] = None
     typical_p: Annotated[None, only(1)] = None

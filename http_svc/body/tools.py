@@ -53,16 +53,15 @@ Other types are callers' text, which log lines must not contain.
 
 
 def usable_only(data: Any) -> Any:
-    """Drop tools that cannot be called, unless `tool_choice` requires a tool."""
-    if not isinstance(data, dict) or data.get("tool_choice") not in (None, "auto", "none"):
-        return data
-    tools = data.get("tools")
+    """Drop functions with unusable names and, unless `tool_choice` requires a tool, other tools."""
+    tools = data.get("tools") if isinstance(data, dict) else None
     if not isinstance(tools, list):
         return data
-    functions = [tool for tool in tools if not _is_other_kind(tool)]
+    optional = data.get("tool_choice") in (None, "auto", "none") or _mode_of(data["tool_choice"]) == "auto"
+    functions = [tool for tool in tools if not (optional and is_other_kind(tool))]
     # functions that are all unusable are refused, with the name's field
     usable = [tool for tool in functions if not _has_odd_name(tool)] or functions
-    if kinds := {tool["type"] for tool in tools if _is_other_kind(tool)}:
+    if kinds := {tool["type"] for tool in tools if optional and is_other_kind(tool)}:
         shown = sorted({kind if kind in _KNOWN else "others" for kind in kinds})
         log.info("ignored tools that are not functions: %s", ", ".join(shown))
     if odd := len(functions) - len(usable):
@@ -70,7 +69,16 @@ def usable_only(data: Any) -> Any:
     return data | {"tools": usable}
 
 
-def _is_other_kind(tool: Any) -> bool:
+def _mode_of(choice: Any) -> Any:
+    """Return the mode of `tool_choice` in the form `allowed_tools`."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return None
+    allowed = choice.get("allowed_tools", choice)
+    return allowed.get("mode") if isinstance(allowed, dict) else None
+
+
+def is_other_kind(tool: Any) -> bool:
+    """Return whether a tool is not a function."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return isinstance(kind, str) and kind.isidentifier() and kind != "function"
 

@@ -12,12 +12,17 @@ from typing import Any
 
 from http_svc.calls.answer import AnswerReader
 from http_svc.calls.answer_form import AnswerForm
+from http_svc.calls.heads import prefixes_of
 from http_svc.calls.reader import Delta
 from specinfer.chat.forms import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from specinfer.chat.turns import call_id_of
 
 _ENDS = (START, END, "<|call|>", "<|return|>")
 """Texts after which a message ends, if the tokenizer shows them."""
+_MESSAGE_END = re.compile(
+    rf"(?P<mark>{'|'.join(map(re.escape, _ENDS))})|"
+    rf"(?:{'|'.join([prefixes_of([*map(re.escape, end)]) for end in _ENDS])})?\Z"
+)
 _HEADS = (CHANNEL, MESSAGE, START, " to=functions.")
 """Beginnings of a header; other answers are words."""
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
@@ -73,19 +78,14 @@ class HarmonyReader(AnswerReader):
                 return None
             self._text, self._header = rest, False
             return self._begin(header)
-        place, mark = min(
-            [(self._text.find(end), end) for end in _ENDS if end in self._text], default=(-1, "")
+        end = _MESSAGE_END.search(self._text)
+        assert end is not None
+        words, self._text = (
+            self._text[: end.start()],
+            self._text[end.end("mark") :] if end["mark"] else end[0],
         )
-        if not mark:
-            held = max(
-                length
-                for length in range(max(map(len, _ENDS)))
-                if any(end.startswith(self._text[len(self._text) - length :]) for end in _ENDS)
-            )
-            words, self._text = self._text[: len(self._text) - held], self._text[len(self._text) - held :]
-            return self._part(words) if words else None
-        words, self._text, self._header = self._text[:place], self._text[place + len(mark) :], True
-        return self._part(words) if words else []
+        self._header = bool(end["mark"])
+        return self._part(words) if words else [] if self._header else None
 
     def _begin(self, header: str) -> list[Delta]:
         """Begin a header's message, separated from earlier text of its field."""

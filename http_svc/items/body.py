@@ -62,8 +62,8 @@ class Item(Lenient):
     def _check_kind(self) -> "Item":
         needed = {
             MESSAGE: ("role", "content"),
-            CALL: ("call_id", "name"),
-            RESULT: ("call_id", "output"),
+            CALL: ("name",),
+            RESULT: ("output",),
             REASONING: (),
         }
         for name in needed[self.type]:
@@ -148,7 +148,6 @@ class ResponsesBody(RoutingFields):
     previous_response_id: Unsupported = None
     conversation: Unsupported = None
     prompt: Unsupported = None
-    max_tool_calls: Ignored = None
 
 
 def conversation_of(body: ResponsesBody) -> ChatBody:

@@ -153,5 +153,7 @@ def ends_in_reasoning(prompt: str, marks: tuple[str, str], begun: str = "") -> b
         begun: the assistant's message that the answer continues; empty: a new message.
     """
     begin, end = marks
-    _, mark, thoughts = prompt.rpartition(begin) if begin else ("", "", "")
+    if not begin or (begun.partition(begin)[0].strip() and begin in begun):
+        return False  # reasoning is at an answer's beginning: a mark after words is part of them
+    _, mark, thoughts = prompt.rpartition(begin)
     return bool(mark) and end not in thoughts and begun.rstrip().endswith(thoughts.strip())

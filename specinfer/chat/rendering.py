@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specinfer.chat.hidden import Hider
+from specinfer.chat.hidden import HiddenText, Hider
 
 SECONDS = 2.0
 """Processor seconds for a conversation, and again for each megabyte.
@@ -52,6 +52,19 @@ class _Code(CodeGenerator):
             self.write(", ")
         self.write(")))")
 
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:
+        """Let `in` find hidden texts in the template's own."""
+        if node.op not in ("in", "notin"):
+            super().visit_Operand(node, frame)
+            return
+        self.write(f" {'not ' * (node.op == 'notin')}in environment.hidden(")
+        self.visit(node.expr, frame)
+        self.write(")")
+
+
+_OF_CHARACTERS = ("e", "escape", "forceescape", "striptags", "urlencode", "title", "capitalize")
+"""Filters of single characters, some of which hide names."""
+
 
 class _Environment(ImmutableSandboxedEnvironment):
     """Environment that sees hidden names in all texts.
@@ -68,7 +81,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self.filters["tojson"] = _to_json
-        self.filters = {name: self._seeing(work) for name, work in self.filters.items()}
+        self.filters = {name: self._seeing(name, work) for name, work in self.filters.items()}
+        self.tests["in"] = lambda value, among: value in self.hidden(among)
         self.concat = lambda parts: self._seen("".join(parts))  # type: ignore[method-assign]  # as jinja2 wants it
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  # as jinja2
@@ -77,8 +91,17 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         return self._seen(super().call_binop(context, operator, left, right))
 
-    def _seeing(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        return wraps(work)(lambda *args, **options: self._seen(work(*args, **options)))
+    def hidden(self, among: Any) -> Any:
+        """Return the right side of `in`, with hidden names if it is a text."""
+        return self.hider.hide(among) if self.hider is not None and type(among) is str else among
+
+    def _seeing(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def seeing(*args: Any, **options: Any) -> Any:
+            if name in _OF_CHARACTERS and self.hider is not None and isinstance(args[0], HiddenText):
+                return self.hider.hide(str(work(self.hider.show(args[0]), *args[1:], **options)))
+            return self._seen(work(*args, **options))
+
+        return wraps(work)(seeing)
 
     def _seen(self, value: Any) -> Any:
         return value if self.hider is None or type(value) is not str else self.hider.seen(value)

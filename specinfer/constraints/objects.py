@@ -15,7 +15,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from specinfer.constraints.references import definitions_in, resolved
-from specinfer.constraints.schemas import lark_regex
+from specinfer.constraints.schemas import NOTES, lark_regex
 
 _MAX_BITS = 64
 """Bits of llguidance's parametric rules."""
@@ -28,9 +28,7 @@ _READ = _OPEN | _SCALAR | {"patternProperties", "items", "minItems", "maxItems"}
 _NESTED = (_READ - _SCALAR - {"type", "minItems", "maxItems"}) | {"$ref", "allOf", "anyOf", "oneOf"}
 _OTHERS = {"enum", "const", "anyOf", "oneOf", "prefixItems", "minProperties", "maxProperties"}
 """Keywords that llguidance reads; a lenient schema may have any others."""
-_ABOUT = {"title", "description", "default", "examples", "$comment", "$schema", "x-guidance"} | {
-    *("$defs", "definitions", "deprecated", "readOnly", "writeOnly")
-}
+_ABOUT = NOTES | {"x-guidance", "$defs", "definitions"}
 """Keywords that constrain nothing at their place."""
 _KEY = r'/"(\\(["\\\/bfnrt]|u00[01][0-9a-fA-F])|[^"\\\x00-\x1F\x7F])*"/'
 _BLANKS = r"[\x20\x0A\x0D\x09]+"
@@ -129,11 +127,8 @@ class ObjectRules:
             return None
         for key in [key for key in ("anyOf", "oneOf") if key in schema]:
             options, rest = schema[key], {name: value for name, value in schema.items() if name != key}
-            if (
-                not isinstance(options, list)
-                or not options
-                or (key == "oneOf" and not self._is_any_of(options))
-            ):
+            listed = isinstance(options, list) and options
+            if not listed or (key == "oneOf" and not self._is_any_of(options)):
                 return None
             return " | ".join(
                 dict.fromkeys([self._rule({"allOf": [rest, one]} if rest else one) for one in options])
@@ -159,11 +154,8 @@ class ObjectRules:
         if self._guidance.get("lenient"):
             dropped |= schema.keys() - _READ - _OTHERS
         merged: dict[str, Any] | None = {key: value for key, value in schema.items() if key not in dropped}
-        parts = [
-            *schema.get("allOf", []),
-            *([resolved(str(schema["$ref"]), self._root)] if "$ref" in schema else []),
-        ]
-        for part in parts:
+        target = [resolved(str(schema["$ref"]), self._root)] if "$ref" in schema else []
+        for part in [*schema.get("allOf", []), *target]:
             other = self._merged(part, depth + 1)
             merged = None if merged is None or other is None else _both(merged, other)
         return merged
@@ -178,17 +170,9 @@ class ObjectRules:
         return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(whole)))
 
     def _array(self, schema: Mapping[str, Any]) -> str | None:
-        least, most, items = (
-            schema.get("minItems", 0),
-            schema.get("maxItems", 2**31),
-            schema.get("items", True),
-        )
-        if (
-            not isinstance(least, int)
-            or not isinstance(most, int)
-            or isinstance(items, list)
-            or most < max(least, 1)
-        ):
+        least, most = schema.get("minItems", 0), schema.get("maxItems", 2**31)
+        items, counts = schema.get("items", True), isinstance(least, int) and isinstance(most, int)
+        if not counts or isinstance(items, list) or most < max(least, 1):
             return None
         more = f"{{{max(0, least - 1)},{most - 1 if 'maxItems' in schema else ''}}}"
         item = self._rule(items)
@@ -197,14 +181,12 @@ class ObjectRules:
 
     def _object(self, schema: Mapping[str, Any]) -> str | None:
         """Return the body of an object's rule; bits are given keys."""
-        names, properties, asked = _names(schema), schema.get("properties", {}), schema.get("required", [])
-        if (
-            not isinstance(properties, dict)
-            or not isinstance(asked, list)
-            or not set(map(type, asked)) <= {str}
-        ):
+        written, properties, asked = _names(schema), schema.get("properties", {}), schema.get("required", [])
+        texts = isinstance(asked, list) and set(map(type, asked)) <= {str}
+        if not texts or not isinstance(properties, dict):
             return None
-        required, further = len(set(asked)), self._further(schema, names)
+        required, further = len(set(asked)), self._further(schema, written)
+        names = [name for name in written if name in asked or properties.get(name) is not False]
         if further is None or required > _MAX_BITS:
             return None
         again = set(names) if further else _beginnings(names)
@@ -285,16 +267,11 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
     if not one or not other:
         return one or other
     for part in (one, other):
-        if (
-            not part.keys() <= _OPEN
-            or part.get("type") != "object"
-            or part.get("additionalProperties", True) is not True
-        ):
+        is_open = part.get("additionalProperties", True) is True
+        if not is_open or not part.keys() <= _OPEN or part.get("type") != "object":
             return None
-    properties, required = (
-        dict(one.get("properties", {})),
-        [*one.get("required", []), *other.get("required", [])],
-    )
+    required = [*one.get("required", []), *other.get("required", [])]
+    properties = dict(one.get("properties", {}))
     for name, part in other.get("properties", {}).items():
         properties[name] = {"allOf": [properties[name], part]} if name in properties else part
     return {"type": "object", "properties": properties, "required": required}

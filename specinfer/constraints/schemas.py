@@ -20,6 +20,13 @@ _PARTS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\])+/|(?P<json>%jso
 """Texts, comments, regular expressions and schemas of a Lark grammar."""
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 VALUES = ("const", "enum")
+NOTES = frozenset(
+    [
+        *("title", "description", "$schema", "examples", "default", "$comment"),
+        *("deprecated", "readOnly", "writeOnly"),
+    ]
+)
+"""Keywords that constrain nothing."""
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
 _NO_SCHEMAS = ("default", "examples", "x-guidance")

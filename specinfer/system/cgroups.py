@@ -36,8 +36,10 @@ def cgroups(root: Path, controller: str) -> Iterator[Cgroup]:
         root: directory that contains `proc` and `sys`.
         controller: name of the resource, such as "cpu" or "memory".
     """
+    usual = root / "sys/fs/cgroup"
     for mount in list(_mounts(root, controller)) or [
-        _Mount(PurePosixPath("/"), root / "sys/fs/cgroup", unified=True)
+        _Mount(PurePosixPath("/"), usual, unified=True),
+        _Mount(PurePosixPath("/"), usual / controller, unified=False),
     ]:
         group = _own_group(root, controller, mount.unified)
         inside = group.relative_to(mount.root) if group.is_relative_to(mount.root) else PurePosixPath()

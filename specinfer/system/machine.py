@@ -67,8 +67,10 @@ def _free(group: Cgroup) -> int | None:
     if group.unified:
         used, cache = "memory.current", "inactive_file"
     numbers = [int(text) for name in names if (text := group.read(name)).isdecimal()]
-    taken = group.read(used)
+    taken, stat = group.read(used), group.read("memory.stat")
+    # cgroup v1's lowest limit of the ancestors, which a container may not see
+    numbers += map(int, re.findall(r"^hierarchical_memory_limit (\d+)", stat, re.MULTILINE))
     if not numbers or not taken.isdecimal():
         return None
-    files = re.search(rf"^{cache} (\d+)", group.read("memory.stat"), re.MULTILINE)
+    files = re.search(rf"^{cache} (\d+)", stat, re.MULTILINE)
     return max(0, min(numbers) - int(taken) + (int(files[1]) if files else 0))

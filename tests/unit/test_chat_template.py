@@ -10,6 +10,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specinfer.chat.forms import ChatForm
+from specinfer.chat.hidden import Hider
 from specinfer.chat.template import ChatEnd, ChatTemplate, stored_templates
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.tokenizer import Tokenizer
@@ -198,3 +199,26 @@ def test_a_conversation_whose_last_message_is_changed_cannot_be_continued() -> N
     template = ChatTemplate("{% for m in messages %}{{ m.content | upper }}{% endfor %}", {})
     with pytest.raises(InvalidInputError, match="changes the last message, so it cannot be continued"):
         template.render([{"role": "assistant", "content": "Sure"}], (), ChatEnd.CONTINUED)
+
+
+CONTENT = "messages[0].content"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f"{CONTENT} in '<a>b</a> and more'",
+        f"{CONTENT} not in 'b'",
+        f"{CONTENT} is in '<a>b</a>'",
+        f"{CONTENT} | escape",
+        f"'&lt;' in ({CONTENT} | e)",
+        f"{CONTENT} | striptags",
+        f"{CONTENT} | urlencode",
+        f"{CONTENT} | title",
+        f"{CONTENT} | capitalize",
+    ],
+)
+def test_operations_on_hidden_texts_are_those_of_jinja(expression: str) -> None:
+    text, hider = f"{{{{ {expression} }}}}", Hider(["<a>", "</a>"])
+    template, turns = ChatTemplate(text, {}), [{"role": "user", "content": "<a>b</a>"}]
+    assert hider.show(template.render(turns, [], hider=hider)) == template.render(turns, [])

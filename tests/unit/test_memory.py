@@ -70,3 +70,17 @@ def test_limits_of_version_1_count(root: str, group: str, limited: str, tmp_path
     unlimited = {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n", "memory/memory.usage_in_bytes": "5\n"}
     whole = V1.format(root=root) + V2
     assert machine(tmp_path, whole, f"4:hugetlb,memory:{group}\n0::/\n", unlimited | files) == 650_000
+
+
+def test_version_1_counts_without_a_list_of_mounts(tmp_path: Path) -> None:
+    files = {"memory/memory.limit_in_bytes": "1000000\n", "memory/memory.usage_in_bytes": "400000\n"}
+    assert machine(tmp_path, "", "4:memory:/\n", files) == 600_000
+
+
+def test_a_limit_of_version_1_counts_above_what_a_container_sees(tmp_path: Path) -> None:
+    files = {
+        "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+        "memory/memory.usage_in_bytes": "400000\n",
+        "memory/memory.stat": "hierarchical_memory_limit 1000000\ntotal_inactive_file 50000\n",
+    }
+    assert machine(tmp_path, V1.format(root="/docker/x"), "4:memory:/docker/x\n", files) == 650_000

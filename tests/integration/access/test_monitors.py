@@ -36,7 +36,10 @@ async def test_head_of_a_stream_ends() -> None:
 
 @pytest.mark.parametrize(
     ("path", "allow"),
-    [("/health", "GET, HEAD, OPTIONS"), ("/v1/models/", "GET, HEAD, OPTIONS"), (CHAT, "POST, OPTIONS")],
+    [
+        *[(path, "GET, HEAD, OPTIONS") for path in ("/health", "/v1/models/", "/openapi.json")],
+        (CHAT, "POST, OPTIONS"),
+    ],
 )
 async def test_options_and_wrong_methods_name_the_methods(path: str, allow: str) -> None:
     async with served() as (_, http):
@@ -48,6 +51,8 @@ async def test_options_and_wrong_methods_name_the_methods(path: str, allow: str)
 
 async def test_a_path_may_have_slashes_too_many() -> None:
     async with served() as (_, http):
+        for path in ("/page", "/page/"):  # redirects between both would not end
+            assert (await http.plain.get(path)).status_code == 404, path
         for path in ("/version/", f"{http.url}//v1//models/", "/v1/models/tiny/"):
             assert (await http.plain.get(path)).status_code == 200, path
         assert (await http.plain.post(f"{http.url}/{CHAT}/", json=ASKED)).status_code == 200

@@ -186,6 +186,8 @@ def test_no_text_of_a_caller_becomes_a_special_token(family: str) -> None:
         ("a:<think>\nEasy", "Easy ", True),
         ("u: <think> a:The", "The", False),
         ("u: hi a:The", "The", False),
+        ("u: hi a:The <think> tag", "The <think> tag", False),
+        ("u: hi a:\n<think>\nEasy", "\n<think>\nEasy", True),
     ],
 )
 def test_whether_an_answer_begins_in_reasoning_is_seen_at_its_prompts_end(

@@ -225,3 +225,10 @@ def test_texts_of_a_grammar_stay_texts(text: str) -> None:
     matcher = COMPILER.compile(Constraint(ConstraintKind.GRAMMAR, grammar))
     matcher.read(TOKENIZER.encode(f'{text}{{"a": 1}}'))
     assert ended(matcher)
+
+
+def test_a_forbidden_key_leaves_the_others_in_any_order() -> None:
+    schema = {"type": "object", "properties": {"a": False, "b": {"type": "integer"}, "c": {}}}
+    assert accepts(schema, '{"c": 1, "x": 2, "b": 3}')
+    assert not accepts(schema, '{"b": 3, "a": 1}')
+    assert not accepts(schema, '{"x": 3, "b": "3"}')

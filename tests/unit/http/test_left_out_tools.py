@@ -75,6 +75,7 @@ def test_functions_whose_names_no_call_can_have_are_ignored(
     assert [tool.function.name for tool in body.tools or ()] == ["f"]
     assert [tool.name for tool in responses.tools or ()] == ["f"]
     assert caplog.messages == ["ignored 1 functions with unsupported names"] * 2
+    assert chat([odd, CHAT], tool_choice="required").must_call
     with pytest.raises(ValidationError, match="name"):
         chat([odd])
 

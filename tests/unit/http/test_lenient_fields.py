@@ -105,6 +105,32 @@ def test_every_form_of_a_choice_is_followed_at_both_doors(
     assert conversation_of(again).callable == conversation_of(body).callable
 
 
+@pytest.mark.parametrize("nest", [True, False])
+def test_tools_that_are_not_functions_are_left_out_of_a_choice_that_requires_none(nest: bool) -> None:
+    others = [{"type": "mcp", "server_label": "x"}, {"type": "image_generation"}]
+    for mode in ("auto", "required"):
+        allowed = {"mode": mode, "tools": [*others, *flat("g")]}
+        choice = {"type": "allowed_tools", **({"allowed_tools": allowed} if nest else allowed)}
+        for kind, functions in ((ChatBody, FUNCTIONS), (ResponsesBody, flat("f", "g"))):
+            body = {"model": "m", "tools": [*others, *functions], "tool_choice": choice}
+            body |= {"messages": HI} if kind is ChatBody else {"input": "hi"}
+            if mode == "required":
+                with pytest.raises(ValidationError):
+                    kind.model_validate(body)
+                continue
+            checked = kind.model_validate(body)
+            chat = conversation_of(checked) if isinstance(checked, ResponsesBody) else checked
+            assert ([one.name for one in chat.callable], chat.must_call) == (["g"], False)
+
+
+def test_items_without_call_ids_belong_together_by_their_order() -> None:
+    call, result = {"type": "function_call", "call_id": None, "name": "f"}, {"type": "function_call_output"}
+    body = ResponsesBody.model_validate({"model": "m", "input": [call, {**result, "output": "r"}]})
+    asked, answered = conversation_of(body).messages
+    assert asked.tool_calls
+    assert asked.tool_calls[0].id == answered.tool_call_id
+
+
 BAD_CHOICES = [
     *nested("h"),
     *flat("h"),

@@ -165,7 +165,7 @@ def rope_parameters(
         case "none":
             return plain | {"rope_type": "default"}
         case "linear":
-            return plain | {"rope_type": "linear", "factor": factor}
+            return plain | {"rope_type": "linear", "factor": factor or 1.0}  # 0: none, as in llama.cpp
         case "yarn":
             return plain | _yarn(meta, factor, original)
     raise meta.refused("rope.scaling.type", "none, linear and yarn are supported")

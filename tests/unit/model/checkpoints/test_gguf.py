@@ -236,6 +236,13 @@ def test_without_its_key_every_head_has_keys_of_its_own(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[0][name], loaded[1][name]) for name in loaded[0])
 
 
+def test_a_factor_of_0_scales_no_positions(tmp_path: Path) -> None:
+    file = Gguf.of(random_llama())
+    file.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}
+    config = GgufWeights(file.write(tmp_path / "model.gguf")).config()
+    assert config.rope_parameters["factor"] == 1.0
+
+
 INFINITE, NOT_A_NUMBER = float("inf"), float("nan")
 HOSTILE: list[tuple[str, Any]] = [
     *(("attention.layer_norm_rms_epsilon", value) for value in (INFINITE, NOT_A_NUMBER, -1e-5, 0.0)),
