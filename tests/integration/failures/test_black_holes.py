@@ -57,17 +57,6 @@ async def test_a_gateway_takes_over_although_some_services_do_not_answer(redis_u
         system.gateway = other
 
 
-@pytest.mark.usefixtures("patient")
-async def test_a_new_verifier_is_used_although_another_one_does_not_answer(redis_url: str) -> None:
-    async with black_hole() as hole, running_system(redis_url, verifiers=2, lease_s=0.6) as system:
-        first, second = system.gateway.settings.verifiers.split(",")
-        update = {"verifiers": f"{hole.address},{first}", "redis_url": redis_url.replace("/0", "/1")}
-        async with another_gateway(system.gateway.settings.model_copy(update=update)) as (other, _, _):
-            await until(lambda: hole.callers > 0)
-            other.settings.__dict__["verifiers"] = f"{hole.address},{first},{second}"
-            await until(lambda: len(other.sessions) == 2)
-
-
 async def test_leases_are_renewed_while_a_session_hangs_at_its_end(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,23 +83,6 @@ async def test_leases_are_renewed_while_a_session_hangs_at_its_end(
         assert list(system.gateway.sessions) == [stays]
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         may_end.set()
-
-
-async def test_sessions_end_concurrently(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_system(redis_url, verifiers=2) as system:
-        both = asyncio.Barrier(2)
-        for session in system.gateway.sessions:
-            end = session.end
-
-            async def meets(end: Any = end) -> None:
-                await both.wait()
-                await end()
-
-            monkeypatch.setattr(session, "end", meets)
-        system.gateway.lease_manager.draining = True
-        async with asyncio.timeout(60):
-            await system.gateway.sessions.end_all()
-        assert not len(system.gateway.sessions)
 
 
 class BarrierStub:

@@ -101,16 +101,6 @@ async def test_a_read_that_a_cut_off_replica_refuses_is_answered_by_the_new_prim
             await first.execute_command("REPLICAOF", "NO", "ONE")
 
 
-async def test_commands_that_fail_together_make_new_connections_once(redis_pair: RedisPair) -> None:
-    async with connected(redis_pair.url) as connection:
-        stores, request = await _prepared(redis_pair, connection)
-        old = connection.redis
-        await redis_pair.fail_over()
-        await asyncio.gather(*(WRITES["renew"](stores, request) for _ in range(20)))
-        assert connection.redis is not old
-        assert len(connection._left) == 1
-
-
 async def test_a_command_to_a_server_that_loads_is_repeated_with_a_new_connection() -> None:
     """It may be the old primary after a restart; a new connection reaches the new one."""
     seen = 0
