@@ -295,15 +295,6 @@ async def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -
     assert given == [1]
 
 
-def test_settings_that_cannot_be_are_named() -> None:
-    for flags, words in [
-        (["--gateways", "a:1"], "arguments = '--gateways': no such option; see --help"),
-        (["--listen", "8000"], "listen = '8000'"),
-    ]:
-        with pytest.raises(SettingError, match=words):
-            ServeSettings.load("serve", flags)
-
-
 BAD_FLAGS = [["--kv-tokens", "3"], ["--model", "none.gguf"], ["--dtype", "int3"], ["--weights", "q9"]]
 START_WITH_EACH = """
 import sys
@@ -320,43 +311,3 @@ def test_bad_flags_are_named_before_torch_is_loaded() -> None:
     assert done.stdout == "2 False\n" * len(BAD_FLAGS)
     for printed, (_, value) in zip(done.stderr.splitlines(), BAD_FLAGS, strict=True):
         assert value in printed
-
-
-@pytest.mark.native
-async def test_prefixes_come_back_after_a_restart_and_stay_with_their_key(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "tiny")
-    alice, bob = make_key("alice"), make_key("bob")
-    write_keys(tmp_path / "keys", [alice[1], bob[1]])
-    flags = [
-        "--api-keys",
-        str(tmp_path / "keys"),
-        "--prefix-scope",
-        "key",
-        "--kv-type",
-        "q8_0",
-        "--draft",
-        "none",
-    ]
-    service = server(model, tmp_path, *flags, "--prefix-cache-directory", str(tmp_path / "prefixes"))
-
-    async def ask(key: str) -> tuple[int, str]:
-        headers = {"Authorization": f"Bearer {key}"}
-        call = {"model": "tiny", "prompt": PROMPT * 3, "max_tokens": 8, "temperature": 0}
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", timeout=60) as client:
-            reply = (await client.post("/v1/completions", json=call, headers=headers)).json()
-        return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["choices"][0]["text"]
-
-    service.start()
-    await service.ready()
-    try:
-        first, text = await ask(alice[0])
-        assert [first, (await ask(alice[0]))[0], (await ask(bob[0]))[0]] == [0, 64, 0]
-        await service.stop()
-        service.start()
-        await service.ready()
-        assert await ask(alice[0]) == (64, text)
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", timeout=60) as client:
-            metrics = (await client.get("/metrics")).text
-        assert "\nspecinfer_prefix_cache_restored_tokens_total 64.0" in metrics
-    finally:
-        await service.stop()

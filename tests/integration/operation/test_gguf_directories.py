@@ -19,7 +19,6 @@ from specinfer.hub.local import local_models
 from specinfer.hub.resolve import check_model_folder
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
-from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.tokenizer import Tokenizer
@@ -150,30 +149,6 @@ def test_parts_of_a_split_file_are_found_next_to_it(tmp_path: Path, file: Path) 
     data[-1] ^= 1
     (tmp_path / "blobs" / f"{2:064x}").write_bytes(bytes(data))
     assert resolve_model(str(linked[0])) != directory, "every part counts"
-
-
-@pytest.mark.parametrize("more", [0, 6000])
-def test_ends_are_found_by_name_in_vocabularies_of_any_size(more: int, tmp_path: Path) -> None:
-    directory = resolve_model(str(write_model_file(tmp_path / "model.gguf", more=more)))
-    tokenizer = Tokenizer.load(directory)
-    names = [tokenizer.text_of_token(token) for token in load_config(directory).eos_token_ids]
-    assert names == ["</s>", "<|im_end|>", "<|eot_id|>"]
-    assert tokenizer.decode([*tokenizer.encode("The sky"), tokenizer.encode_part("<|im_end|>")[0]]).endswith(
-        "sky"
-    )
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_a_separate_head_is_used(stored: bool, tmp_path: Path) -> None:
-    """Files of models with a tied head may store a separate one of another type."""
-    file = model_file()
-    assert "output.weight" in file.tensors
-    if not stored:
-        del file.tensors["output.weight"]
-    directory = resolve_model(str(file.write(tmp_path / "model.gguf")))
-    assert load_config(directory).tied_embeddings is not stored
-    runner = load_checked(directory, FLOAT32)
-    assert runner.config.tied_embeddings is not stored
 
 
 def test_a_wrong_model_is_refused_by_a_separate_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

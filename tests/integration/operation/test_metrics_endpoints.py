@@ -16,11 +16,10 @@ from specinfer.v1 import generation_pb2_grpc
 from speculator_svc.settings import SpeculatorSettings
 from tests.support.models.saved_model import save_target
 from tests.support.network.scrape import Scrape
-from tests.support.preloaded import ForkedChild, run_preloaded
+from tests.support.preloaded import ForkedChild
 from tests.support.system import request_for
 from verifier_svc.settings import VerifierSettings
 
-ROOT = Path(__file__).resolve().parents[3]
 PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"}
 PORT = "SPECINFER_{}_METRICS_PORT"
 
@@ -108,15 +107,3 @@ def test_up_checks_its_metrics_port_before_it_starts_anything(
         monkeypatch.setenv(PORT.format("GATEWAY"), str(other.getsockname()[1]))
         with pytest.raises(InvalidInputError, match=r"SPECINFER_GATEWAY_METRICS_PORT = .*in use"):
             LocalSystem(LocalOptions(model=str(model), metrics=True)).__enter__()
-
-
-@pytest.mark.parametrize("service", ["gateway", "verifier_svc", "speculator_svc"])
-def test_a_taken_port_ends_a_service_before_it_loads_anything(service: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        done = run_preloaded(service, "--metrics-port", str(port))
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"{service}: error: --metrics-port = {port}: in use by another program; choose another port, "
-        "or 0 for no metrics\n"
-    )

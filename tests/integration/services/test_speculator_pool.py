@@ -298,45 +298,6 @@ async def test_a_message_of_a_service_is_one_short_line_of_the_log(caplog: pytes
     assert len(line) < 300
 
 
-async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
-    drafter = guess(1)
-    policies = [replace(POLICY, client=name) for name in "xy"]
-    async with (
-        speculator_service({"a": drafter}) as (address, engine),
-        pool_of(address, policy=policies[0]) as x,
-        pool_of(address, policy=policies[1]) as y,
-    ):
-        mine, theirs = PROMPT, [8, 9]
-        for _ in range(3):
-            for pool, tokens in ((x, mine), (y, theirs)):
-                assert firsts(await draft(pool, [step_entry("r", tokens)])) == {0: 1}
-                assert list(drafter.jobs[-1].context) == tokens
-            mine, theirs = [*mine, 1], [*theirs, 1]
-        await x.release(["r"])
-        assert engine.cached_requests == 1
-        assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, "it was not read in whole again"
-    assert PoolPolicy(1, "").client != PoolPolicy(1, "").client
-
-
-async def test_the_deadline_follows_the_steps() -> None:
-    """With very short steps, a late service gets the minimum deadline."""
-    waiting = asyncio.Event()
-    async with speculator_service({"a": guess(1)}) as (address, _):
-        policy = replace(POLICY, deadline_s=0.0, max_deadline_s=60.0, hung_s=60.0)
-        async with pool_of(address, policy=policy) as pool:
-            for number in range(5):
-                await draft(pool, [step_entry("r", [*PROMPT, *range(number)])])
-            assert pool._step_times.usual_s is not None
-
-            async def silent(*_: Any) -> None:
-                await waiting.wait()
-
-            pool.services[0].stream.exchange = silent  # type: ignore[method-assign, assignment]
-            async with asyncio.timeout(30):
-                assert not (await draft(pool, [step_entry("r", [*PROMPT, 9])])).trees
-            assert pool.services[0].busy
-
-
 @pytest.mark.parametrize("later", [True, False], ids=["chosen", "not chosen"])
 async def test_a_deferred_request_keeps_its_drafts_and_sends_nothing(later: bool) -> None:
     """Its step is repeated with the same context; sending that again would be a RESYNC."""

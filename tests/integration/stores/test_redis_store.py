@@ -22,7 +22,7 @@ from gateway.store.records import (
 )
 from gateway.store.requests import RequestStore, Written
 from specinfer.constraints.constraint import Constraint
-from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
+from specinfer.errors import AlreadyExistsError, ExhaustedError, UnavailableError
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -150,39 +150,6 @@ async def test_a_request_that_redis_lost_is_stored_again(redis_url: str) -> None
         later = replace(state, adoption=2)
         assert await stores.b.restore(later, token_stream, "model", 3.0) is Written.OK, "the later owner"
         assert await stores.a.append([progress], [], "model") == [Written.FENCED]
-
-
-async def test_a_cancellation_reaches_the_owner_or_ends_an_unowned_request(redis_url: str) -> None:
-    async with connected(redis_url) as connection:
-        stores, state = Pair(connection), state_of([5])
-        name = await stores.begin(state)
-        await stores.b.cancel(name, ANYBODY)
-        for _ in range(2):  # repeated, as an answer may be lost
-            assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == [name]
-        assert await stores.a.append([Progress(state, [5], [], 0, False)], [], "model") == [Written.CANCEL]
-        await stores.a.disown({name: 1})
-        assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == []
-        await stores.b.cancel(name, ANYBODY)
-        record = await stores.b.load(name)
-        assert record is not None
-        assert record.ending is not None
-        assert record.ending.finish is FinishReason.CANCELLED
-        with pytest.raises(NotFoundError, match=name):
-            await stores.b.cancel(name, ANYBODY)
-        with pytest.raises(NotFoundError, match="nobody"):
-            await stores.b.cancel("nobody", ANYBODY)
-
-
-async def test_a_cancellation_reaches_the_gateway_that_adopts_the_request(redis_url: str) -> None:
-    async with connected(redis_url) as connection:
-        stores, state = Pair(connection), state_of([5])
-        name = await stores.begin(state)
-        await stores.a.cancel(name, ANYBODY)
-        await connection.redis.delete(f"specinfer:2:gateway:{stores.a.gateway_id}")
-        await stores.b.adopt(10, [])
-        assert (await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])).cancels == [name]
-        await stores.b.append([Progress(replace(finished(state), adoption=2), [5], [], 0, True)], [], "model")
-        assert (await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])).cancels == []
 
 
 async def test_the_first_client_that_leaves_does_not_cancel_for_others(redis_url: str) -> None:
