@@ -31,7 +31,6 @@ from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.threads import EngineThread
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
-from tests.support.models.gguf_models import write_model_file
 from verifier_svc.settings import VerifierSettings
 
 PROMPT = [2 + n % 7 for n in range(24)]
@@ -145,26 +144,6 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
     ):
         assert f"\nspecinfer_{name}" in metrics, name
     assert metrics.count("# TYPE specinfer_build_info") == 1
-
-
-async def test_a_gguf_file_is_served_directly(tmp_path: Path) -> None:
-    """The model has the file's name; the log shows the progress of the start."""
-    unseen = f"{{# {tmp_path} #}}"  # makes the file unknown to the cache
-    file = write_model_file(tmp_path / "files" / "Tiny.F32.gguf", template=unseen)
-    served = server(file, tmp_path, "--draft", "none")
-    served.start()
-    await served.ready()
-    try:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as client:
-            models = (await client.get("/v1/models")).json()
-            reply = (await client.post("/v1/completions", json=body(model="Tiny.F32", max_tokens=3))).json()
-    finally:
-        await served.stop()
-    assert [model["id"] for model in models["data"]] == ["Tiny.F32"]
-    assert (reply["model"], reply["usage"]["completion_tokens"] > 0) == ("Tiny.F32", True)
-    log = served.log.read_text()
-    for what in ("reading configuration and tokenizer of", "comparing a few layers", "measuring passes"):
-        assert f"INFO    server specinfer.progress: {what}" in log, what
 
 
 async def test_a_stream_continues_after_the_process_was_killed(served: Served) -> None:

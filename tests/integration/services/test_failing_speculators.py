@@ -44,15 +44,16 @@ MALFORMED = {
 }
 
 
+@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str) -> None:
+async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str, resident: bool) -> None:
     drafters = {"bad": ScriptedDrafter(MALFORMED[name]), "good": ScriptedDrafter(first(1))}
-    async with running_system(redis_url, drafters) as system:
+    async with running_system(redis_url, drafters, resident=resident) as system:
         replies = await system.generate(PROMPT)
-        bad, good = system.loop.pool.services
+        bad, *good = system.loop.pool.services
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
-    assert bad.faults.malformed >= 7
-    assert good.faults.malformed == 0
+    assert bad.faults.malformed >= 6
+    assert not any(service.faults.malformed for service in good)
     assert {row.name for row in replies[-1].summary.stats.speculators} == {"good"}
 
 

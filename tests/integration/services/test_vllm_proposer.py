@@ -18,7 +18,6 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.integrations.vllm import SpeculatorProposer
 from specinfer.remote.policy import PoolPolicy
 from specinfer.tree import TokenTree
-from speculator_svc.clients import own_id
 from tests.support.oracle import chain
 from tests.support.services import VOCABULARY, speculator_service
 from tests.support.system import ScriptedDrafter, ascii_tokenizer, until
@@ -203,23 +202,6 @@ async def test_trees_are_merged_and_measured_acceptance_decides(
             accepted.append(pool.counters["accepted"] - before)
         assert accepted[0] == accepted[1] == 0
         assert accepted[-1] == 3 * WIDTH
-
-
-async def test_a_service_that_lost_a_request_reads_it_again(
-    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
-) -> None:
-    async with (
-        speculator_service({"a": right()}) as (address, service),
-        engine_with(monkeypatch, tokenizer, address) as (engine, pool),
-    ):
-        assert await engine.propose([[20], [21]]) == [continuation(20, WIDTH), continuation(21, WIDTH)]
-        assert service.release([own_id(pool.client, "1")]) == 1
-        assert await engine.propose([[20, 6], [21, 11]]) == [[], continuation(11, WIDTH)]
-        assert await engine.propose([[20, 6, 33], [21, 11, 58]]) == [
-            continuation(33, WIDTH),
-            continuation(58, WIDTH),
-        ]
-        assert pool.outcomes["resync"] == 1
 
 
 async def test_only_the_first_rank_of_a_tensor_parallel_group_requests_drafts(
