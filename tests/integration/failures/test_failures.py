@@ -46,7 +46,7 @@ async def test_a_redis_that_dies_ends_requests_and_shows_no_token_it_lost(tmp_pa
         assert seen == greedy(PROMPT, 450)[: len(seen)]
         await until(lambda: system.verifier.cached_requests == 0)
         assert system.loop.scheduler.running == 0
-        with pytest.raises(grpc.aio.AioRpcError, match="Redis does not answer"):
+        with pytest.raises(grpc.aio.AioRpcError, match="Redis"):
             await system.generate(PROMPT)
 
 

@@ -219,14 +219,14 @@ async def test_bad_settings_are_errors_before_the_model_is_loaded(
             (["--listen", address], f"listen = '{address}'"),
             (["--api-keys", str(tmp_path / "none")], "api_keys"),
             (["--chat-template", str(tmp_path / "none")], "chat_template"),
-            (["--store", str(tmp_path / "broken")], "store = .*broken': cannot be used"),
-            (["--store", str(tmp_path / "fifo")], "store = .*fifo': cannot be used: must be a regular file"),
+            (["--store", str(tmp_path / "broken")], "store = .*broken':"),
+            (["--store", str(tmp_path / "fifo")], "store = .*fifo':"),
             (
                 ["--draft", "sssm"],
-                "draft = 'sssm': no such directory.*also allowed are the drafters ssm, eagle",
+                "draft = 'sssm':",
             ),
             (["--draft", "ngram,beem=3"], "beem = '3'"),
-            (["--store", "/proc/none/store"], "store = '/proc/none/store': cannot be used"),
+            (["--store", "/proc/none/store"], "store = '/proc/none/store':"),
         ]:
             given = ["--model", str(model), "--listen", "127.0.0.1:0", *flags]
             with pytest.raises(SettingError, match=words):

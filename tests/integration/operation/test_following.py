@@ -194,7 +194,7 @@ async def test_spans_reach_a_collector(redis_url: str) -> None:
 
 def test_an_endpoint_that_cannot_be_used_is_a_bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_tracer("gateway", GatewaySettings()) is None
-    with pytest.raises(SettingError, match="otlp_endpoint = 'collector:4317': must be http"):
+    with pytest.raises(SettingError, match="otlp_endpoint = 'collector:4317':"):
         open_tracer("gateway", GatewaySettings(otlp_endpoint="collector:4317"))
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(SettingError, match=r'needs pip install "\.\[tracing\]"'):

@@ -56,7 +56,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[None]:
 def test_a_used_port_is_an_error_before_anything_starts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "Child", lambda *_: pytest.fail("a process was started"))
     with listening() as address:
-        with pytest.raises(InvalidInputError, match=f"listen = '{address}': in use"):
+        with pytest.raises(InvalidInputError, match=f"listen = '{address}':"):
             LocalSystem(LocalOptions(model=str(model), listen=address)).__enter__()
         done = subprocess.run(up("--model", str(model), "--listen", address), capture_output=True, text=True)
     assert done.returncode == 2
@@ -167,9 +167,7 @@ def test_a_killed_speculator_is_started_again_and_a_killed_target_is_the_end(mod
         system.children["mine"].kill()
         system.check()
         system.children["verifier"].kill()
-        with pytest.raises(
-            UnavailableError, match=r"verifier was ended by signal 9 \(SIGKILL, as the system"
-        ):
+        with pytest.raises(UnavailableError, match="verifier was ended by signal 9"):
             system.check()
     finally:
         system.stop()

@@ -211,7 +211,7 @@ def test_a_torn_last_line_is_dropped_and_another_file_is_refused(tmp_path: Path)
     assert path.read_text() == ""
     for text in ('{"id": "a", "to\n{}\n', "my diary\n\n", '{"id": "x", "tokens": [1]}\n'):
         path.write_text(text)
-        with pytest.raises(SettingError, match=r"store = .*store\.jsonl': cannot be used"):
+        with pytest.raises(SettingError, match=r"store = .*store\.jsonl':"):
             EmbeddedStore("me", 60, path=path)
         assert path.read_text() == text
 
@@ -222,7 +222,7 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
     link.symlink_to(path)
     first = EmbeddedStore("me", 60, path=path)
     for name in (path, link):
-        with pytest.raises(SettingError, match="in use by another process"):
+        with pytest.raises(SettingError, match="in use"):
             EmbeddedStore("other", 60, path=name)
     first.close()
     EmbeddedStore("other", 60, path=link).close()
