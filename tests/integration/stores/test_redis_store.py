@@ -12,16 +12,9 @@ import pytest
 from gateway.api.callers import ANYBODY, Caller
 from gateway.session.token_stream import TokenStream
 from gateway.store.connection import RedisConnection
-from gateway.store.keys import logprobs_key, logprobs_width, request_key, tokens_key, verifier_key
+from gateway.store.keys import logprobs_key, request_key, tokens_key, verifier_key
 from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
-from gateway.store.records import (
-    decode_content,
-    decode_logprobs,
-    encode_content,
-    encode_logprobs,
-)
 from gateway.store.requests import RequestStore, Written
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, UnavailableError
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
@@ -75,41 +68,6 @@ async def test_ended_requests_expire(redis_url: str) -> None:
         await stores.a.append([Progress(finished(state), [], [], 1, True)], [], "model")
         for key in (request_key(name), tokens_key(name), logprobs_key(name)):
             assert 0 < await connection.redis.ttl(key) <= 60
-
-
-async def test_content_and_logprobs_survive_encoding() -> None:
-    request = GenerationRequest(
-        "id",
-        (3, 1),
-        7,
-        Sampling(
-            0.5,
-            3,
-            0.9,
-            2**63 + 1,
-            logit_bias=((4, -0.1), (9, 2.0)),
-            presence_penalty=0.1,
-            frequency_penalty=-2,
-        ),
-        ("a\n",),
-        frozenset({4, 9}),
-        -2,
-        logprobs=True,
-        top_logprobs=3,
-        constraint=Constraint.choice(["é", '"']),
-        references=((5, 6), (7,)),
-    )
-    assert decode_content("id", encode_content(request)) == request
-    values = [-0.1, -1e-9, -123.45678, 0.0, -3.4e38]
-    back = decode_logprobs(encode_logprobs(rows(*values)), 0)
-    assert [row.chosen for row in back] == pytest.approx(values, rel=1e-8)
-    with_tops = [
-        LogprobRow(-0.5, ((9_999_999, -0.25), (0, -1.5))),
-        LogprobRow(-2.0, ((3, -0.0), (1, -3.0))),
-    ]
-    text = encode_logprobs(with_tops)
-    assert decode_logprobs(text, 2) == with_tops
-    assert decode_logprobs(text[logprobs_width(2) :], 2) == with_tops[1:], "places are multiples of the width"
 
 
 async def test_only_the_owner_writes_and_a_former_owner_is_fenced(redis_url: str) -> None:
@@ -185,22 +143,6 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
             await stores.b.create(
                 state_of([], caller=caller.name).request, "idempotency_key", caller, owned=True
             )
-
-
-class Read(tuple[int, ...]):
-    """Prompt that counts iterations over it in Python."""
-
-    reads = 0
-
-    def __iter__(self) -> Any:
-        type(self).reads += 1
-        return super().__iter__()
-
-
-def test_a_record_copies_no_prompt() -> None:
-    request = GenerationRequest("id", Read(range(1000)), 10, Sampling(temperature=0))
-    assert decode_content("id", encode_content(request)) == replace(request, prompt=tuple(range(1000)))
-    assert Read.reads == 1, "only json iterates over the prompt"
 
 
 async def test_unowned_requests_end_if_they_are_not_adopted(redis_url: str) -> None:
