@@ -16,8 +16,8 @@ import pytest
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.llm import LLM, SamplingParams
 from specinfer.tree import TokenTree
-from tests.integration.drafts.rows import PROMPT, ROWS, THOROUGH, Row
 from tests.support.local import tiny_llm
+from tests.support.models.drafters import PROMPT, ROWS, THOROUGH, Row
 from tests.support.oracle import greedy
 from tests.support.system import System, running_system, until
 from tests.support.tiny_models import tiny_transformers

@@ -1,7 +1,6 @@
 """The learned planner in a whole system: its text, its recordings, training from them, bad settings."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -59,32 +58,3 @@ async def test_files_that_cannot_be_used_end_the_start(
     with pytest.raises(SettingError, match=says):
         async with running_system(redis_url, {}, **options):
             pass
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("{", "line 2 must be a step as the gateway's --record-steps writes it: Expecting property name"),
-        ('{"speculators": ["a"]}', "--record-steps writes it: lacks 'asked'"),
-        ('{"speculators": ["a"], "asked": [1], "nodes": 1, "requests": {}}', "asked has 1: must be numbers"),
-        ('{"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {}}', "requests is empty"),
-    ],
-)
-def test_errors_name_the_fault_of_a_recording(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, says: str
-) -> None:
-    steps = tmp_path / "steps.jsonl"
-    request = {"context": 9, "match": 0, "parents": [-1], "scores": [1.0], "proposals": [], "accepted": []}
-    good = {"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {"r": request}}
-    steps.write_text(f"{json.dumps(good)}\n{line}\n")
-    monkeypatch.setattr("sys.argv", ["train", "--recording", str(steps), "--out", str(tmp_path / "w.json")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert "specinfer train scheduler: error: --recording = " in error
-    assert says in error
-    steps.write_text(f"{json.dumps(good)}\n")
-    with pytest.raises(SystemExit):
-        main()
-    assert "1 steps are too few" in capsys.readouterr().err

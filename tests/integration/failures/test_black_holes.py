@@ -1,60 +1,18 @@
 """A service that never answers does not delay other services or the renewal of leases."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from gateway.session.verifier import VerifierClient
 from gateway.store.keys import verifier_key
 from specinfer.errors import UnavailableError
-from specinfer.remote import drafts
 from specinfer.remote.drafts import describe_together
 from specinfer.v1 import speculator_pb2
-from tests.integration.failures.test_gateways import LONG, PROMPT, begin, rest, tokens_of
-from tests.support.network.black_hole import black_hole
+from tests.integration.failures.test_gateways import PROMPT
 from tests.support.oracle import greedy
-from tests.support.system import another_gateway, crash, request_for, running_system, until
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `Describe` calls wait forever for services that do not answer."""
-    describe_verifier, describe_speculators = VerifierClient.describe, drafts.describe_speculators
-
-    def waiting(ask: Any) -> Any:
-        async def patiently(*arguments: Any) -> Any:
-            try:
-                return await ask(*arguments)
-            except UnavailableError:
-                await asyncio.Event().wait()
-
-        return patiently
-
-    monkeypatch.setattr(VerifierClient, "describe", waiting(describe_verifier))
-    monkeypatch.setattr(drafts, "describe_speculators", waiting(describe_speculators))
-
-
-@pytest.mark.usefixtures("patient")
-async def test_a_gateway_takes_over_although_some_services_do_not_answer(redis_url: str) -> None:
-    async with AsyncExitStack() as stack:
-        holes = [await stack.enter_async_context(black_hole()) for _ in range(4)]
-        system = await stack.enter_async_context(running_system(redis_url, lease_s=0.6, linger_seconds=5.0))
-        verifiers = ",".join([holes[0].address, system.gateway.settings.verifiers, holes[1].address])
-        options = {"verifiers": verifiers, "speculators": f"{holes[2].address},{holes[3].address}"}
-        settings = system.gateway.settings.model_copy(update=options)
-        other, stub, _ = await stack.enter_async_context(another_gateway(settings))
-        await until(lambda: holes[0].callers > 0 and holes[1].callers > 0)
-        request = request_for(PROMPT, max_new_tokens=LONG)
-        reader = await begin(system.stub, request)
-        await crash(system.gateway)
-        replies = await rest(stub, request.request_id, len(reader.tokens))
-        assert reader.tokens + tokens_of(replies) == greedy(PROMPT, LONG)
-        assert len(other.sessions) == 1
-        assert all(hole.callers for hole in holes), "both speculators were called"
-        system.gateway = other
+from tests.support.system import running_system, until
 
 
 async def test_leases_are_renewed_while_a_session_hangs_at_its_end(

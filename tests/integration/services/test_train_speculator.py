@@ -12,7 +12,6 @@ import pytest
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.draft import draft_group
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.model.weights.config_files import load_config
 from speculator_svc.training import make_corpus as making
 from speculator_svc.training import train_speculator as training
 from speculator_svc.training.corpus import finished_jobs
@@ -21,7 +20,6 @@ from speculator_svc.training.train_speculator import SpeculatorMethod, train_spe
 from tests.support.models.saved_model import save_target
 from tests.support.oracle import greedy
 from tests.support.system import ascii_tokenizer, running_system
-from tests.support.tiny_models import tiny_transformers
 
 PROMPTS = [f"prompt {i}: {'abc' * i}" for i in range(12)]
 
@@ -138,36 +136,3 @@ def test_bad_options_are_refused_at_once(
     ):
         with pytest.raises(error, match=message):
             train(**options)
-
-
-@pytest.mark.parametrize(
-    ("family", "shape", "method"),
-    [
-        ("llama", {}, SpeculatorMethod.SSM),
-        (
-            "llama",
-            {"vocab_size": 40_000, "hidden_size": 4096, "head_dim": 1024, "num_hidden_layers": 12},
-            SpeculatorMethod.EAGLE,
-        ),
-        (
-            "gpt_neox",
-            {"vocab_size": 40_000, "head_dim": 1024, "num_hidden_layers": 12},
-            SpeculatorMethod.MEDUSA,
-        ),
-    ],
-)
-def test_the_size_of_the_target_chooses_the_method(
-    family: str, shape: dict[str, int], method: SpeculatorMethod, tmp_path: Path
-) -> None:
-    tiny_transformers(family).config.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    widths = {"intermediate_size": 4 * 4096} if shape else {}
-    sizes = shape | widths | ({"hidden_size": 4096} if shape else {})
-    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
-    assert training.choose_method(load_config(tmp_path)).method is method
-
-
-def test_parameters_are_counted(target: Path) -> None:
-    model = tiny_transformers("llama")
-    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
-    assert training.parameters(load_config(target)) == matrices

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, ResponseError
 
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store import journal
+from gateway.store.connection import is_no_primary
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.keys import logprobs_width
 from gateway.store.records import (
@@ -26,6 +28,7 @@ from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.statuses import FinishReason, LogprobRow
+from tests.support.network.redis_pair import RedisPair, redis_pair_fixture  # noqa: F401  # the fixture
 
 BOB = Caller("bob")
 
@@ -219,3 +222,21 @@ async def test_counts_of_callers_without_a_quota_are_deleted() -> None:
         await store.append([Progress(state, [5], [], place, False)], [], "m")
         now[0] += 1
     assert len(store._rates["bob"]) <= 62
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (ReadOnlyError("You can't write against a read only replica."), True),
+        (MasterDownError("Link with MASTER is down"), True),
+        (BusyLoadingError("Redis is loading the dataset in memory"), True),
+        (
+            ResponseError("Error running script (call to f_1): @user_script:4: -READONLY You"),
+            True,
+        ),
+        (ResponseError("Command # 1 (SET READONLY x) of pipeline caused error: WRONGTYPE no"), False),
+        (ResponseError("WRONGTYPE Operation against a key"), False),
+    ],
+)
+def test_which_errors_show_that_the_server_is_not_the_primary(error: Exception, is_it: bool) -> None:
+    assert is_no_primary(error) is is_it
