@@ -24,6 +24,8 @@ GENERATED = ROOT / "specinfer" / "v1"
 MAX_FILES_IN_A_FOLDER = 15
 """Maximum files next to `__init__.py`; the folder of drafters, with a file per method, is exempt."""
 MAX_GATEWAY_FILES = 57
+MAX_INTEGRATION_LINES = 11_300
+"""Maximum lines of tests that run services: what a unit test or the simulation can assert belongs there."""
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -64,3 +66,8 @@ def test_the_gateway_stays_small() -> None:
     files = python_files("gateway")
     assert ROOT / "gateway" / "app.py" in files
     assert len(files) <= MAX_GATEWAY_FILES, "what decides about tokens belongs to the library"
+
+
+def test_few_lines_test_running_services() -> None:
+    files = python_files("tests/integration")
+    assert sum(path.read_text().count("\n") for path in files) <= MAX_INTEGRATION_LINES

@@ -114,13 +114,11 @@ def test_a_conversation_that_is_nested_too_deeply_is_refused() -> None:
 
 
 def test_bad_templates_are_refused() -> None:
-    with pytest.raises(IncompatibleError, match="must be text, or a list of objects with name and template"):
+    with pytest.raises(IncompatibleError, match="name and template"):
         ChatTemplate([{"title": "x"}], {})
-    with pytest.raises(
-        IncompatibleError, match=r"tokenizer_config\.json: chat_template 'default' = '3': must be text"
-    ):
+    with pytest.raises(IncompatibleError, match=r"tokenizer_config\.json: chat_template 'default'"):
         ChatTemplate({"default": 3}, {})  # type: ignore[dict-item]
-    with pytest.raises(IncompatibleError, match=r"are named \['rag'\]: one must be named 'default'"):
+    with pytest.raises(IncompatibleError, match=r"\['rag'\]"):
         ChatTemplate({"rag": "x"}, {}).render(TURNS, [])
     with pytest.raises(IncompatibleError, match="the model has no chat template"):
         ChatTemplate(None, {}).render(TURNS, [])
@@ -197,7 +195,7 @@ def test_conversations_are_continued_like_in_transformers(template: str, last: s
 
 def test_a_conversation_whose_last_message_is_changed_cannot_be_continued() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content | upper }}{% endfor %}", {})
-    with pytest.raises(InvalidInputError, match="changes the last message, so it cannot be continued"):
+    with pytest.raises(InvalidInputError, match="last message"):
         template.render([{"role": "assistant", "content": "Sure"}], (), ChatEnd.CONTINUED)
 
 

@@ -105,7 +105,7 @@ def test_affinity_of_this_process_counts() -> None:
 
 @pytest.mark.parametrize("count", [-1, 100_000])
 def test_an_impossible_number_is_an_error(count: int) -> None:
-    with pytest.raises(SettingError, match=rf"threads = {count}: must be 1 to {os.cpu_count()}"):
+    with pytest.raises(SettingError, match=rf"threads = {count}:"):
         thread_count(count)
 
 

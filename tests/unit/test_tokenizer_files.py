@@ -169,7 +169,7 @@ def test_tokens_of_the_other_files_are_added_and_special(tmp_path: Path) -> None
 
 def test_a_token_that_would_get_another_id_is_refused(tmp_path: Path) -> None:
     declared = {"3": {"content": "<|turn|>", "special": True}}
-    with pytest.raises(IncompatibleError, match=r"token '<\|turn\|>' has id 3, but \d+ in tokenizer.json"):
+    with pytest.raises(IncompatibleError, match=r"<\|turn\|>"):
         Tokenizer.load(write(tmp_path, byte_level(), added_tokens_decoder=declared))
 
 
@@ -197,7 +197,7 @@ def test_ends_of_the_generation_configuration_and_of_the_tokenizer_both_end_an_a
 def test_a_generation_configuration_that_is_broken_is_named(content: str, tmp_path: Path) -> None:
     tiny_transformers("llama").config.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(content)
-    with pytest.raises((SettingError, IncompatibleError), match=r"generation_config|eos_token_id = '</s>'"):
+    with pytest.raises((SettingError, IncompatibleError), match=r"generation_config|eos_token_id"):
         load_config(tmp_path)
 
 

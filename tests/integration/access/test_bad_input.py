@@ -1,14 +1,12 @@
 """Bad input gets a status that names field and value, and does not affect other requests."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 
-from specinfer.service.channel import open_channel
-from specinfer.v1 import generation_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.v1 import generation_pb2
 from tests.support.oracle import first, greedy
 from tests.support.system import ScriptedDrafter, System, request_for, running_system, until
 
@@ -110,32 +108,6 @@ async def test_a_request_larger_than_the_cache_is_refused_at_once(redis_url: str
         error = await refusal(system, PROMPT, max_new_tokens=100)
         assert error.code() is INVALID, "trying again would not help"
         assert "over the cache of 64 tokens" in (error.details() or "")
-
-
-async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
-    async with running_system(redis_url) as system, open_channel(system.verifier_address) as channel:
-        stub = verifier_pb2_grpc.VerifierStub(channel)
-        entries = [
-            verifier_pb2.VerifyEntry(request_id="good", delta_token_ids=PROMPT),
-            verifier_pb2.VerifyEntry(request_id="empty"),
-            verifier_pb2.VerifyEntry(request_id="foreign", delta_token_ids=[5, 999]),
-            verifier_pb2.VerifyEntry(request_id="ahead", base_len=7, delta_token_ids=[5]),
-            verifier_pb2.VerifyEntry(request_id="features", delta_token_ids=[5], features_from=0),
-        ]
-
-        async def messages() -> AsyncIterator[verifier_pb2.VerifyRequest]:
-            yield verifier_pb2.VerifyRequest(step_id=3, entries=entries, feature_layers=[99])
-
-        (reply,) = [r async for r in stub.Verify(messages())]
-    assert reply.step_id == 3
-    assert [(v.request_id, v.status) for v in reply.entries] == [
-        ("good", 1),
-        ("empty", 3),
-        ("foreign", 3),
-        ("ahead", 2),
-        ("features", 3),
-    ]
-    assert "delta_token_ids: must be a token id from 0 to 96" in reply.entries[2].message
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from specinfer.cli.local.processes import free_ports
 from specinfer.client import (
     AsyncClient,
-    BrokenStreamError,
     Patience,
     Piece,
     RequestFailedError,
@@ -20,7 +19,6 @@ from specinfer.client import (
 )
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.v1 import generation_pb2
-from tests.support.network.cutting_proxy import cutting_proxy
 from tests.support.network.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, fake_gateways
 
 Code = grpc.StatusCode
@@ -94,56 +92,6 @@ async def test_every_gateway_dies_again_and_again_and_comes_back() -> None:
     assert {retry.failure.transient for retry in retries} == {True}
 
 
-async def test_a_single_gateway_that_comes_back_is_enough() -> None:
-    (port,) = free_ports(1)
-    gateway = FakeGateway([Turn(replies=5, dies=True)])
-    gateway.on_death = lambda: gateway.start(port)
-    await gateway.start(port)
-    async with client_of(gateway) as client:
-        await check_whole(client)
-    await gateway.stop()
-    assert [call.from_token for call in gateway.calls[1:]] == [5]
-
-
-async def test_connections_that_break_at_any_byte_lose_nothing() -> None:
-    """The cuts, in bytes, hit handshakes (100 bytes) and replies (30 to 40 bytes each)."""
-    points = random.Random(3)
-    cuts = [points.randrange(20, 800) for _ in range(8)]
-    async with (
-        fake_gateways([]) as (gateway,),
-        cutting_proxy(gateway.address, cuts) as address,
-        AsyncClient(address, patience=PATIENCE) as client,
-    ):
-        while cuts:
-            await check_whole(client)
-    assert any(isinstance(call, generation_pb2.AttachRequest) for call in gateway.calls)
-
-
-async def test_repeated_tokens_are_dropped() -> None:
-    script = [Turn(replies=20, code=Code.UNAVAILABLE), Turn(back=7)]
-    async with fake_gateways(script) as (gateway,), client_of(gateway) as client:
-        await check_whole(client)
-
-
-async def test_a_reply_with_known_and_new_tokens_is_an_error() -> None:
-    """Its text cannot be divided between the known and the new tokens."""
-    script = [Turn(replies=5, code=Code.UNAVAILABLE), Turn(back=3)]
-    async with fake_gateways(script, size=2) as (gateway,), client_of(gateway) as client:
-        with pytest.raises(BrokenStreamError, match="reply has position 9, expected is 10: only a part"):
-            await client.generate(REQUEST)
-
-
-@pytest.mark.parametrize("point", POINTS[:-1])
-async def test_a_gap_is_an_error(point: int) -> None:
-    async with fake_gateways([Turn(replies=point, skip=1)]) as (gateway,), client_of(gateway) as client:
-        texts: list[str] = []
-        with pytest.raises(
-            BrokenStreamError, match=f"reply has position {point + 1}, expected is {point}: tokens between"
-        ):
-            await client.generate(REQUEST, texts.append)
-    assert len(texts) == point
-
-
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize(
     "turn",
@@ -164,13 +112,6 @@ async def test_permanent_errors_are_not_retried(turn: Turn, point: int) -> None:
         with pytest.raises(RequestFailedError, match=turn.details or "KeyError"):
             await client.generate(REQUEST)
     assert (len(first.calls), second.calls) == (1, [])
-
-
-async def test_not_found_after_a_lost_connection_is_final() -> None:
-    script = [Turn(replies=3, code=Code.UNAVAILABLE), Turn(replies=0, code=Code.NOT_FOUND)]
-    async with fake_gateways(script) as (gateway,), client_of(gateway) as client:
-        with pytest.raises(RequestFailedError, match="NOT_FOUND"):
-            await client.generate(REQUEST)
 
 
 async def test_a_retry_hint_is_kept_to() -> None:
@@ -239,16 +180,6 @@ async def test_leaving_a_stream_ends_its_call_and_nothing_is_tried_again() -> No
         with pytest.raises(asyncio.CancelledError):
             await task
     assert len(gateway.calls) == 1
-
-
-async def test_closing_the_client_ends_its_streams_with_an_error() -> None:
-    async with fake_gateways([Turn(replies=4, hangs=True)]) as (gateway,):
-        client = client_of(gateway)
-        task = asyncio.create_task(client.generate(REQUEST))
-        await gateway.reached.wait()
-        await client.close()
-        with pytest.raises(UnavailableError, match="client was closed"):
-            await task
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])

@@ -82,16 +82,6 @@ async def test_generate_cancels_its_request_before_it_ends(number: signal.Signal
     assert b"Traceback" not in err
 
 
-async def test_ctrl_c_ends_generate_without_a_gateway() -> None:
-    async with fake_gateways([Turn(replies=3, dies=True)]) as (gateway,):
-        process = await started("generate", "hi", "--address", gateway.address)
-        assert process.stderr is not None
-        await process.stderr.readuntil(b"trying again")
-        process.send_signal(signal.SIGINT)
-        await process.communicate()
-    assert process.returncode == 130
-
-
 async def test_the_error_of_a_lost_request_shows_the_attach_command() -> None:
     async with fake_gateways([Turn(replies=7, dies=True)]) as (gateway,):
         flags = ["--address", gateway.address]
@@ -136,26 +126,6 @@ async def test_a_key_reaches_the_gateway_and_is_never_shown() -> None:
     assert gateway.cancelled == ["r"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["status", "--tls-cert", "x.pem"], "--tls-ca = None: required"),
-        (["generate", "hi", "--tls-ca", "/no/such"], "--tls-ca = '/no/such': cannot be read: No such file"),
-        (["generate", "hi", "--local", "--tls-ca", "x"], "--tls-ca = 'x': cannot be used with --local"),
-        (["bench", "--prompts", "x", "--tls-ca", "x"], "--tls-ca = 'x': needs --address"),
-        (["attach", "r", "--from-token", "-1"], "--from-token = -1: must be in [0, 2**32)"),
-        (["cancel", "r", "--address", "a:1,"], "address = 'a:1,': must be host:port"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-async def test_bad_options_are_one_line(arguments: list[str], message: str) -> None:
-    code, out, err = await specinfer(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("specinfer: error: ")
-    assert err.count("\n") == 1
-    assert message in err
-
-
 def _states() -> list[generation_pb2.StatusReply]:
     return [
         generation_pb2.StatusReply(gateway_id="g1", steps=steps, new_tokens=3 * steps)
@@ -178,16 +148,6 @@ async def test_watch_writes_a_block_each_time_and_ends_after_the_last() -> None:
         assert "steps/s, 3.00 tokens each" in block
 
 
-async def test_watch_refreshes_in_a_terminal() -> None:
-    async with fake_gateways([]) as (gateway,):
-        gateway.states = _states()
-        flags = ["--watch", "--count", "3", "--interval-seconds", "0.1", "--address", gateway.address]
-        variables = {"FORCE_COLOR": "1", "COLUMNS": "100", "TERM": "xterm"}
-        code, out, _ = await ended(await started("status", *flags, **variables))
-    assert code == 0
-    assert "\x1b[1A" in out, "moves the cursor up to overwrite the block"
-
-
 async def test_watch_continues_without_the_gateway_and_ends_on_ctrl_c() -> None:
     async with fake_gateways([]) as (gateway,):
         gateway.states = _states()
@@ -203,12 +163,6 @@ async def test_watch_continues_without_the_gateway_and_ends_on_ctrl_c() -> None:
         _, err = await process.communicate()
     assert process.returncode == 130, err
     assert b"Traceback" not in err
-
-
-async def test_watch_without_a_gateway_is_an_error() -> None:
-    code, _, err = await specinfer("status", "--watch", "--address", "127.0.0.1:1")
-    assert code == 1
-    assert err.startswith("specinfer: error: no gateway at 127.0.0.1:1: start one with")
 
 
 async def test_generate_passes_its_trace_to_the_gateway() -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from specinfer import AsyncClient, Client, Patience, RequestFailedError, UnavailableError
-from tests.integration.failures.test_gateways import LONG
 from tests.support.network.fake_gateway import Turn, fake_gateways
-from tests.support.system import running_system, until
 
 HANGS = Turn(replies=3, hangs=True)
 CLOSED = "the client was closed"
@@ -57,24 +55,6 @@ async def test_running_calls_end_when_the_client_is_closed(name: str) -> None:
         async with asyncio.timeout(60):
             with pytest.raises(UnavailableError, match=CLOSED):
                 await using
-
-
-async def test_a_call_that_waits_for_its_answer_ends_when_the_client_is_closed() -> None:
-    async with fake_gateways([]) as (gateway,):
-        requested = asyncio.Event()
-
-        async def silent(*_: Any) -> Any:
-            requested.set()
-            await asyncio.Event().wait()
-
-        gateway.Status = silent  # type: ignore[method-assign]
-        client = AsyncClient(gateway.address)
-        using = asyncio.ensure_future(client.status())
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(client.close())
-        with pytest.raises(UnavailableError, match=CLOSED):
-            await using
-        await closing
 
 
 async def test_a_pause_before_another_attempt_ends_when_the_client_is_closed() -> None:
@@ -151,17 +131,3 @@ async def test_a_request_that_ended_is_not_cancelled(wanted: bool) -> None:
             except RequestFailedError:
                 assert not wanted
         assert gateway.cancelled == []
-
-
-async def test_a_gateway_runs_nothing_for_a_task_that_was_cancelled(redis_url: str) -> None:
-    async with (
-        running_system(redis_url, linger_seconds=1000.0) as system,
-        AsyncClient(system.address) as client,
-    ):
-        begun = asyncio.Event()
-        asking = asyncio.create_task(
-            client.generate("hi", lambda _: begun.set(), chat=False, max_new_tokens=LONG, ignore_eos=True)
-        )
-        await begun.wait()
-        asking.cancel()
-        await until(lambda: not system.loop.scheduler.running)

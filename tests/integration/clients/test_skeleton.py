@@ -63,9 +63,3 @@ async def test_points_are_written_concurrently_with_the_same_text_as_alone(
     assert text == "\n\n".join(
         f"{i}. {p}: {t}" for i, (p, t) in enumerate(zip(POINTS, alone, strict=True), 1)
     )
-
-
-async def test_a_question_that_does_not_fit_is_answered_as_usual(redis_url: str) -> None:
-    async with running_system(redis_url, {}) as system, AsyncClient(system.address) as client:
-        usual = await client.generate("hm?", max_new_tokens=12)
-        assert await skeleton.answer(client, "hm?", 12) == usual.text

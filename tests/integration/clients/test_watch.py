@@ -170,13 +170,6 @@ async def test_bad_ids_and_too_many_watches_are_refused(redis_url: str) -> None:
         await watch(system, "has room now")
 
 
-async def test_a_gateway_that_ends_ends_its_watches(redis_url: str) -> None:
-    async with running_system(redis_url, drain_seconds=5.0) as system:
-        call = await watch(system, "never comes")
-        await system.gateway.drain()
-        assert await refused(call) is grpc.StatusCode.UNAVAILABLE
-
-
 async def test_no_step_is_sent_before_it_is_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         call, store, redis_is_back = await watch(system, "held"), system.store, asyncio.Event()

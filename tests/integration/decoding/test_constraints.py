@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -21,7 +20,7 @@ from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.sampling_codec import encode_constraint
 from tests.support.constraints.schemas import SCHEMAS, TEXTS
 from tests.support.oracle import chain, default_target, greedy
-from tests.support.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until
+from tests.support.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system
 from tests.support.tiny_models import reference_logits
 
 OFF, SEQUENCE, TREE = (
@@ -35,13 +34,6 @@ EOS = 0
 FINISHED = generation_pb2.FINISH_REASON_CONSTRAINT
 CONSTRAINTS = [Constraint(ConstraintKind.JSON_SCHEMA, text) for text in TEXTS]
 PROMPTS = [[5 + index, 17, 3, 88, 41] for index in range(len(CONSTRAINTS))]
-OTHERS = {
-    "[ab]{2,5}c+d": Constraint(ConstraintKind.REGEX, "[ab]{2,5}c+d"),
-    "(no|yes|maybe)": Constraint.choice(["yes", "no", "maybe"]),
-    r"[0-9]{2}([+*][0-9]{2})?": Constraint(
-        ConstraintKind.GRAMMAR, 'start: n (("+" | "*") n)?\nn: DIGIT DIGIT\nDIGIT: /[0-9]/'
-    ),
-}
 
 
 @cache
@@ -115,60 +107,6 @@ async def test_thirty_schemas_are_answered_as_by_constrained_plain_decoding(
     assert accepted > sum(summary.stats.steps for *_, summary in answers) / 2
 
 
-async def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(redis_url: str) -> None:
-    """This covers regular expressions, choices and grammars, too."""
-    constraints = [*OTHERS.values(), *CONSTRAINTS[10:26:3]]
-
-    async def answers(system: System, **fields: Any) -> list[tuple[list[int], str]]:
-        texts = await asyncio.gather(
-            *(
-                ask(system, PROMPTS[seed], one, temperature=1.3, top_p=0.95, seed=seed, **fields)
-                for seed, one in enumerate(constraints)
-            )
-        )
-        return [answer[:2] for answer in texts]
-
-    async with running_system(redis_url, drafters(), eos=EOS) as system:
-        plain = await answers(system, speculation=OFF)
-        assert await answers(system) == plain
-        assert system.gateway.observer.totals.counts.accepted > 0
-    for pattern, (_, text) in zip(OTHERS, plain, strict=False):
-        assert re.fullmatch(pattern, text)
-    assert plain[0][0] != constrained_greedy(tuple(PROMPTS[0]), constraints[0])
-
-
-async def test_a_matcher_is_rebuilt_when_the_verifier_has_forgotten(redis_url: str) -> None:
-    """The verifier drops all requests in every fifth step, and reads them again in chunks."""
-    requested = list(zip(PROMPTS, CONSTRAINTS, strict=True))[20:26]
-    async with running_system(redis_url, drafters(), eos=EOS, prefill_chunk=24) as system:
-        steps = system.forget_every(5)
-        answers = await asyncio.gather(*(ask(system, *one) for one in requested))
-    assert len(steps) > 10
-    assert [tokens for tokens, *_ in answers] == [constrained_greedy(tuple(p), c) for p, c in requested]
-
-
-async def test_forced_tokens_come_without_speculators(redis_url: str) -> None:
-    """Keys of an object are forced: steps commit several tokens without any drafter."""
-    constraint = Constraint(
-        ConstraintKind.JSON_SCHEMA,
-        json.dumps(
-            {
-                "type": "object",
-                "properties": {"a_long_name": {"type": "boolean"}},
-                "required": ["a_long_name"],
-                "additionalProperties": False,
-            }
-        ),
-    )
-    async with running_system(redis_url, eos=EOS) as system:
-        tokens, _, summary = await ask(system, PROMPTS[0], constraint)
-        off, _, plainly = await ask(system, PROMPTS[0], constraint, speculation=OFF)
-    assert tokens == off == constrained_greedy(tuple(PROMPTS[0]), constraint)
-    assert plainly.stats.steps == len(tokens)
-    assert summary.stats.steps < len(tokens) - 10
-    assert not summary.stats.speculators
-
-
 BAD = [
     ({"json_schema": '{"type": "object",}'}, "constraint.json_schema", "line 1, column 19"),
     (
@@ -194,35 +132,6 @@ async def test_bad_constraints_are_refused_by_field_and_position(redis_url: str)
             details = caught.value.details() or ""
             assert details.startswith(f"{field} = ")
             assert where in details
-
-
-async def test_a_constraint_may_take_long_to_compile(redis_url: str) -> None:
-    """Other requests continue while it is compiled."""
-    slow = [
-        common_pb2.Constraint(json_schema=json.dumps({"type": "integer", "multipleOf": m, "minimum": 0}))
-        for m in (99991, 100003)
-    ]
-    async with running_system(redis_url, {"wrong": ScriptedDrafter(wrong)}, eos=EOS) as system:
-
-        async def ask_again_and_again(number: int) -> None:
-            while True:
-                await system.tokens([5 + number], max_new_tokens=400)
-
-        others = [asyncio.create_task(ask_again_and_again(number)) for number in range(3)]
-        await until(lambda: system.loop.steps > 20)
-        steps = system.loop.steps
-        answers = await asyncio.gather(
-            *(
-                system.generate([9, 3], max_new_tokens=4, constraint=constraint, speculation=mode)
-                for constraint, mode in zip(slow, (OFF, TREE), strict=True)
-            )
-        )
-        assert system.loop.steps - steps > 50, "the others do not wait for the compiler"
-        for other in others:
-            assert not other.done(), "they have run all the time"
-            other.cancel()
-    for replies in answers:
-        assert re.fullmatch("0|[1-9][0-9]{0,3}", "".join(reply.text for reply in replies).strip())
 
 
 async def test_masks_over_the_budget_are_an_invalid_argument(redis_url: str) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from specinfer import AsyncClient
-from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from tests.integration.decoding.test_adjustments import LENGTH, PROMPTS, WISHES, knowing
 from tests.support.oracle import default_target
@@ -84,27 +82,3 @@ async def test_trees_and_plain_decoding_report_the_models_log_probabilities(redi
             assert actual == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
         else:
             assert [len(row) for row in tops] == ([1] * LENGTH if index % 4 == 1 else [])
-
-
-async def test_the_client_gets_them_typed_also_of_a_request_that_ended(redis_url: str) -> None:
-    async with (
-        running_system(redis_url, {"knowing": ScriptedDrafter(knowing)}) as system,
-        AsyncClient(system.address) as client,
-    ):
-        answer = await client.generate(PROMPTS[0], max_new_tokens=LENGTH, logprobs=True, top_logprobs=2)
-        rest = await client.attach(answer.request_id, 7).read()  # from Redis
-        with pytest.raises(Exception, match="top_logprobs = 21: must be in"):
-            await client.generate("hi", logprobs=True, top_logprobs=21)
-        with pytest.raises(Exception, match="top_logprobs = 1: must be 0 without logprobs"):
-            await client.generate("hi", top_logprobs=1)
-    assert [row.chosen.token_id for row in answer.token_logprobs] == answer.token_ids
-    assert [row.chosen.logprob for row in answer.token_logprobs] == answer.logprobs
-    assert {len(row.top) for row in answer.token_logprobs} == {2}
-    assert all(row.top[0] == row.chosen for row in answer.token_logprobs), "greedy"
-    rows = (
-        answer.token_logprobs[:-1]
-        if answer.finish_reason is FinishReason.STOP_TOKEN
-        else answer.token_logprobs
-    )
-    assert "".join(row.chosen.text for row in rows).endswith(answer.text[-3:])
-    assert rest.token_logprobs == answer.token_logprobs[7:]

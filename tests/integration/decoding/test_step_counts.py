@@ -14,10 +14,9 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.session import persist
-from gateway.session.persist import Persistence
 from specinfer.service.stream import WireMeter
 from tests.support.oracle import greedy
-from tests.support.system import System, running_system, until
+from tests.support.system import System, running_system
 
 PROMPTS = [[5, 6, 7], [9, 8, 7], [11, 5, 9], [6, 6, 30]]
 TOKENS = 60
@@ -113,39 +112,3 @@ async def test_fast_steps_share_a_delivery_but_first_tokens_and_ends_do_not_wait
     assert [len(reply.token_ids) for reply in replies] == [0, 1, TOKENS - 1]  # accepted, first, rest
     assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)
     assert len(rows) == 2
-
-
-async def test_more_steps_than_may_wait_are_delivered_before_their_time(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(persist, "_APART_S", 3600.0)
-    monkeypatch.setattr(persist, "_MAX_WAITING", 8)
-    async with running_system(redis_url) as system:
-        replies = await asyncio.wait_for(system.generate(PROMPTS[0], max_new_tokens=TOKENS), 60)
-    assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)
-    assert len(replies) > TOKENS // 16
-
-
-async def test_tokens_that_come_during_a_write_are_in_the_next_one(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the store does not answer, the loop continues to its limit; one write has these steps."""
-    monkeypatch.setattr(persist, "_MAX_WAITING", 16)
-    async with running_system(redis_url) as system:
-        append, going_on, rows = system.store.append, asyncio.Event(), list[list[int]]()
-
-        async def delayed(progress: Any, *arguments: Any) -> Any:
-            rows.append([len(item.tokens) for item in progress])
-            if len(rows) == 2:
-                await going_on.wait()
-            return await append(progress, *arguments)
-
-        monkeypatch.setattr(system.store, "append", delayed)
-        reading = asyncio.create_task(system.generate(PROMPTS[0], max_new_tokens=TOKENS))
-        persistence: Persistence = system.loop.persistence
-        await until(lambda: len(persistence._waiting) >= 16)
-        assert len(rows) == 2, "writes do not overlap"
-        going_on.set()
-        replies = await reading
-    assert rows[2] == [16], "one item has the steps of the request"
-    assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)

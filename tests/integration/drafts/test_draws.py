@@ -3,13 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from specinfer.drafters import DrafterDescription, DraftJob
-from specinfer.remote.faults import IN_A_ROW
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.clients import request_id_of
 from tests.support.exactness.markov import REQUESTS, TOKENS, markov, p_value, sampled, serving
@@ -82,17 +80,6 @@ async def test_a_new_drawing_service_does_not_draft_for_running_requests(redis_u
         assert "early" not in {request_id_of(job.request_id) for job in late.jobs[asked_before:]}
         await system.tokens(PROMPT, temperature=0.7, seed=5, request_id="later")
     assert "later" in {request_id_of(job.request_id) for job in late.jobs}
-
-
-async def test_draws_of_a_speculator_that_does_not_declare_them_are_dropped(redis_url: str) -> None:
-    drafter = drawing()
-    drafter.description = replace(drafter.description, draws=False)
-    async with running_system(redis_url, {"liar": drafter}) as system:
-        plain = await system.tokens(PROMPT, temperature=0.7, seed=5, speculation=3)
-        assert await system.tokens(PROMPT, temperature=0.7, seed=5) == plain
-        (service,) = system.loop.pool.services
-    assert service.faults.malformed >= IN_A_ROW
-    assert service.faults.quarantines[0] >= 1
 
 
 async def test_a_step_with_draws_waits_for_late_services(redis_url: str) -> None:

@@ -5,7 +5,6 @@ decoding. If they are drawn, seed and request id give the same text in every pro
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,14 +13,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from specinfer.drafters import Drafter, DrafterDescription, DraftJob
-from specinfer.drafters.lookahead import LookaheadDrafter, LookaheadShape
-from specinfer.drafters.recycling import RecyclingDrafter
+from specinfer.drafters import Drafter, DraftJob
 from specinfer.llm import LLM, SamplingParams
 from specinfer.tree import TokenTree
-from tests.integration.drafts.rows import PROMPT, ROWS, THOROUGH, Row
-from tests.support.exactness.markov import markov, p_value, sampled, serving
 from tests.support.local import tiny_llm
+from tests.support.models.drafters import PROMPT, ROWS, THOROUGH, Row
 from tests.support.oracle import greedy
 from tests.support.system import System, running_system, until
 from tests.support.tiny_models import tiny_transformers
@@ -166,60 +162,3 @@ async def test_drafts_change_no_token(redis_url: str, tmp_path: Path, name: str,
     cache = getattr(getattr(drafter, "_runner", None), "cache", None)
     if cache is not None:
         cache.check()
-
-
-@pytest.mark.parametrize(("name", "accepted"), [("recycling", 4), ("lookahead", 4), ("suffix", 11)])
-async def test_a_request_profits_from_earlier_ones(
-    redis_url: str, tmp_path: Path, name: str, accepted: int
-) -> None:
-    drafter = ROWS[name].make(tmp_path)
-    async with running_system(redis_url, {name: drafter}, tree_nodes=24, step_nodes=96) as system:
-        await asyncio.gather(*(system.tokens(prompt) for prompt in (PROMPT, PROMPT[3:], PROMPT[::-1])))
-        await until(
-            lambda: not getattr(drafter, "_requests", None)
-        )  # the drafter has learnt from finished answers
-        replies = await system.generate(PROMPT)
-    assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPT, TOKENS)
-    assert replies[-1].summary.stats.accepted >= accepted
-
-
-LOOK_UPS = ("ngram", "suffix", "recycling", "lookahead")
-
-
-def look_ups(path: Path) -> dict[str, Drafter]:
-    """Return all drafters without a model."""
-    return {name: ROWS[name].make(path) for name in LOOK_UPS}
-
-
-async def test_tokens_of_all_merged_methods_are_accepted(redis_url: str, tmp_path: Path) -> None:
-    """The texts repeat themselves."""
-    accepted: Counter[str] = Counter()
-    async with running_system(redis_url, look_ups(tmp_path), tree_nodes=24, step_nodes=96) as system:
-        for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
-            replies = await system.generate(prompt, max_new_tokens=40)
-            assert [token for reply in replies for token in reply.token_ids] == greedy(prompt, 40)
-            accepted.update(
-                {speculator.name: speculator.accepted for speculator in replies[-1].summary.stats.speculators}
-            )
-    assert min(accepted[name] for name in LOOK_UPS) > 0
-
-
-@pytest.mark.statistical
-async def test_merged_points_follow_the_target(redis_url: str, tmp_path: Path) -> None:
-    """Chi-square test, see `p_value`; the negative control is another chain.
-
-    False alarms: 1e-4. A total variation of 0.09 is found with probability 0.99.
-    """
-    target = markov(1)
-    drafters = {
-        "ngram": ROWS["ngram"].make(tmp_path),
-        "suffix": ROWS["suffix"].make(tmp_path),
-        "recycling": RecyclingDrafter(DrafterDescription(target_top_k=3)),
-        "lookahead": LookaheadDrafter(DrafterDescription(target_top_k=1), LookaheadShape(2, 3, 4)),
-    }
-    async with serving(redis_url, drafters, target, 8) as system:
-        texts = await sampled(system, range(16), 80)
-        services = system.loop.pool.services
-    assert all(service.counters.answered and not service.faults.malformed for service in services)
-    assert p_value(target, texts) > 1e-4
-    assert p_value(markov(2), texts) < 1e-4

@@ -7,12 +7,10 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 import torch
 
 from specinfer.drafters import DrafterDescription
 from specinfer.model.batch import Segment
-from tests.support.forgetting import forget_once
 from tests.support.oracle import always, greedy
 from tests.support.system import ScriptedDrafter, running_system
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -71,27 +69,6 @@ async def test_two_services_read_different_layers_of_two_requests(redis_url: str
             assert (start, [at for at, _ in more]) == (0, [])
             assert len(states) == len(context) - 1, "the last token's are not computed yet"
             assert_are_the_targets(0, states, context, layers)
-
-
-async def test_without_readers_nothing_is_stored_or_sent(redis_url: str) -> None:
-    async with running_system(redis_url, {"blind": (blind := ScriptedDrafter(always))}) as system:
-        await system.tokens(PROMPT)
-        assert system.verifier.runner.features.layers == ()
-    assert all(job.features is None for job in blind.jobs)
-
-
-async def test_a_service_that_lost_its_state_gets_all_states_again(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the middle of the request, the gateway's view of the service's state is wrong (RESYNC)."""
-    forget_once(monkeypatch)
-    reader = Reader([3])
-    async with running_system(redis_url, {"reader": reader}) as system:
-        assert await system.tokens(PROMPT, max_new_tokens=40) == greedy(PROMPT, 40)
-    first, second = reader.stretches()
-    assert (first[0], second[0]) == (0, 0)
-    assert len(second[1]) == len(reader.last_context()) - 1
-    assert_are_the_targets(0, second[1], reader.last_context(), [3])
 
 
 async def test_states_of_cached_and_of_chunked_prompts(redis_url: str) -> None:

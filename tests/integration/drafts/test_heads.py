@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from specinfer.drafters import DrafterDescription
-from specinfer.drafters.heads import BlockwiseDrafter, HeadsDrafter, HeadsRunner, MedusaDrafter
+from specinfer.drafters.heads import BlockwiseDrafter, HeadsDrafter, HeadsRunner
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.v1 import generation_pb2
-from tests.support.forgetting import forget_once
 from tests.support.oracle import greedy
 from tests.support.system import running_system
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -67,16 +66,3 @@ async def test_a_perfect_predictor_takes_a_pass_for_every_block(redis_url: str, 
         assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, count)
         assert stats(replies).steps == 1 + ceil((count - 1) / block) <= count / block + 1.5
         assert stats(replies).drafted <= K * stats(replies).steps, "a chain, though trees may have more nodes"
-
-
-async def test_heads_draft_again_when_a_service_that_lost_its_state_has_the_newest(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a RESYNC, one step has no draft; all other steps commit a whole block."""
-    forget_once(monkeypatch)
-    async with running_system(redis_url, {"medusa": perfect(MedusaDrafter, 41)}) as system:
-        replies = await system.generate(PROMPT, max_new_tokens=41)
-    assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, 41)
-    histogram = list(stats(replies).acceptance_histogram)
-    assert histogram[0] == 2, "the pass over the prompt, and the step without a draft"
-    assert sum(histogram) == 2 + ceil((41 - 2) / (K + 1))

@@ -3,23 +3,14 @@
 import asyncio
 from itertools import pairwise
 
-import pytest
-import torch
-
 from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
-from specinfer.drafters.recycling import RecyclingDrafter
-from specinfer.model.sampling.distributions import most_probable
 from specinfer.tree import TokenTree
 from speculator_svc.clients import request_id_of
-from tests.support.oracle import always, default_target, first, greedy
-from tests.support.system import VOCABULARY, ScriptedDrafter, running_system
+from tests.support.oracle import default_target, first, greedy
+from tests.support.system import ScriptedDrafter, running_system
 from tests.support.tiny_models import reference_logits
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
-
-
-def recycler(k: int = 4) -> RecyclingDrafter:
-    return RecyclingDrafter(DrafterDescription(vocab_size=VOCABULARY, target_top_k=k))
 
 
 class Reader(ScriptedDrafter):
@@ -58,20 +49,3 @@ async def test_two_services_read_predictions_at_all_nodes(redis_url: str) -> Non
                 assert texts is not None
                 assert texts.token_ids.tolist() == tree.token_ids.tolist()
                 assert texts.top_k.tolist() == rows.topk(k).indices.tolist()
-
-
-async def test_without_readers_nothing_is_computed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    computed: list[int] = []
-
-    def counted(logits: torch.Tensor, k: int) -> torch.Tensor:
-        computed.append(k)
-        return most_probable(logits, k)
-
-    monkeypatch.setattr("specinfer.verification.tree_verifier.most_probable", counted)
-    async with running_system(redis_url, {"blind": ScriptedDrafter(always)}) as system:
-        await system.tokens(PROMPT)
-    async with running_system(redis_url, {"recycling": recycler(4)}) as system:
-        await system.tokens(PROMPT, speculation=3)
-        assert computed == [], "neither without readers nor for a request without speculation"
-        steps = (await system.generate(PROMPT))[-1].summary.stats.steps
-        assert computed == [4] * steps

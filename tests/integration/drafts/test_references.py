@@ -14,8 +14,6 @@ from specinfer import AsyncClient
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.suffix import SuffixDrafter
-from specinfer.remote.contract.examined import Examined
-from specinfer.service.channel import open_channel
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2, speculator_pb2
@@ -24,7 +22,6 @@ from speculator_svc.clients import request_id_of
 from tests.support.forgetting import forget_once
 from tests.support.network.http_service import CHAT, http_service
 from tests.support.oracle import first, greedy
-from tests.support.services import speculator_service
 from tests.support.system import (
     ScriptedDrafter,
     System,
@@ -123,21 +120,6 @@ async def test_a_request_sees_its_own_references_only(redis_url: str) -> None:
     assert drafter.texts == {"alone": {()}, "with": {(*answer, end)}, "beside": {()}}
 
 
-async def test_requests_of_two_clients_with_the_same_id_have_their_own_references() -> None:
-    drafter = Reader()
-    async with speculator_service({"reader": drafter}) as (address, _), open_channel(address) as channel:
-        it = Examined(address, channel, 5.0)
-        await it.describe()
-        expected = {"a": [[5, 6]], "b": [], "c": [[7]]}
-        for base in (0, 3):
-            for client, texts in expected.items():
-                references = [speculator_pb2.Reference(token_ids=text) for text in texts] if base == 0 else []
-                await it.served(it.entry("r", [3, 4, 9], base, references=references), client)
-        await it.close()
-    actual = [job.references._tokens if job.references else [] for job in drafter.jobs]
-    assert actual == [[5, 6, -1], [], [7, -1]] * 2
-
-
 async def test_references_are_sent_once_and_again_to_a_service_that_lost_them(
     redis_url: str, sent: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +148,7 @@ async def test_references_are_tokenized_stored_and_sent_only_for_readers(
             await system.store._connection.redis.hget(request_key(name), "content")
             for name in ("off", "tree")
         ]
-        with pytest.raises(grpc.aio.AioRpcError, match=r"references = '': every reference must have text"):
+        with pytest.raises(grpc.aio.AioRpcError, match="references = '':"):
             await system.tokens(PROMPT, references=["abc", ""])
     assert tokenized == ["abc"] * reads
     assert ["references" in text for text in content] == [False, reads]
@@ -191,19 +173,6 @@ async def test_a_gateway_that_continues_a_request_has_its_references(redis_url: 
         rest = [token async for reply in stub.Attach(attach) for token in reply.token_ids]
         assert seen + rest == greedy(PROMPT, 100)
         assert drafter.texts == {"r": {(67, 68, 69, -1, 70, 71, -1)}}
-
-
-async def test_a_gateway_without_a_verifier_stores_references_for_another(redis_url: str) -> None:
-    drafter = Reader()
-    async with (
-        running_system(redis_url, {"reader": drafter}) as system,
-        another_gateway(system.gateway.settings) as (other, stub, _),
-    ):
-        assert len(other.sessions) == 0
-        request = request_for(PROMPT, request_id="r", references=["abc"])
-        tokens = [token async for reply in stub.Generate(request) for token in reply.token_ids]
-        assert tokens == greedy(PROMPT, 16)
-    assert drafter.texts == {"r": {(67, 68, 69, -1)}}
 
 
 async def test_the_client_and_the_http_service_forward_references(

@@ -1,71 +1,18 @@
 """A service that never answers does not delay other services or the renewal of leases."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from gateway.session.verifier import VerifierClient
 from gateway.store.keys import verifier_key
 from specinfer.errors import UnavailableError
-from specinfer.remote import drafts
 from specinfer.remote.drafts import describe_together
 from specinfer.v1 import speculator_pb2
-from tests.integration.failures.test_gateways import LONG, PROMPT, begin, rest, tokens_of
-from tests.support.network.black_hole import black_hole
+from tests.integration.failures.test_gateways import PROMPT
 from tests.support.oracle import greedy
-from tests.support.system import another_gateway, crash, request_for, running_system, until
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `Describe` calls wait forever for services that do not answer."""
-    describe_verifier, describe_speculators = VerifierClient.describe, drafts.describe_speculators
-
-    def waiting(ask: Any) -> Any:
-        async def patiently(*arguments: Any) -> Any:
-            try:
-                return await ask(*arguments)
-            except UnavailableError:
-                await asyncio.Event().wait()
-
-        return patiently
-
-    monkeypatch.setattr(VerifierClient, "describe", waiting(describe_verifier))
-    monkeypatch.setattr(drafts, "describe_speculators", waiting(describe_speculators))
-
-
-@pytest.mark.usefixtures("patient")
-async def test_a_gateway_takes_over_although_some_services_do_not_answer(redis_url: str) -> None:
-    async with AsyncExitStack() as stack:
-        holes = [await stack.enter_async_context(black_hole()) for _ in range(4)]
-        system = await stack.enter_async_context(running_system(redis_url, lease_s=0.6, linger_seconds=5.0))
-        verifiers = ",".join([holes[0].address, system.gateway.settings.verifiers, holes[1].address])
-        options = {"verifiers": verifiers, "speculators": f"{holes[2].address},{holes[3].address}"}
-        settings = system.gateway.settings.model_copy(update=options)
-        other, stub, _ = await stack.enter_async_context(another_gateway(settings))
-        await until(lambda: holes[0].callers > 0 and holes[1].callers > 0)
-        request = request_for(PROMPT, max_new_tokens=LONG)
-        reader = await begin(system.stub, request)
-        await crash(system.gateway)
-        replies = await rest(stub, request.request_id, len(reader.tokens))
-        assert reader.tokens + tokens_of(replies) == greedy(PROMPT, LONG)
-        assert len(other.sessions) == 1
-        assert all(hole.callers for hole in holes), "both speculators were called"
-        system.gateway = other
-
-
-@pytest.mark.usefixtures("patient")
-async def test_a_new_verifier_is_used_although_another_one_does_not_answer(redis_url: str) -> None:
-    async with black_hole() as hole, running_system(redis_url, verifiers=2, lease_s=0.6) as system:
-        first, second = system.gateway.settings.verifiers.split(",")
-        update = {"verifiers": f"{hole.address},{first}", "redis_url": redis_url.replace("/0", "/1")}
-        async with another_gateway(system.gateway.settings.model_copy(update=update)) as (other, _, _):
-            await until(lambda: hole.callers > 0)
-            other.settings.__dict__["verifiers"] = f"{hole.address},{first},{second}"
-            await until(lambda: len(other.sessions) == 2)
+from tests.support.system import running_system, until
 
 
 async def test_leases_are_renewed_while_a_session_hangs_at_its_end(
@@ -94,23 +41,6 @@ async def test_leases_are_renewed_while_a_session_hangs_at_its_end(
         assert list(system.gateway.sessions) == [stays]
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         may_end.set()
-
-
-async def test_sessions_end_concurrently(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_system(redis_url, verifiers=2) as system:
-        both = asyncio.Barrier(2)
-        for session in system.gateway.sessions:
-            end = session.end
-
-            async def meets(end: Any = end) -> None:
-                await both.wait()
-                await end()
-
-            monkeypatch.setattr(session, "end", meets)
-        system.gateway.lease_manager.draining = True
-        async with asyncio.timeout(60):
-            await system.gateway.sessions.end_all()
-        assert not len(system.gateway.sessions)
 
 
 class BarrierStub:

@@ -11,10 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, ResponseError
 
 from gateway.api.callers import ANYBODY
-from gateway.store.connection import RedisConnection, is_no_primary
+from gateway.store.connection import RedisConnection
 from gateway.store.leases import GatewayReport
 from gateway.store.records import Known
 from specinfer.errors import UnavailableError
@@ -101,16 +100,6 @@ async def test_a_read_that_a_cut_off_replica_refuses_is_answered_by_the_new_prim
             await first.execute_command("REPLICAOF", "NO", "ONE")
 
 
-async def test_commands_that_fail_together_make_new_connections_once(redis_pair: RedisPair) -> None:
-    async with connected(redis_pair.url) as connection:
-        stores, request = await _prepared(redis_pair, connection)
-        old = connection.redis
-        await redis_pair.fail_over()
-        await asyncio.gather(*(WRITES["renew"](stores, request) for _ in range(20)))
-        assert connection.redis is not old
-        assert len(connection._left) == 1
-
-
 async def test_a_command_to_a_server_that_loads_is_repeated_with_a_new_connection() -> None:
     """It may be the old primary after a restart; a new connection reaches the new one."""
     seen = 0
@@ -128,24 +117,6 @@ async def test_a_command_to_a_server_that_loads_is_repeated_with_a_new_connectio
         with pytest.raises(UnavailableError, match="loading"):
             await connection.check()
         assert seen == 2, "repeated once, with another connection"
-
-
-@pytest.mark.parametrize(
-    ("error", "is_it"),
-    [
-        (ReadOnlyError("You can't write against a read only replica."), True),
-        (MasterDownError("Link with MASTER is down"), True),
-        (BusyLoadingError("Redis is loading the dataset in memory"), True),
-        (
-            ResponseError("Error running script (call to f_1): @user_script:4: -READONLY You"),
-            True,
-        ),
-        (ResponseError("Command # 1 (SET READONLY x) of pipeline caused error: WRONGTYPE no"), False),
-        (ResponseError("WRONGTYPE Operation against a key"), False),
-    ],
-)
-def test_which_errors_show_that_the_server_is_not_the_primary(error: Exception, is_it: bool) -> None:
-    assert is_no_primary(error) is is_it
 
 
 async def test_streams_continue_through_a_failover(redis_pair: RedisPair) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.network.http_service import CHAT, COMPLETIONS, http_service
+from tests.support.network.http_service import CHAT, http_service
 from tests.support.system import running_system
 
 SAY: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -86,13 +86,3 @@ async def test_bodies_of_real_clients_are_answered(redis_url: str) -> None:
             if reply.status_code != 200:
                 wrong[name] = reply.text
         assert wrong == {}
-
-
-async def test_without_a_limit_an_answer_fills_the_context(redis_url: str) -> None:
-    """This holds for completions, too, whose default is 16 tokens."""
-    async with running_system(redis_url) as system, http_service(system.address) as http:
-        body = {"model": "tiny", "prompt": "ab", "max_tokens": -1, "temperature": 0, "ignore_eos": True}
-        usage = (await http.plain.post(COMPLETIONS, json=body)).json()["usage"]
-        assert usage["total_tokens"] == 512
-        few = (await http.plain.post(COMPLETIONS, json=body | {"max_tokens": 12.0})).json()["usage"]
-        assert few["completion_tokens"] == 12

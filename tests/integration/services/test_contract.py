@@ -193,11 +193,6 @@ async def test_a_service_that_releases_nothing_is_found(monkeypatch: pytest.Monk
     assert broken(await findings({"a": NgramDrafter()})) == {"forgets what is released"}
 
 
-async def test_a_service_with_a_bad_description_is_found() -> None:
-    by_rule = await findings({"": NgramDrafter()})
-    assert "name: must have 1 to 128 characters" in by_rule["describes itself"].detail
-
-
 async def test_a_service_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def draft(*_: object) -> AsyncIterator[Reply]:
         raise NotImplementedError

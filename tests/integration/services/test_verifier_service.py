@@ -182,25 +182,6 @@ async def test_a_fault_that_no_entry_causes_ends_none(
     assert any("a step of 2 requests failed" in record.getMessage() for record in caplog.records)
 
 
-async def test_a_fault_while_settling_costs_those_requests_their_caches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with verifier_service() as (address, engine), open_channel(address) as channel:
-        stub = verifier_pb2_grpc.VerifierStub(channel)
-        settle, faults = engine.settle, [KeyError("a fault of ours")]
-
-        def raises() -> None:
-            if engine._unsettled and faults:
-                raise faults.pop()
-            settle()
-
-        monkeypatch.setattr(engine, "settle", raises)
-        replies = await one_reply(
-            stub.Verify, request([verify_entry("a")]), request([verify_entry("a", base_len=3)])
-        )
-        assert [v.status for reply in replies for v in reply.entries] == [OK, RESYNC]
-
-
 async def test_a_verifier_serves_the_latest_lease() -> None:
     async with verifier_service() as (address, engine), open_channel(address) as channel:
         no_lease, old, new = (VerifierClient(channel, fence=number) for number in (0, 4, 5))
@@ -236,23 +217,12 @@ async def test_another_verifier_process_is_noticed_at_its_first_answer() -> None
     async with verifier_service(instance_id="two", model_fingerprint="n", listen=address):
         await channel.channel_ready()
         for _ in range(2):
-            with pytest.raises(
-                ServiceChangedError, match=r"the verifier.s instance is now two instead of one"
-            ):
+            with pytest.raises(ServiceChangedError, match="instance is now two"):
                 await client.verify([entry], {})
         await client.describe()
         assert client.model_fingerprint == "n"
         await client.verify([entry], {})
     await channel.close()
-
-
-async def test_another_process_with_a_later_lease_is_another_process_first() -> None:
-    async with verifier_service(instance_id="two") as (address, _engine), open_channel(address) as channel:
-        client = VerifierClient(channel, fence=1)
-        client.instance_id = "one"
-        await VerifierClient(channel, fence=2).verify([step_entry("other", PROMPT)], {})
-        with pytest.raises(ServiceChangedError):
-            await client.verify([step_entry("r", PROMPT)], {})
 
 
 async def test_the_streams_of_a_gateway_that_has_ended_are_closed(redis_url: str) -> None:

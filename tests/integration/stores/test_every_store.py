@@ -211,6 +211,6 @@ async def test_requests_are_seen_and_cancelled_by_their_caller_only(alone: Alone
 async def test_waiting_requests_can_fill_a_store(alone: Alone) -> None:
     alone.store._max_unowned = 1
     await alone.store.create(state_of([]).request, KEY, ANYBODY, owned=False)
-    with pytest.raises(ExhaustedError, match="queue full: 1 requests wait"):
+    with pytest.raises(ExhaustedError, match="queue full"):
         await alone.store.create(state_of([]).request, KEY, ANYBODY, owned=False)
     assert await alone.store.create(state_of([]).request, KEY, ANYBODY, owned=True)

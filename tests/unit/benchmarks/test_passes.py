@@ -62,7 +62,7 @@ def test_gains_of_trees_divide_tokens_of_another_report_by_measured_passes() -> 
         "| 4 | 3 | 3.23 | 19.0 | 1.70x |",
     ]
     assert gains_table({2: 0.02}) == []
-    with pytest.raises(ValueError, match="nodes = 9: must be 0 to 8"):
+    with pytest.raises(ValueError, match="nodes = 9:"):
         tokens_a_step(9)
 
 

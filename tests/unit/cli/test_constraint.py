@@ -47,7 +47,7 @@ def test_the_client_has_four_kinds_of_constraints() -> None:
 
 
 def test_the_client_refuses_two_at_once_and_what_is_no_json() -> None:
-    with pytest.raises(InvalidInputError, match=r"regex = .*: cannot be combined with json_schema"):
+    with pytest.raises(InvalidInputError, match="regex = "):
         make_request("hi", json_schema={}, regex="a")
     with pytest.raises(InvalidInputError, match=r"json_schema = .*not JSON"):
         make_request("hi", json_schema={"a": {1, 2}})

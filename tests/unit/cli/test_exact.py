@@ -179,7 +179,7 @@ def test_two_servers_are_compared() -> None:
 
 
 def test_a_server_with_an_unknown_switch_needs_off_or_against() -> None:
-    with pytest.raises(Exception, match=r"--off = None: needed: .* vllm: give it as JSON, or --against"):
+    with pytest.raises(Exception, match="--off = None:"):
         run(server_of(honest, owner="vllm"))
     script = server_of(honest, owner="vllm")
     assert run(script, "--off", '{"spec": {"k": 0}}')[0] == 0
@@ -190,7 +190,7 @@ def test_a_server_with_an_unknown_switch_needs_off_or_against() -> None:
     ("options", "words"),
     [
         (["--off", "[1]"], "must be a JSON object"),
-        (["--off", "{"], "--off = '{': must be a JSON object: "),
+        (["--off", "{"], "--off = '{':"),
         (["--max-tokens", "0"], "--max-tokens = 0"),
         (["--max-tokens", "2000"], "status 400: .*at most 1000"),
         (["--against", "ftp://x"], "base_url = 'ftp://x'"),

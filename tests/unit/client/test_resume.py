@@ -142,7 +142,7 @@ def test_a_gap_is_an_error_and_nothing_after_it_is_given_out(
     machine, items = resume(), list[Item]()
     for reply in replies[:lost]:
         items.extend(machine.replied(reply))
-    with pytest.raises(BrokenStreamError, match="tokens between them are missing"):
+    with pytest.raises(BrokenStreamError, match="tokens between"):
         machine.replied(replies[lost + 1])
     count = sum(len(reply.token_ids) for reply in replies[:lost])
     assert joined(items) == (story.tokens[:count], story.text[: story.ends[count]], joined(items)[2])

@@ -66,5 +66,5 @@ def test_the_incremental_index_finds_the_matches_of_a_plain_search(context: list
 
 
 def test_bad_lengths_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"shortest = 5: must be in \[1, longest = 4\]"):
+    with pytest.raises(SettingError, match="shortest = 5:"):
         NgramDrafter(5, 4)

@@ -187,16 +187,16 @@ async def test_references_are_tokenized_separately(length: int) -> None:
 
 
 async def test_no_prompt_is_an_error() -> None:
-    with pytest.raises(InvalidInputError, match="prompt = None: needs text, chat or tokens"):
+    with pytest.raises(InvalidInputError, match="prompt = None:"):
         await decoder().decode(generation_pb2.GenerateRequest(), ANYBODY)
-    with pytest.raises(InvalidInputError, match="prompt = '': must not be empty"):
+    with pytest.raises(InvalidInputError, match="prompt = '':"):
         await decoded(text="")
 
 
 async def test_a_callers_priority_is_capped() -> None:
     caller = Caller("batch-jobs", max_priority=-1)
     assert (await decoded(caller, priority=-1)).priority == -1
-    with pytest.raises(DeniedError, match=r"priority = 0: the maximum of key 'batch-jobs' is -1"):
+    with pytest.raises(DeniedError, match="priority = 0:"):
         await decoded(caller)
 
 

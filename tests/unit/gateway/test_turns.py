@@ -42,7 +42,7 @@ async def test_the_limit_of_a_key_also_limits_waiting_requests() -> None:
 
         waiting = [asyncio.create_task(work()) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(ExhaustedError, match="key few: 2 requests wait for tokenizing"):
+        with pytest.raises(ExhaustedError, match="key few"):
             await work()
     await asyncio.gather(*waiting)
 

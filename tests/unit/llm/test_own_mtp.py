@@ -172,7 +172,7 @@ def test_the_generic_executor_drafts_with_ngrams_and_refuses_a_named_layer(tmp_p
     with LLM(path, **options) as llm:
         (output,) = llm.generate([CONTEXT], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
     assert output.outputs[0].token_ids
-    with pytest.raises(SettingError, match="generic executor returns no hidden states: choose another"):
+    with pytest.raises(SettingError, match="generic executor"):
         LLM(path, draft="mtp", **options)
 
 
@@ -180,17 +180,17 @@ def test_a_model_without_such_a_layer_is_refused(tmp_path: Path) -> None:
     file = Gguf.of(random_model("qwen3_5_text", vocab_size=len(bytewise()["tokenizer.ggml.tokens"])))
     file.others |= bytewise()
     path = str(file.write(tmp_path / "plain.gguf"))
-    with pytest.raises(SettingError, match=r"draft = .*: is the model itself, which has no layer .*nextn"):
+    with pytest.raises(SettingError, match="draft = "):
         draft_group(path, path)
     assert draft_group(path) == {"drafter": "ngram"}
-    with pytest.raises(SettingError, match=r"model = .*: has no layer that predicts further tokens \(nextn"):
+    with pytest.raises(SettingError, match="model = "):
         make_drafter("mtp", DrafterOptions(path, path))
 
 
 def test_it_drafts_for_its_own_model_only(tmp_path: Path) -> None:
     path = str(gguf_file("qwen3_5_text", tmp_path / "model.gguf").place)
     other = str(checkpoint("qwen3_5_text", tmp_path / "other").place)
-    with pytest.raises(SettingError, match="contains a draft for itself, not for"):
+    with pytest.raises(SettingError, match="draft for itself"):
         make_drafter("mtp", DrafterOptions(path, other))
 
 
@@ -199,5 +199,5 @@ def test_a_tensor_that_is_not_known_is_named(tmp_path: Path) -> None:
     weights = load_file(directory / "model.safetensors")
     save_file(weights | {"mtp.embed_tokens.weight": torch.ones(2, 2)}, directory / "model.safetensors")
     assert resolve_model(str(directory)) == directory
-    with pytest.raises(IncompatibleError, match=r"mtp\.embed_tokens\.weight: unknown tensor"):
+    with pytest.raises(IncompatibleError, match=r"mtp\.embed_tokens\.weight"):
         make_drafter("mtp", DrafterOptions(str(directory)))

@@ -366,10 +366,8 @@ def test_read_only_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_executors_that_copy_no_blocks_and_windows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingError, match=r"prefix_cache_directory = .*: the torch executor stores no prefixes"
-    ):
+    with pytest.raises(SettingError, match="prefix_cache_directory = "):
         runner_of(MODEL, executor="torch").keep_prefixes(tmp_path, "model", 1)
     windowed = runner_of(MODEL, executor="native", kv_window=64)
-    with pytest.raises(SettingError, match="must be empty with a windowed cache"):
+    with pytest.raises(SettingError, match="windowed cache"):
         windowed.keep_prefixes(tmp_path, "model", 1)

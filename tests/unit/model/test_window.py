@@ -149,9 +149,7 @@ def test_memory_does_not_grow() -> None:
 
 
 def test_a_window_without_room_is_refused_and_one_without_rotary_positions() -> None:
-    with pytest.raises(
-        SettingError, match="kv_window = 20: must be at least 32 tokens with 4 attention sinks"
-    ):
+    with pytest.raises(SettingError, match="kv_window = 20:"):
         runner_of(tiny_transformers("llama"), kv_window=20)
-    with pytest.raises(SettingError, match="kv_window = 64: must be 0 for a model without rotary positions"):
+    with pytest.raises(SettingError, match="kv_window = 64:"):
         runner_of(tiny_transformers("opt"), kv_window=64)

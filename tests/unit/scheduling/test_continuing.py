@@ -264,7 +264,7 @@ def test_a_full_queue_gives_a_time_to_retry() -> None:
     s.finish(s.states["running"], FinishReason.LENGTH, 13.0)
     s.plan(13.0)
     s.submit(request("waiting"), 13.0)
-    with pytest.raises(ExhaustedError, match="queue full: 1 requests are waiting") as caught:
+    with pytest.raises(ExhaustedError, match="queue full") as caught:
         s.submit(request("refused"), 13.0)
     assert caught.value.retry_after_s == pytest.approx(3.0)
     with pytest.raises(InvalidInputError, match="over the context"):

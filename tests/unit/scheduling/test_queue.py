@@ -264,7 +264,7 @@ def test_without_keys_all_requests_share_the_queue() -> None:
     s = scheduler(max_batch=1, max_waiting=100)
     for index in range(100):
         s.submit(request(str(index), ""), 0.0)
-    with pytest.raises(ExhaustedError, match="queue full: 100 requests are waiting"):
+    with pytest.raises(ExhaustedError, match="queue full"):
         s.submit(request("last", ""), 0.0)
 
 

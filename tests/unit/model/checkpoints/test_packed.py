@@ -188,7 +188,7 @@ def test_unsupported_schemes_are_refused(config: dict[str, Any], reason: str) ->
 def test_float8_without_scales_is_refused(tmp_path: Path) -> None:
     _, tensors = quantised("fp8, rows", tmp_path)
     save_file({n: t for n, t in tensors.items() if not n.endswith("scale")}, tmp_path / "model.safetensors")
-    with pytest.raises(IncompatibleError, match="is float8: must have weight_scale_inv or weight_scale"):
+    with pytest.raises(IncompatibleError, match="weight_scale_inv"):
         open_checkpoint(tmp_path)
 
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_without_the_declared_quantisation_is_refused(kind: str, tm
     plain = tiny_transformers("llama-untied", **SHAPE)
     quantised(kind, tmp_path)
     save_file(dict(plain.state_dict()), tmp_path / "model.safetensors")
-    with pytest.raises(IncompatibleError, match=r"quantization_config names .*, but no tensor is quantised"):
+    with pytest.raises(IncompatibleError, match="quantization_config"):
         load_model(tmp_path, OPTIONS)
 
 
@@ -215,7 +215,5 @@ def test_a_quantised_checkpoint_of_another_family_is_refused(tmp_path: Path) -> 
     save_random("cohere", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
-    with pytest.raises(
-        IncompatibleError, match="quant_method = 'gptq': not supported for model_type = 'cohere'"
-    ):
+    with pytest.raises(IncompatibleError, match="quant_method = 'gptq':"):
         load_model(tmp_path, OPTIONS)

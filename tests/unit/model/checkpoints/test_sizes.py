@@ -39,18 +39,16 @@ def test_a_draft_of_absurd_size_is_refused(method: str, target: Path, tmp_path: 
     for field in SHAPE:
         for value in (*ABSURD, 0):
             put(draft, field, value, "transformer_layer_config")
-            with pytest.raises(
-                IncompatibleError, match=f"transformer_layer_config.{field} = {value}: must be"
-            ):
+            with pytest.raises(IncompatibleError, match=f"transformer_layer_config.{field} = {value}:"):
                 load_draft(draft, target)
             (draft / "config.json").write_text(usual)
     put(draft, "speculative_tokens", 10**9, "speculators_config", "proposal_methods")
-    with pytest.raises(IncompatibleError, match=r"methods\.speculative_tokens = 1000000000: must"):
+    with pytest.raises(IncompatibleError, match=r"methods\.speculative_tokens = 1000000000:"):
         load_draft(draft, target)
     (draft / "config.json").write_text(usual)
     if method in ("dflash", "dspark"):
         put(draft, "block_size", 10**9)
-        with pytest.raises(IncompatibleError, match="block_size = 1000000000: must be"):
+        with pytest.raises(IncompatibleError, match="block_size = 1000000000:"):
             load_draft(draft, target)
 
 

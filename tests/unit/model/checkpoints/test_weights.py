@@ -282,12 +282,12 @@ def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(IncompatibleError, match="rope_type = 'dynamic'"):
         from_transformers(config)
-    with pytest.raises(SettingError, match="layers = 9: must be from 1 to 3"):
+    with pytest.raises(SettingError, match="layers = 9:"):
         from_transformers(tiny_transformers("llama").config).first_layers(9)
     state = dict(tiny_transformers("llama").state_dict())
     del state["model.norm.weight"]
     complete = from_transformers(tiny_transformers("llama").config)
-    with pytest.raises(IncompatibleError, match=r"lack model\.norm\.weight"):
+    with pytest.raises(IncompatibleError, match=r"model\.norm\.weight"):
         ModelRunner.build(complete, state, RunnerOptions())
 
 

@@ -138,7 +138,7 @@ def test_checkpoints_are_read_as_they_were_written(kind: type[HeadsSource], tmp_
     config = json.loads((tmp_path / "h" / "config.json").read_text())
     assert config["trained"] == {"seed": 1}
     (tmp_path / "h" / "config.json").write_text(json.dumps(config | {"num_heads": "many"}))
-    with pytest.raises(IncompatibleError, match="num_heads = 'many' must be a positive whole number"):
+    with pytest.raises(IncompatibleError, match="num_heads = "):
         load_draft(tmp_path / "h", target)
 
 

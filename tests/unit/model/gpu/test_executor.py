@@ -132,5 +132,5 @@ def test_a_windowed_cache_is_the_torch_executors() -> None:
 
 def test_without_a_gpu_the_error_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "interpreted", lambda: False)
-    with pytest.raises(SettingError, match=r"device = 'cpu': the gpu executor needs cuda"):
+    with pytest.raises(SettingError, match="device = 'cpu':"):
         launch.check_device("cpu")

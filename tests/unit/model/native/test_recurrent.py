@@ -206,9 +206,7 @@ def test_sixteen_nodes_count_as_one_state() -> None:
     runner.forward([Segment(first, [5], tokens_of(1, 17), [-1] * 17)])
     assert (states.needed, len(states)) == (3, 18)
     runner.forward([Segment(second, [5])])
-    with pytest.raises(
-        ExhaustedError, match="memory for recurrent states full: a request needs 4 more, 2 are free"
-    ):
+    with pytest.raises(ExhaustedError, match="needs 4 more, 2 are free"):
         runner.cache.reserve(second, 1, 32)
     runner.cache.commit(first, [3])
     assert (states.needed, len(states)) == (2, 2)
@@ -245,7 +243,7 @@ def test_memory_is_used_again() -> None:
 
 
 def test_prefixes_in_files_are_refused(tmp_path: Any) -> None:
-    with pytest.raises(SettingError, match="must be empty for models with recurrent layers"):
+    with pytest.raises(SettingError, match="recurrent layers"):
         make("qwen3_5_text").keep_prefixes(tmp_path, "model", 1 << 20)
 
 
@@ -311,7 +309,7 @@ def test_layers_on_disk_give_the_same_bits(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_options_for_attention_only_refuse_such_models(family: str) -> None:
     model = random_model(family)
-    with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*recurrent layers"):
+    with pytest.raises(IncompatibleError, match="kv_window = 64:"):
         runner_of(model, executor="native", kv_window=64)
-    with pytest.raises(SettingError, match="recurrent layers need the native or generic executor"):
+    with pytest.raises(SettingError, match="recurrent layers"):
         runner_of(model, executor="torch")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("sh", "make", "test", "grep", "touch", "echo")
 SHIM = "echo 'no version chosen' >&2; exit 127"  # the script of a version manager for an inactive version
 TOO_OLD = 'case "$2" in *version_info*) exit 1;; *) exit 0;; esac'

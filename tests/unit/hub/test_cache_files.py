@@ -83,9 +83,7 @@ def test_the_error_without_a_home_names_the_variable(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "expanduser", none)
     monkeypatch.setattr(Path, "home", lambda: none(Path()))
-    with pytest.raises(
-        SettingError, match="SPECINFER_CACHE = '': this user has no home directory; set the variable"
-    ):
+    with pytest.raises(SettingError, match="SPECINFER_CACHE = '':"):
         cache_directory()
 
 

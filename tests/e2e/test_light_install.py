@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 HIDE = """
 import contextlib, importlib.abc, io, json, runpy, sys
 HIDDEN, COMMANDS = frozenset(json.loads(sys.argv[1])), json.loads(sys.argv[2])

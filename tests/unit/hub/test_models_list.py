@@ -75,9 +75,9 @@ def test_removing_leaves_the_file(files: dict[str, Path]) -> None:
     assert files["small"].is_file()
     assert run("remove", str(files["large"]))
     assert [model.name for model in local_models()] == ["other"]
-    with pytest.raises(NotFoundError, match="model = 'small': not in the cache; cached are: other"):
+    with pytest.raises(NotFoundError, match="model = 'small':"):
         run("remove", "small")
-    with pytest.raises(NotFoundError, match=r"other\.gguf': not in the cache"):
+    with pytest.raises(NotFoundError, match=r"other\.gguf'"):
         run("remove", "/elsewhere/other.gguf")
     resolve_model(str(files["small"]))
     assert {model.name for model in local_models()} == {"small", "other"}
