@@ -182,15 +182,18 @@ class VerifierSessions:
 
     async def renew_lease(self, instance_id: str) -> None:
         """Claim a lost lease again; without success, end the session."""
-        session = self.by_instance.get(instance_id)
-        if session is None:
+        if instance_id not in self.by_instance:
             return
         lease = await self._leases.claim(instance_id)
-        if isinstance(lease, VerifierLease):
+        session = self.by_instance.get(instance_id)  # meanwhile it may have ended, or have a successor
+        if isinstance(lease, str):
+            if session is not None and lease != self._leases.gateway_id:
+                self.start_closing(session)
+                session.link.holder = lease
+        elif session is not None:
             session.continue_with(lease)
         else:
-            self.start_closing(session)
-            session.link.holder = lease
+            await self._leases.release(lease)
 
     def close_stopped(self) -> bool:
         """Start closing sessions with ended loops; return whether any loop has ended."""
@@ -200,8 +203,10 @@ class VerifierSessions:
         return bool(stopped)
 
     def start_closing(self, session: VerifierSession) -> None:
-        """Remove a session; a background task releases its verifier and requests."""
-        self.by_instance.pop(session.lease.instance_id, None)
+        """Remove a session, once; a background task releases its verifier and requests."""
+        if self.by_instance.get(session.lease.instance_id) is not session:
+            return
+        del self.by_instance[session.lease.instance_id]
         session.link.description = None  # the verifier may have been replaced: describe it again
         session.link.holder = ""
         self._in_background(self._end(session))

@@ -227,6 +227,18 @@ def _a_request_that_came_back_is_refused(patch: Patch) -> None:
 
 
 @_mutation
+def _a_session_is_closed_in_place_of_its_successor(patch: Patch) -> None:
+    """Found by the simulation: sessions were removed by their verifier's id, and the successor ran for ever."""
+    close = VerifierSessions.start_closing
+
+    def closing(self: VerifierSessions, session: VerifierSession) -> None:
+        self.by_instance[session.lease.instance_id] = session
+        close(self, session)
+
+    patch.setattr(VerifierSessions, "start_closing", closing)
+
+
+@_mutation
 def _a_gap_is_closed_after_a_broken_stream(patch: Patch) -> None:
     """A stream that lost a delivery shows later tokens too early."""
     publish = Publisher.publish
