@@ -36,7 +36,7 @@ from specinfer.cli.local.system import LocalSystem
 from specinfer.cli.show import console
 from specinfer.client import AsyncClient
 from specinfer.drafters import DrafterOptions, make_drafter
-from specinfer.drafters.pools import trained_for
+from specinfer.drafters.pools import TRAINED
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ class Marks:
     def model(self, row: dict[str, Any]) -> str:
         """Return the directory of a row's weights, or the shipped model's name."""
         version = row["version"]
-        return str(self._directory / f"kept-{version}") if version else trained_for(DEFAULT_MODEL)["ssm"]
+        return str(self._directory / f"kept-{version}") if version else TRAINED[DEFAULT_MODEL]
 
 
 async def run(
@@ -180,7 +180,7 @@ def main(
         write_keys(directory / "keys", [key for _, key in made.values()])
         ssm = {
             "drafter": "ssm",
-            "model": trained_for(DEFAULT_MODEL)["ssm"],
+            "model": TRAINED[DEFAULT_MODEL],
             "learn": str(directory / "learn"),
         }
         gateway = {**FIXED, "api-keys": str(directory / "keys")}

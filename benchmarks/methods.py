@@ -142,12 +142,11 @@ def main(
     specs = method or [
         "ngram",
         "ssm=ssm-smollm2-135m",
-        "eagle=eagle-smollm2-135m",
-        "medusa=medusa-smollm2-135m",
+        "suffix",
     ]
     with console.status("loading") as spinner:
         methods = load_methods(specs)
-        usual = ["ngram+ssm", "ngram+eagle", "+".join(methods)] if method is None else []
+        usual = ["ngram+ssm", "suffix+ssm", "+".join(methods)] if method is None else []
         merged = [names.split("+") for names in pool or usual]
         pools = [*([name] for name in methods), *merged]
         runner = load_checked(resolve_model(DEFAULT_MODEL), RunnerOptions())
