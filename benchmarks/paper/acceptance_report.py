@@ -114,7 +114,7 @@ def sampling_table(report: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "All rules on the same trees, traversal beside them: [report](acceptance-rules.md).",
+        "All rules on the same trees, traversal next to them: [measured](../../docs/performance.md#traversal).",
         "",
     ]
 
