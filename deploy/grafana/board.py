@@ -72,7 +72,10 @@ def panel(
 
 
 def variable(name: str, title: str, expression: str) -> dashboard.QueryVariable:
-    """Return a variable with the values of the label `name` in an expression's result, all by default."""
+    """Return a variable with the values of the label `name` of an expression.
+
+    All values are chosen by default.
+    """
     query: dict[str, object] = {"query": f"query_result({expression})", "refId": "StandardVariableQuery"}
     built = dashboard.QueryVariable(name).label(title).datasource(SOURCE).query(query)
     built = built.regex(rf'/\b{name}="([^"]*)"/').multi(multi=True).include_all(include_all=True)

@@ -9,7 +9,7 @@ _BY = "speculator"
 
 
 def _of_service(metric: str, by: str = _BY) -> str:
-    """Return the increase per second of a counter of speculator services, which no gateway exports."""
+    """Return the increase per second of a counter of speculator services."""
     return f"sum by ({by}) (rate({metric}{{{SPECULATOR}}}[$__rate_interval]))"
 
 
