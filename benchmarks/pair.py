@@ -27,6 +27,7 @@ from specinfer.hub import resolve_model
 from specinfer.model.weights.source import KEPT_GGUF
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.system.threads import thread_count
+from specinfer.system.turns import alternate, ratios
 
 STREAMS = (1, 4, 16)
 PLAIN = "plain"
@@ -64,7 +65,7 @@ def main(
                 for streams in STREAMS:
                     count = few if streams == 1 else streams
                     chosen = [kind_prompts[(turn * count + i) % len(kind_prompts)] for i in range(count)]
-                    for mode in list(modes)[:: -1 if turn % 2 else 1]:
+                    for mode in alternate(modes, turn):
                         rate = modes[mode](chosen, streams, new_tokens)
                         console.print(
                             f"turn {turn + 1}: {kind}, {streams} streams, {mode}: {rate:.1f} tokens/s"
@@ -121,18 +122,18 @@ def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence
     ]
     lines += ["|---|---|---|---|---|---|---|"]
     for (kind, streams, mode), figures in rates.items():
-        ratios = [a / b for a, b in zip(figures, rates[kind, streams, PLAIN], strict=True)]
+        gains = ratios(figures, rates[kind, streams, PLAIN])
         pace = f"{median(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})"
-        over, first = ("", "") if mode == PLAIN else (_ratio(ratios), f"{ratios[0]:.2f}x")
+        over, first = ("", "") if mode == PLAIN else (_ratio(gains), f"{gains[0]:.2f}x")
         peers = [rate for (k, s, m), rate in rates.items() if (k, s) == (kind, streams) and LLAMA_SERVER in m]
         best = [max(turn) for turn in zip(*peers, strict=True)] if LLAMA_SERVER not in mode else []
-        lead = _ratio([a / b for a, b in zip(figures, best, strict=True)]) if best else ""
+        lead = _ratio(ratios(figures, best)) if best else ""
         lines.append(f"| {kind} | {streams} | {mode} | {pace} | {over} | {first} | {lead} |")
     return "\n".join(lines) + "\n"
 
 
-def _ratio(ratios: Sequence[float]) -> str:
-    return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+def _ratio(gains: Sequence[float]) -> str:
+    return f"{median(gains):.2f}x ({min(gains):.2f} to {max(gains):.2f})"
 
 
 if __name__ == "__main__":

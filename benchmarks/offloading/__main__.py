@@ -31,6 +31,7 @@ from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.drafters.draft import default_services
 from specinfer.drafters.pools import Flags
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.system.turns import alternate
 from specinfer.v1 import generation_pb2
 
 _MODULE = "benchmarks.offloading.throttled_verifier"
@@ -172,7 +173,7 @@ async def _measure(
     try:
         await _warm_up(client, prompts, batch)
         for turn, part in enumerate(_parts(prompts, batch)):
-            for mode in list(modes)[:: -1 if turn % 2 else 1]:
+            for mode in alternate(modes, turn):
                 load = Load(batch, modes[mode], PLAIN_TOKENS if mode == PLAIN else new_tokens)
                 rate, answers = await _run(client, part, load)
                 measured[mode].add(rate, answers)

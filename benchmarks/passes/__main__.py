@@ -39,6 +39,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
 from specinfer.model.weights.source import kept_gguf
+from specinfer.system.turns import alternate
 
 OURS, PEER = "SpecInfer", "llama.cpp"
 FEW = 8
@@ -154,7 +155,7 @@ def measure(
     several = [size for size in sizes for _ in range(max(1, FEW // size))]
     for turn in range(turns):
         wanted = [1, *several, *([CHUNK] if tokens <= CHUNK and turn % 2 == 0 else [])]
-        for system in list(systems)[:: -1 if turn % 2 else 1]:
+        for system in alternate(systems, turn):
             reading = systems[system](wanted)
             by_system[system].add(wanted[1:], reading.seconds[1:])
             if tokens > CHUNK and turn == 0:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -36,6 +36,7 @@ from specinfer.planning.step_report import StepPlanner, StepReport
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.sampling import GREEDY
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.system.turns import ratios, standard_error
 from specinfer.tokenizer import Tokenizer
 
 PLANNER = "table"
@@ -220,8 +221,7 @@ def markdown(what: str, runs: Mapping[int, dict[str, Mode]]) -> str:
 
 
 def _cell(mode: Mode, plain: Mode) -> str:
-    ratios = [a / b for a, b in zip(mode.rates, plain.rates, strict=True)]
-    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+    error = standard_error(ratios(mode.rates, plain.rates)) or 0.0
     gain = mode.tokens / mode.seconds / (plain.tokens / plain.seconds)
     length = mode.tokens / mode.steps / (plain.tokens / plain.steps)
     return f"{mode.tokens / mode.seconds:.0f} ({gain:.2f}x ± {error:.2f}, {length:.2f})"

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +31,7 @@ from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
 from specinfer.drafters.draft import AUTO_DRAFT, default_services
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.system.turns import alternate, quartiles, ratios
 from specinfer.v1 import generation_pb2
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -75,7 +76,7 @@ async def measure(
             measured = {mode: Measured() for mode in modes}
             for turn in range(turns):
                 part = part_of(prompts, turn, batch, turns)
-                for mode in list(modes)[:: -1 if turn % 2 else 1]:
+                for mode in alternate(modes, turn):
                     address, speculation = modes[mode]
                     load = Load(batch, speculation, new_tokens, temperature, ignore_eos=False)
                     await run_turn(address, part, load, measured[mode])
@@ -87,8 +88,7 @@ async def measure(
 
 def figures(measured: Measured, plain: Measured) -> dict[str, Any]:
     """Return a mode's medians over turns, with quartiles of the gain."""
-    gains = [rate / other for rate, other in zip(measured.rates, plain.rates, strict=True)]
-    low, middle, high = quantiles(gains, n=4, method="inclusive")
+    low, middle, high = quartiles(ratios(measured.rates, plain.rates))
     seconds = sum(tally.seconds for tally in measured.by_source.values())
     return {
         "tokens_per_second": median(measured.rates),

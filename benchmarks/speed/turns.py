@@ -7,8 +7,6 @@ compared with plain decoding on the same parts.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import harmonic_mean, stdev
-from typing import Any
 
 from benchmarks.load import Load, generate_all, sustained
 from benchmarks.prompts import EvaluationPrompt
@@ -50,16 +48,6 @@ class Measured:
         """Tokens per step."""
         tallies = self.by_source.values()
         return acceptance_length(sum(t.steps for t in tallies), sum(t.accepted for t in tallies))
-
-    def beside(self, plain: "Measured") -> dict[str, Any]:
-        """Return speed and gain over plain decoding, with standard errors."""
-        gains = [rate / base for rate, base in zip(self.rates, plain.rates, strict=True)]
-        return {
-            "tokens_per_second": harmonic_mean(self.rates),
-            "gain": harmonic_mean(self.rates) / harmonic_mean(plain.rates),
-            "gain_error": stdev(gains) / len(gains) ** 0.5,
-            "acceptance_length": self.acceptance_length,
-        }
 
 
 def part_of(

@@ -1,7 +1,6 @@
 """Figures that benchmarks compute, on a tiny model with known results."""
 
 import asyncio
-import math
 
 from benchmarks.decoding import Decoding, DecodingPlan
 from benchmarks.load import Load, generate_all, sustained
@@ -107,11 +106,6 @@ def test_every_turn_has_all_sources_and_enough_prompts() -> None:
 def test_gains_are_over_plain_decoding_of_the_same_turns() -> None:
     plain, tree = Measured([100.0, 50.0]), Measured([150.0, 100.0])
     plain.by_source["a"], tree.by_source["a"] = Tally(2.0, 100, 100, 0), Tally(1.0, 100, 50, 50)
-    report = tree.beside(plain)
-    assert math.isclose(report["tokens_per_second"], 120)
-    assert math.isclose(report["gain"], 120 / (200 / 3))
-    assert math.isclose(report["gain_error"], 0.25), "gains of 1.5 and 2"
-    assert plain.beside(plain)["gain_error"] == 0
     rows = {"plain": figures(plain, plain), "trees": figures(tree, plain)}
     about = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}
     made = {"about": about, "prompts": 1, "new_tokens": 8, "model": "m", "weights": "auto", "turns": 2}
