@@ -76,7 +76,6 @@ class Recorder:
             "memory_growth_mib": max(self.growth_mib[1:]),
             "tokens_per_round": tokens / self.rounds,
             **({"acceptance_rate": accepted / proposed} if proposed else {}),
-            "outputs": self.outputs[1:],
         }
 
     def rate(self, new_tokens: int) -> float:

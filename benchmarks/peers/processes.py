@@ -5,8 +5,8 @@ Every peer is loaded once, so that peers can alternate. A missing peer is report
 
 import json
 import select
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import gguf
 import numpy as np
 import torch
 
-from benchmarks.widen import copy_beside
 from specinfer.hub import resolve_model
 from specinfer.model.weights.account import load_whole
 from specinfer.model.weights.config_files import load_config
@@ -23,7 +22,6 @@ from specinfer.system.cache_directory import cache_directory
 
 PEERS = Path(__file__).resolve().parent
 VARIANTS = (
-    ("transformers", ""),
     ("vllm", ""),
     ("vllm", "n-gram"),
     ("llama_cpp", ""),
@@ -31,6 +29,16 @@ VARIANTS = (
     ("openvino", "int8"),
 )
 LONGEST_S = 900
+_BESIDE = (
+    "generation_config",
+    "chat_template",
+    "tokenizer",
+    "vocab",
+    "merges",
+    "special_tokens",
+    "added_tokens",
+)
+"""Prefixes of a model's files besides configuration and weights."""
 
 
 class PeerProcess:
@@ -73,15 +81,12 @@ class PeerProcess:
             self._process.wait()
 
     def _start(self) -> str:
-        python = self._python
-        if self._name == "transformers":
-            python = Path(sys.executable)
-        if not python.exists():
+        if not self._python.exists():
             return "not installed: see benchmarks/peers/README.md"
         if self._process is None:
             with self._errors.open("w") as errors:
                 self._process = subprocess.Popen(
-                    [str(python), str(PEERS / f"{self._name}_peer.py")],
+                    [str(self._python), str(PEERS / f"{self._name}_peer.py")],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -143,5 +148,7 @@ def write_float_model(model: str) -> Path:
     source, directory = resolve_model(model), cache_directory() / "float" / model
     if not (directory / "model.safetensors").is_file():
         load_whole(source, load_config(source).family, torch.bfloat16).save_pretrained(directory)
-        copy_beside(source, directory)
+        for path in source.iterdir():
+            if path.name.startswith(_BESIDE):
+                shutil.copyfile(path, directory / path.name)
     return directory

@@ -60,7 +60,6 @@ def _of_outputs(answers: Sequence[RequestOutput]) -> dict[str, Any]:
         "tpot_ms": 1000 * statistics.median(paces),
         "tokens_per_round": acceptance_length(sum(metric.steps for metric in counts), accepted),
         **({"acceptance_rate": accepted / drafted} if drafted else {}),
-        "outputs": outputs,
     }
 
 
@@ -111,5 +110,4 @@ def _of_answers(answers: Sequence[Answer]) -> dict[str, Any]:
         "tpot_ms": 1000 * statistics.median(a.tpot_s for a in answers),
         "tokens_per_round": acceptance_length(steps, accepted),
         **({"acceptance_rate": accepted / drafted} if drafted else {}),
-        "outputs": [list(a.token_ids) for a in answers],
     }

@@ -4,8 +4,7 @@ import asyncio
 
 from benchmarks.decoding import Decoding, DecodingPlan
 from benchmarks.load import Load, generate_all, sustained
-from benchmarks.paper.acceptance import guesses, success
-from benchmarks.peers import runtime
+from benchmarks.paper import guesses, success
 from benchmarks.peers.report import over_turns
 from benchmarks.prompts import EvaluationPrompt
 from benchmarks.speed.__main__ import figures, markdown
@@ -52,11 +51,11 @@ def test_without_a_right_guess_a_step_gives_one_token() -> None:
 
 
 def test_answers_are_followed_to_where_the_target_ends_them() -> None:
-    output, _, _ = runtime.decode_one(runner_of(MODEL), list(PROMPTS[0].tokens), 6)
+    plan = DecodingPlan(nodes=20, depth=3, temperature=0, new_tokens=6)
+    (output,) = Decoding(runner_of(MODEL), [], plan).run(PROMPTS[:1]).answers
     end = next(i for i, token in enumerate(output) if i and token not in output[:i])
     ending = tiny_transformers("llama", seed=3, eos_token_id=output[end])
     for drafter in (NgramDrafter(4, 4), twin(2, 1, 1)):
-        plan = DecodingPlan(nodes=20, depth=3, temperature=0, new_tokens=6)
         ((_, _, tokens),) = Decoding(runner_of(ending), [drafter], plan).run(PROMPTS[:1]).per_prompt
         assert tokens == end + 1
     assert len(guesses(runner_of(ending), twin(), PROMPTS[:1], 0.0, 6)["a"]) == end + 1

@@ -80,4 +80,4 @@ def test_benchmarks_run_by_name() -> None:
     assert "--before" in shown.stdout
     unknown = run("nothing")
     assert unknown.returncode == 1
-    assert "NAME is one of acceptance_lengths," in unknown.stderr
+    assert "NAME is one of decoding," in unknown.stderr
