@@ -60,9 +60,10 @@ sbom: $(STAMP)  ## Bill of materials of what is installed (CycloneDX) -> dist/sp
 	mkdir -p dist
 	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/specinfer.cdx.json $(BIN)/python
 
-bench: $(STAMP)  ## Compare the runtime with its peers -> benchmarks/results/peers.md
-	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m benchmarks peers
+bench: $(STAMP)  ## Trees, plain decoding and other servers over HTTP -> benchmarks/results/pair.md (BENCH=its flags)
+	$(BIN)/specinfer models pull qwen2.5-coder-1.5b
+	$(BIN)/specinfer models pull qwen2.5-coder-0.5b
+	$(BIN)/python -m benchmarks pair $(BENCH)
 
 bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,methods,speed}.md
 	$(BIN)/specinfer models pull smollm2-135m

@@ -1,10 +1,12 @@
-"""`python -m benchmarks pair`: a target with draft, compared with llama-server.
+"""`make bench`: a target with draft, compared with llama-server and vLLM.
 
 All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; one
 llama-server decodes plainly, another with the same draft. The servers alternate, so that drift of the machine affects
-all. The planner is cold in the first turn. Tokens per second include the reading of prompts.
+all. The planner is cold in the first turn. Tokens per second include the reading of prompts. vLLM serves the default
+model in bfloat16, plainly and with n-grams.
 """
 
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.peers.processes import write_float_model
 from benchmarks.peers.servers import Server
 from benchmarks.prompts import mixed_texts
 from benchmarks.publish import RESULTS, write
@@ -29,9 +32,11 @@ from specinfer.service.api_keys import make_key, write_keys
 from specinfer.system.threads import thread_count
 from specinfer.system.turns import alternate, ratios
 
+PROMPTS = Path("tests/data/prompts.jsonl")
 STREAMS = (1, 4, 16)
 PLAIN = "plain"
 LLAMA_SERVER = "llama-server"
+N_GRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 _LONGEST = 800
 """Maximum characters of a prompt; of longer texts, the end is used."""
 _CONTEXT = 1024
@@ -43,7 +48,9 @@ Mode = Callable[[Sequence[str], int, int], float]
 
 
 def main(
-    prompts: Annotated[list[Path], typer.Option(help="Prompts, JSONL; a kind of text each.")],
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="Prompts, JSONL; a kind of text each; tests/data/prompts.jsonl.")
+    ] = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns of all modes.")] = 3,
     few: Annotated[int, typer.Option(min=1, help="Prompts of a turn at one stream.")] = 4,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt.")] = 64,
@@ -51,15 +58,18 @@ def main(
     model: str = PAIR[0],
     draft: str = PAIR[1],
     llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server.")] = None,
+    vllm_python: Annotated[Path | None, typer.Option(help="Python that has vLLM.")] = None,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "pair",
 ) -> None:
     """Measure a target with its draft."""
-    texts = {path.stem: [text[-_LONGEST:] for text in mixed_texts(path)] for path in prompts}
+    texts = {path.stem: [text[-_LONGEST:] for text in mixed_texts(path)] for path in prompts or [PROMPTS]}
     rates: Rates = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         modes = own_modes(stack, model, draft, temperature, Path(folder))
         if llama_server is not None:
             modes |= llama_modes(stack, llama_server, model, draft, temperature, Path(folder))
+        if vllm_python is not None:
+            modes |= vllm_modes(stack, vllm_python, model, temperature, Path(folder))
         for turn in range(turns):
             for kind, kind_prompts in texts.items():
                 for streams in STREAMS:
@@ -111,6 +121,28 @@ def llama_modes(
         server = stack.enter_context(Server([*common, *extra], folder / f"llama-{name}.log"))
         fields = {"temperature": temperature, "cache_prompt": False}
         modes[f"{LLAMA_SERVER} {name}"] = partial(server.tokens_per_second, fields=fields)
+    return modes
+
+
+def vllm_modes(
+    stack: ExitStack, python: Path, model: str, temperature: float, folder: Path
+) -> dict[str, Mode]:
+    """Start vLLM plainly and with n-grams, on the model in bfloat16; return both modes."""
+    command = [
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--host",
+        "{host}",
+        "--port",
+        "{port}",
+    ]
+    command += ["--model", str(write_float_model(model)), "--dtype", "bfloat16", "--max-model-len", "2048"]
+    modes: dict[str, Mode] = {}
+    for name, extra in (("plain", []), ("n-gram", ["--speculative-config", json.dumps(N_GRAM)])):
+        extra = [part.replace("{", "{{").replace("}", "}}") for part in extra]
+        server = stack.enter_context(Server([*command, *extra], folder / f"vllm-{name}.log"))
+        modes[f"vLLM {name}"] = partial(server.tokens_per_second, fields={"temperature": temperature})
     return modes
 
 

@@ -7,7 +7,6 @@ meaningless. Only benchmarks do this, and every report states it.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -66,16 +65,6 @@ def measured(name: str) -> AcceptanceHistogram:
     if name not in MEASURED:
         raise InvalidInputError("histogram", name, f"must be one of {', '.join(MEASURED)}")
     return AcceptanceHistogram(name, MEASURED[name])
-
-
-def mark(histogram: AcceptanceHistogram) -> dict[str, Any]:
-    """Return the field `synthetic_acceptance` of every synthetic report."""
-    return {
-        "warning": WARNING,
-        "source": f"commit fff13999: {histogram.name}",
-        "counts": list(histogram.counts),
-        "tokens_per_step": histogram.tokens_per_step,
-    }
 
 
 RULE_NAME = "synthetic"

@@ -35,14 +35,14 @@ def main(argv: Sequence[str]) -> int:
         return _refuse("--tiny needs --out: its figures do not belong among the results")
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # which triton reads when it is imported
-    from benchmarks.gpu.run import FULL, SECTIONS, TINY, Context, run
+    from benchmarks.gpu.run import FULL, SECTIONS, TINY, GpuContext, run
     from benchmarks.gpu.timers import GpuTimer, HostTimer
     from benchmarks.publish import RESULTS
     from benchmarks.tables import origin
     from specinfer.cli.about import about_this_run
 
     timer = GpuTimer() if device == "cuda" else HostTimer()
-    context = Context(device, timer, TINY if options.tiny else FULL, options.seconds)
+    context = GpuContext(device, timer, TINY if options.tiny else FULL, options.seconds)
     opening = f"{origin(about_this_run('python -m benchmarks.gpu'))}; {machine(device)}."
     with torch.inference_mode():
         return run(context, SECTIONS, opening, options.out or RESULTS / "gpu")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.kernels import random_paths
-from benchmarks.gpu.run import Context, ModelShape
+from benchmarks.gpu.run import GpuContext, ModelShape
 from benchmarks.synthetic import RULE_NAME, WARNING, measured, synthetic_rules
 from benchmarks.tables import head, line
 from specinfer.model.batch import Segment
@@ -25,7 +25,7 @@ from specinfer.verification.jobs import EngineLimits, VerifyJob
 _LOADING_S = 40
 """Maximum seconds to load a shape and capture its passes."""
 _CHUNK = 512
-"""Context tokens read per pass."""
+"""GpuContext tokens read per pass."""
 _WARM_UP = 2
 """Number of untimed steps; the first step reads the contexts."""
 _TREE = 32
@@ -64,7 +64,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
 
 def random_runner(
-    shape: ModelShape, context: Context, room: int, executor: str = "gpu"
+    shape: ModelShape, context: GpuContext, room: int, executor: str = "gpu"
 ) -> tuple[ModelRunner, RandomWeights]:
     """Return a runner with random weights and a cache of `room` tokens, and the weights."""
     from transformers import LlamaConfig
@@ -87,7 +87,7 @@ def random_runner(
     return ModelRunner.build(from_transformers(config), weights, options), weights
 
 
-def passes(context: Context) -> Iterator[str]:
+def passes(context: GpuContext) -> Iterator[str]:
     """Yield a pass per shape, batch and nodes (root included)."""
     scale = context.scale
     yield from head(["pass, ms", "device, ms", "over one node", "pass / reading"], "shape, batch, nodes")
@@ -115,7 +115,7 @@ def passes(context: Context) -> Iterator[str]:
         context.free()
 
 
-def executors(context: Context) -> Iterator[str]:
+def executors(context: GpuContext) -> Iterator[str]:
     """Yield passes of the torch executor by shape and nodes."""
     yield from head(["torch, ms", "torch / gpu"], "shape, nodes")
     for shape in context.scale.shapes:
@@ -141,7 +141,7 @@ def read_context(runner: ModelRunner, length: int, seed: int) -> KVSequence:
 
 
 def time_pass(
-    runner: ModelRunner, sequences: Sequence[KVSequence], nodes: int, context: Context
+    runner: ModelRunner, sequences: Sequence[KVSequence], nodes: int, context: GpuContext
 ) -> tuple[float, float]:
     """Return seconds of a pass until its logits are ready, and of passes queued without waiting."""
     trees = [random_tree(runner.config.vocab_size, nodes, seed) for seed in range(len(sequences))]
@@ -161,11 +161,11 @@ def random_tree(vocabulary: int, nodes: int, seed: int) -> tuple[list[int], list
     return rng.integers(1, vocabulary, nodes).tolist(), parents
 
 
-def tree_nodes(context: Context) -> int:
+def tree_nodes(context: GpuContext) -> int:
     return min(_TREE, max(context.scale.nodes))
 
 
-def steps(context: Context) -> Iterator[str]:
+def steps(context: GpuContext) -> Iterator[str]:
     """Yield steps of the first shape, plain and with trees, under synthetic acceptance."""
     scale, shape = context.scale, context.scale.shapes[0]
     yield from (f"**{WARNING}**", "")
@@ -188,7 +188,7 @@ def steps(context: Context) -> Iterator[str]:
                 yield line(f"{shape.name}, {batch}, {nodes}", cells)
 
 
-def _run(engine: VerifierEngine, batch: int, nodes: int, context: Context) -> tuple[list[float], int]:
+def _run(engine: VerifierEngine, batch: int, nodes: int, context: GpuContext) -> tuple[list[float], int]:
     """Return seconds of every timed step, and their tokens."""
     rng, vocabulary = np.random.default_rng(batch), engine.runner.config.vocab_size
     texts = [rng.integers(1, vocabulary, context.scale.context).tolist() for _ in range(batch)]

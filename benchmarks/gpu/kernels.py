@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.run import Cell, Context, WrongKernelError
+from benchmarks.gpu.run import Cell, GpuContext, WrongKernelError
 from benchmarks.gpu.timers import Call
 from benchmarks.tables import head, line
 from specinfer.model.batch import AttentionRows, Batch
@@ -160,7 +160,7 @@ def error_of(output: torch.Tensor, expected: torch.Tensor) -> float:
     return float((output.double() - expected).norm() / expected.norm())
 
 
-def check(context: Context) -> Iterator[str]:
+def check(context: GpuContext) -> Iterator[str]:
     """Yield every check's error.
 
     Raises:
@@ -190,7 +190,7 @@ def check(context: Context) -> Iterator[str]:
     yield line("compaction", ["0", "exact"])
 
 
-def bandwidth(context: Context) -> Iterator[str]:
+def bandwidth(context: GpuContext) -> Iterator[str]:
     """Measure bytes per second of a large copy, read and written.
 
     The kernel changes signs, since the driver would run a plain copy in a captured graph, more slowly.
@@ -202,7 +202,7 @@ def bandwidth(context: Context) -> Iterator[str]:
     yield f"{context.bandwidth / 1e12:.2f} TB/s, bytes read and written (the best of 3 sizes)."
 
 
-def attention(context: Context) -> Iterator[str]:
+def attention(context: GpuContext) -> Iterator[str]:
     """Yield times of our kernel and of torch's by cell, in microseconds."""
     dtype = DTYPES[context.scale.dtype]
     yield from head(["bound", "kernel", "of the bound", *LIBRARIES, "best library / kernel"], "us")
@@ -276,7 +276,7 @@ def _library(
     workload: Workload,
     sets: Sequence[Buffers],
     expected: torch.Tensor,
-    context: Context,
+    context: GpuContext,
 ) -> float | str:
     """Return a library's seconds, or the reason for their absence."""
     try:

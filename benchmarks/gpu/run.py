@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadShape:
     """Numbers and width of the heads of an attention layer."""
 
     query: int
@@ -30,7 +30,7 @@ class Heads:
 class Cell:
     """A launch: requests with equal contexts and numbers of nodes."""
 
-    heads: Heads
+    heads: HeadShape
     batch: int
     context: int
     nodes: int
@@ -48,7 +48,7 @@ class ModelShape:
     hidden: int
     intermediate: int
     layers: int
-    heads: Heads
+    heads: HeadShape
     vocabulary: int
 
 
@@ -63,21 +63,21 @@ class Scale:
     """Total bytes of a call's buffer sets; must exceed the chip's cache."""
     shapes: tuple[ModelShape, ...]
     context: int
-    """Context tokens of every request."""
+    """GpuContext tokens of every request."""
     nodes: tuple[int, ...]
     batches: tuple[int, ...]
     steps: int
     """Number of timed steps of the engine per figure."""
 
 
-_SEVEN, _EIGHT, _SMALL = Heads(32, 32, 128), Heads(32, 8, 128), Heads(4, 2, 16)
+_SEVEN, _EIGHT, _SMALL = HeadShape(32, 32, 128), HeadShape(32, 8, 128), HeadShape(4, 2, 16)
 FULL = Scale(
     dtype="bfloat16",
     copy_bytes=4 * 2**30,
     checks=(
         *(Cell(heads, 3, 300, nodes) for heads in (_SEVEN, _EIGHT) for nodes in (1, 33, 128)),
         Cell(_EIGHT, 2, 5000, 64),
-        Cell(Heads(9, 3, 64), 4, 1000, 40),
+        Cell(HeadShape(9, 3, 64), 4, 1000, 40),
     ),
     cells=(
         *(Cell(heads, batch, 4096, 64) for batch in (1, 8) for heads in (_SEVEN, _EIGHT)),
@@ -87,7 +87,7 @@ FULL = Scale(
     distinct_bytes=2**28,
     shapes=(
         ModelShape("Llama 7B", 4096, 11008, 32, _SEVEN, 32000),
-        ModelShape("Llama 1B", 2048, 8192, 16, Heads(32, 8, 64), 128256),
+        ModelShape("Llama 1B", 2048, 8192, 16, HeadShape(32, 8, 64), 128256),
     ),
     context=1024,
     nodes=(1, 2, 4, 8, 16, 32, 64),
@@ -109,7 +109,7 @@ TINY = Scale(
 
 
 @dataclass(slots=True)
-class Context:
+class GpuContext:
     """Device, timer, sizes and time of a run."""
 
     device: str
@@ -142,7 +142,7 @@ class WrongKernelError(RuntimeError):
     """A kernel's results differ from the reference."""
 
 
-Section = Callable[[Context], Iterator[str]]
+Section = Callable[[GpuContext], Iterator[str]]
 SECTIONS: Mapping[str, str] = {
     "Kernels against float64": "benchmarks.gpu.kernels:check",
     "Copy bandwidth": "benchmarks.gpu.kernels:bandwidth",
@@ -154,7 +154,7 @@ SECTIONS: Mapping[str, str] = {
 """`module:function` by heading, in order; the first one checks what the others time."""
 
 
-def run(context: Context, sections: Mapping[str, str], opening: str, out: Path) -> int:
+def run(context: GpuContext, sections: Mapping[str, str], opening: str, out: Path) -> int:
     """Run sections and write their page; return the exit code, 1 if a kernel is wrong."""
     lines = ["# A GPU: kernels, passes and steps", "", opening, ""]
     if context.scale is TINY:

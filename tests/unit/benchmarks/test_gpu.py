@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu import kernels
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.kernels import LIBRARIES, Workload, check, error_of, exact, least_bytes
-from benchmarks.gpu.run import SECTIONS, TINY, Cell, Context, Heads, WrongKernelError, run
+from benchmarks.gpu.run import SECTIONS, TINY, Cell, GpuContext, HeadShape, WrongKernelError, run
 from benchmarks.gpu.timers import HostTimer
 from benchmarks.synthetic import WARNING
 from tests.unit.model.gpu.passes import DEVICE
@@ -26,13 +26,13 @@ MACHINE_LACKS = (
 """Dependencies of SpecInfer that are missing on a machine with only torch, triton and transformers."""
 
 
-def context(seconds: float = 600) -> Context:
-    return Context(DEVICE, HostTimer(), TINY, seconds)
+def context(seconds: float = 600) -> GpuContext:
+    return GpuContext(DEVICE, HostTimer(), TINY, seconds)
 
 
 def test_least_bytes_of_a_launch() -> None:
     """2 requests, 10 context positions and 3 nodes, one KV head of 4 dimensions, two query heads, 2 bytes a number."""
-    cell = Cell(Heads(2, 1, 4), batch=2, context=10, nodes=3)
+    cell = Cell(HeadShape(2, 1, 4), batch=2, context=10, nodes=3)
     context_bytes, rows = 2 * 10 * 2 * 4 * 2, 2 * 3
     nodes = rows * 2 * 4 * 2 * 2  # keys and values, read and written
     queries = rows * 2 * 4 * 2 * 2  # queries read, results written
@@ -66,23 +66,23 @@ def test_the_check_finds_a_wrong_kernel_and_an_unwritten_element(monkeypatch: py
 def test_libraries_give_the_result_of_exact_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is exact attention; `torch.compile` is off, which does not change the result of flex_attention."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    workload = Workload(Cell(Heads(4, 2, 16), 2, 37, 6), torch.float32, DEVICE)
+    workload = Workload(Cell(HeadShape(4, 2, 16), 2, 37, 6), torch.float32, DEVICE)
     b = workload.buffers(seed=4)
     actual: Any = LIBRARIES[name](workload)(b)()
     assert error_of(actual, exact(workload, b)) < 1e-5
 
 
-def wrong_kernel(_: Context) -> Iterator[str]:
+def wrong_kernel(_: GpuContext) -> Iterator[str]:
     yield "a line"
     raise WrongKernelError("tree attention: error 1")
 
 
-def broken(_: Context) -> Iterator[str]:
+def broken(_: GpuContext) -> Iterator[str]:
     yield "a line"
     raise RuntimeError("out of memory")
 
 
-def fine(_: Context) -> Iterator[str]:
+def fine(_: GpuContext) -> Iterator[str]:
     yield "12 ms"
 
 

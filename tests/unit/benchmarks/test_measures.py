@@ -5,7 +5,6 @@ import asyncio
 from benchmarks.decoding import Decoding, DecodingPlan
 from benchmarks.load import Load, generate_all, sustained
 from benchmarks.paper import guesses, success
-from benchmarks.peers.report import over_turns
 from benchmarks.prompts import EvaluationPrompt
 from benchmarks.speed.__main__ import figures, markdown
 from benchmarks.speed.turns import TURNS, Measured, Tally, part_of
@@ -112,14 +111,3 @@ def test_gains_are_over_plain_decoding_of_the_same_turns() -> None:
     assert "| plain | 1 | 75 |  | 20.0 | 1.00 |" in lines
     assert "| trees | 1 | 125 | 1.75x (1.62 to 1.88) | 10.0 | 2.00 |" in lines
     assert "| trees | 2.00x |" in lines, "by source"
-
-
-def test_systems_are_medians_over_turns_and_missing_if_they_failed_once() -> None:
-    first = {"a": {"1": 10.0, "ttft_ms": 3.0, "settings": "int4"}, "b": {"1": 5.0}}
-    second = {"a": {"1": 20.0, "ttft_ms": 5.0, "settings": "int4"}, "b": {"missing": "ended"}}
-    report = over_turns([first, second], ["1", "4"])
-    assert report["systems"] == {
-        "a": {"1": 15.0, "ttft_ms": 4.0, "settings": "int4"},
-        "b": {"missing": "ended"},
-    }
-    assert report["spread"] == {"a": {"1": [10.0, 20.0]}}
