@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.kernels import random_paths
 from benchmarks.gpu.run import GpuContext, ModelShape
-from benchmarks.synthetic import RULE_NAME, WARNING, measured, synthetic_rules
+from benchmarks.synthetic import GREEDY_32, RULE_NAME, WARNING, synthetic_rules
 from benchmarks.tables import head, line
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
@@ -30,7 +30,6 @@ _WARM_UP = 2
 """Number of untimed steps; the first step reads the contexts."""
 _TREE = 32
 """Maximum nodes of a tree, root included."""
-_HISTOGRAM = "greedy, 32 nodes"
 
 
 class RandomWeights(Mapping[str, torch.Tensor]):
@@ -174,7 +173,7 @@ def steps(context: GpuContext) -> Iterator[str]:
     room = max(scale.batches) * (scale.context + (_WARM_UP + scale.steps) * 10 + 2 * max(scale.nodes))
     runner, _ = random_runner(shape, context, room)
     limits = EngineLimits(max_step_tokens=max(scale.batches) * (scale.context + tree_nodes(context)))
-    with synthetic_rules(measured(_HISTOGRAM)):
+    with synthetic_rules(GREEDY_32):
         engine = VerifierEngine(runner, RULE_NAME, limits)
         for batch in scale.batches:
             for nodes in (1, tree_nodes(context)):

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.passes.measure import CHUNK, Figures, section
 from benchmarks.passes.mixture import RandomBlocks, expected_experts
-from benchmarks.quality.distance import Distance, distances
+from benchmarks.quality import Distance, distances
 from benchmarks.tables import with_sections
 from specinfer.model.families.experts import Experts
 from specinfer.model.formats.registry import BLOCK_FORMATS
