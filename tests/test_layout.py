@@ -24,6 +24,8 @@ GENERATED = ROOT / "specinfer" / "v1"
 MAX_FILES_IN_A_FOLDER = 15
 """Maximum files next to `__init__.py`; the folder of drafters, with a file per method, is exempt."""
 MAX_GATEWAY_FILES = 57
+MAX_LINES = {"benchmarks": 5_000, "deploy": 700}
+"""Maximum lines of Python by room. A change that needs more takes them from another room, and says so."""
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -64,3 +66,10 @@ def test_the_gateway_stays_small() -> None:
     files = python_files("gateway")
     assert ROOT / "gateway" / "app.py" in files
     assert len(files) <= MAX_GATEWAY_FILES, "what decides about tokens belongs to the library"
+
+
+def test_rooms_do_not_grow() -> None:
+    lines = {
+        room: sum(len(path.read_text().splitlines()) for path in python_files(room)) for room in MAX_LINES
+    }
+    assert {room: count for room, count in lines.items() if count > MAX_LINES[room]} == {}
