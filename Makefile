@@ -11,9 +11,8 @@ STAMP  := $(VENV)/.installed
 # The first Python whose torch sees a GPU. Nothing is installed for it: such machines have theirs.
 SEES_GPU   := import sys, torch, triton; sys.exit(not torch.cuda.is_available())
 GPU_PYTHON ?= $(shell for name in $(BIN)/python python3 $(CANDIDATES); do "$$name" -c "$(SEES_GPU)" 2>/dev/null && echo "$$name" && break; done)
-PROMPTS    ?= tests/data/prompts.jsonl
 
-.PHONY: help demo test test-fast test-thorough test-images lint types sbom proto bench bench-acceptance bench-figures bench-gpu chaos simulate soak clean
+.PHONY: help demo test test-fast test-thorough test-images lint types sbom proto bench bench-acceptance bench-gpu chaos simulate soak clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,21 +60,16 @@ sbom: $(STAMP)  ## Bill of materials of what is installed (CycloneDX) -> dist/sp
 	mkdir -p dist
 	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/specinfer.cdx.json $(BIN)/python
 
-bench: $(STAMP)  ## Compare the runtime with its peers -> benchmarks/results/peers.md
-	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m benchmarks peers
+bench: $(STAMP)  ## Trees, plain decoding and other servers over HTTP -> benchmarks/results/pair.md (BENCH=its flags)
+	$(BIN)/specinfer models pull qwen2.5-coder-1.5b
+	$(BIN)/specinfer models pull qwen2.5-coder-0.5b
+	$(BIN)/python -m benchmarks pair $(BENCH)
 
-bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,methods,speed}.md, plots
+bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,methods,speed}.md
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m benchmarks.paper.acceptance
+	$(BIN)/python -m benchmarks paper
 	$(BIN)/python -m benchmarks methods
 	$(BIN)/python -m benchmarks speed --weights bf16
-
-bench-figures: $(STAMP)  ## Figure 11 of the paper -> benchmarks/results/figure-11*.{md,png} (PROMPTS=FILE)
-	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m benchmarks widen smollm2-135m 16
-	$(BIN)/python -m benchmarks.paper.figure11 --prompts $(PROMPTS)
-	$(BIN)/python -m benchmarks.paper.figure11 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-11-widened
 
 bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/results/gpu.md (GPU_PYTHON=...)
 	"$(or $(GPU_PYTHON),python3)" -m benchmarks.gpu

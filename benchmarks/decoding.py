@@ -12,7 +12,7 @@ from benchmarks.feature_flow import FeatureFlow
 from benchmarks.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.model.runner import ModelRunner
-from specinfer.planning.calibration import Calibration, Reliability
+from specinfer.planning.calibration import Calibration
 from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
@@ -42,15 +42,6 @@ class Result:
     per_prompt: list[tuple[str, int, int]] = field(default_factory=list)
     """(source, steps, tokens) of every prompt."""
     seconds: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    """Seconds of passes and verdicts when timed; `draft_s`: of drafts and merging."""
-    timed_steps: int = 0
-    """Number of timed steps: steps in which no request read a prompt."""
-    accepted: Counter[int] = field(default_factory=Counter)
-    """Number of steps by number of accepted drafted tokens."""
-    reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
-    """Reliability of each drafter's scores, raw and corrected."""
     answers: list[list[int]] = field(default_factory=list)
     """Tokens of every prompt's answer."""
     first_guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
@@ -58,8 +49,6 @@ class Result:
 
     The first guess is the root's most probable child.
     """
-    paths: list[tuple[float, bool]] = field(default_factory=list)
-    """Each drafted node's path probability by the draft, and its acceptance."""
 
     def right_first_guesses(self, source: str) -> float:
         """Return the share of a source's steps with a correct first guess."""
@@ -83,10 +72,6 @@ class Result:
         rate = tokens / steps
         return float(np.sqrt((len(rows) - 1) * rate.var()))
 
-    def distribution(self) -> list[float]:
-        """Return tokens per step of every prompt."""
-        return [tokens / steps for _, steps, tokens in self.per_prompt]
-
     def ms_per_token(self, batch: int) -> float:
         """Return milliseconds per token of a request; `batch` share a step."""
         return 1000 * batch * self.seconds / sum(tokens for _, _, tokens in self.per_prompt)
@@ -100,9 +85,7 @@ class _Request:
     context: list[int]
     cached_len: int = 0
     steps: int = 0
-    accepted: Counter[int] = field(default_factory=Counter)
     first_guesses: Counter[bool] = field(default_factory=Counter)
-    paths: list[tuple[float, bool]] = field(default_factory=list)
     target_top_k: TargetTopK | None = None
     """The target's last predictions, if any drafter needs them."""
     ended: bool = False
@@ -113,17 +96,10 @@ class _Request:
         return len(self.context) - len(self.prompt.tokens)
 
     def count_guesses(self, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Record whether the first guess and each node were accepted."""
+        """Record whether the first guess was accepted."""
         children = [node for node, parent in enumerate(tree.parents) if parent == 0]
         first = max(children, key=lambda node: tree.scores[node], default=None)
         self.first_guesses[first is not None and tree.token_ids[first] == tokens[0]] += 1
-        paths = [(1.0, 0)]
-        """Each node's path probability, and depth if accepted, else -1."""
-        for node in range(1, len(tree)):
-            p, depth = paths[tree.parents[node]]
-            right = 0 <= depth < len(tokens) and tokens[depth] == tree.token_ids[node]
-            paths.append((p * float(tree.scores[node]), depth + 1 if right else -1))
-        self.paths += [(p, depth > 0) for p, depth in paths[1:]]
 
     def commit(self, tokens: Sequence[int], stops: Sequence[int]) -> None:
         """Append a step's tokens, up to the answer's end."""
@@ -131,7 +107,6 @@ class _Request:
         self.ended = end is not None
         self.context += tokens if end is None else tokens[: end + 1]
         self.steps += 1
-        self.accepted[len(tokens) - 1] += 1
 
 
 class Decoding:
@@ -154,10 +129,7 @@ class Decoding:
             started = time.perf_counter()
             running = requests
             while running:
-                draft_s, verify_s = self._step(running)
-                if all(request.steps > 1 for request in running):  # the first step reads prompts
-                    result.draft_s, result.verify_s = result.draft_s + draft_s, result.verify_s + verify_s
-                    result.timed_steps += len(running)
+                self._step(running)
                 running = [r for r in running if r.new_tokens < self._plan.new_tokens and not r.ended]
             result.seconds += time.perf_counter() - started
             names = [r.name for r in requests]
@@ -168,15 +140,11 @@ class Decoding:
                     drafter.release(name)
             for r in requests:
                 _count(result, r)
-        reliability = map(self._calibration.reliability, range(len(self._drafters)))
-        result.reliability = [parts or (Reliability(), Reliability()) for parts in reliability]
         return result
 
-    def _step(self, requests: Sequence[_Request]) -> tuple[float, float]:
-        """Run a step; return seconds of drafting, and of pass and verdicts."""
-        started = time.perf_counter()
+    def _step(self, requests: Sequence[_Request]) -> None:
+        """Run a step."""
         trees, drafts = self._draft(requests)
-        drafted = time.perf_counter()
         jobs = [
             VerifyJob(
                 *(r.name, r.cached_len, r.context[r.cached_len :], tree, r.sampling),
@@ -186,7 +154,6 @@ class Decoding:
             for r, tree in zip(requests, trees, strict=True)
         ]
         outcomes = self._engine.verify(jobs)
-        verified = time.perf_counter()
         for i, outcome in enumerate(outcomes):
             assert outcome.verdict is not None, outcome.message
             tokens = [int(trees[i].token_ids[v]) for v in outcome.verdict.accepted]
@@ -202,7 +169,6 @@ class Decoding:
                 top_k = np.array(outcome.top_k, np.int64)
                 tokens_of_nodes = trees[i].token_ids.astype(np.int64)
                 requests[i].target_top_k = TargetTopK(tokens_of_nodes, trees[i].parents, top_k)
-        return drafted - started, verified - drafted
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """Return every request's merged, cut tree, and each drafter's drafts."""
@@ -246,9 +212,7 @@ def _count(result: Result, request: _Request) -> None:
     source = request.prompt.source
     result.per_prompt.append((source, request.steps, request.new_tokens))
     result.answers.append(request.context[len(request.prompt.tokens) :])
-    result.accepted += request.accepted
     result.first_guesses.update({(source, right): n for right, n in request.first_guesses.items()})
-    result.paths += request.paths
 
 
 def replay(

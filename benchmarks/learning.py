@@ -5,8 +5,7 @@
 Compares weights trained during the run with the shipped weights. Writes `benchmarks/results/learning.md`. A system
 with one speculator service serves requests about functions of Python's standard library while `specinfer train follow`
 trains at the lowest priority. After every hundred requests the served weights are stored; in the
-end all stored weights decode the same held-out answers, which no training saw. `--poison N` adds a caller that
-sends N requests of random tokens per other request.
+end all stored weights decode the same held-out answers, which no training saw.
 """
 
 import ast
@@ -36,16 +35,14 @@ from specinfer.cli.local.system import LocalSystem
 from specinfer.cli.show import console
 from specinfer.client import AsyncClient
 from specinfer.drafters import DrafterOptions, make_drafter
-from specinfer.drafters.pools import trained_for
+from specinfer.drafters.pools import TRAINED
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
 from speculator_svc.learning.trials import LIMITS, steps_of
 
 FIXED = {"adaptive": "false", "tree-nodes": "4", "step-nodes": "16", "max-batch": "8"}
 """Trees of one size, independent of the planner."""
-OTHERS, POISONER = "others", "poisoner"
 
 
 @contextmanager
@@ -86,32 +83,24 @@ class Marks:
     def model(self, row: dict[str, Any]) -> str:
         """Return the directory of a row's weights, or the shipped model's name."""
         version = row["version"]
-        return str(self._directory / f"kept-{version}") if version else trained_for(DEFAULT_MODEL)["ssm"]
+        return str(self._directory / f"kept-{version}") if version else TRAINED[DEFAULT_MODEL]
 
 
 async def run(
-    system: LocalSystem, speculator: str, directory: Path, keys: dict[str, str], plan: dict[str, Any]
+    system: LocalSystem, speculator: str, directory: Path, plan: dict[str, Any]
 ) -> tuple[Marks, list[tuple[list[int], int]]]:
     """Serve requests during training; return the weights and held-out answers."""
     asked, tree = prompts(plan["requests"] + plan["held_out"]), generation_pb2.SPECULATION_TREE
     load = Load(plan["batch"], tree, plan["new_tokens"], ignore_eos=False)
     held_out = asked[plan["requests"] :]
-    poison = noise(plan["poison"] * plan["requests"])
-    async with (
-        AsyncClient(system.address, api_key=keys[OTHERS]) as client,
-        AsyncClient(system.address, api_key=keys[POISONER]) as other,
-    ):
+    async with AsyncClient(system.address) as client:
         answers = await generate_all(client, held_out, replace(load, no_training=True))
         with trainer(speculator, directory, plan["round_seconds"]):
             marks = Marks(directory, time.monotonic())
             await marks.note(client, 0)
             for start in range(0, plan["requests"], plan["every"]):
                 end = min(start + plan["every"], plan["requests"])
-                work = [generate_all(client, asked[start:end], load)]
-                if share := plan["poison"]:
-                    noisy = replace(load, temperature=1.0)
-                    work.append(generate_all(other, poison[share * start : share * end], noisy))
-                await asyncio.gather(*work)
+                await generate_all(client, asked[start:end], load)
                 await marks.note(client, end)
             await asyncio.sleep(plan["after_seconds"])  # no requests: training has the machine
             await marks.note(client, plan["requests"])
@@ -143,10 +132,6 @@ def markdown(report: dict[str, Any]) -> str:
         f"`specinfer train follow` beside them with one thread, rounds of {plan['round_seconds']:g} s. "
         f"Tokens a step: trees of {LIMITS.nodes} nodes on {plan['held_out']} held-out answers of the same kind."
     ]
-    if plan["poison"]:
-        lines.append(
-            f"Another caller sends {plan['poison']} times as many prompts of random tokens, temperature 1."
-        )
     lines += [
         "",
         *head(["seconds", "version", "swaps, taken back", "tokens a step", "over the start"], "requests"),
@@ -167,27 +152,22 @@ def main(
     batch: Annotated[int, typer.Option(help="Requests at once.")] = 4,
     round_seconds: Annotated[float, typer.Option(help="Seconds of training between two offers.")] = 30.0,
     after_seconds: Annotated[float, typer.Option(help="Seconds of training after the last request.")] = 120.0,
-    poison: Annotated[int, typer.Option(help="Random requests of another caller per request.")] = 0,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "learning",
 ) -> None:
     """Serve requests of a new kind with a speculator that learns."""
     given = locals()
     plan = {name: given[name] for name in ("requests", "held_out", "every", "new_tokens", "batch")}
-    plan |= {"round_seconds": round_seconds, "after_seconds": after_seconds, "poison": poison}
+    plan |= {"round_seconds": round_seconds, "after_seconds": after_seconds}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        made = {caller: make_key(caller) for caller in (OTHERS, POISONER)}
-        write_keys(directory / "keys", [key for _, key in made.values()])
         ssm = {
             "drafter": "ssm",
-            "model": trained_for(DEFAULT_MODEL)["ssm"],
+            "model": TRAINED[DEFAULT_MODEL],
             "learn": str(directory / "learn"),
         }
-        gateway = {**FIXED, "api-keys": str(directory / "keys")}
-        with LocalSystem(LocalOptions(speculators={"ssm": ssm}, gateway=gateway)) as system:
-            keys = {caller: secret for caller, (secret, _) in made.items()}
+        with LocalSystem(LocalOptions(speculators={"ssm": ssm}, gateway=FIXED)) as system:
             (speculator,) = system.speculators
-            marks, held_out_texts = asyncio.run(run(system, speculator, directory, keys, plan))
+            marks, held_out_texts = asyncio.run(run(system, speculator, directory, plan))
         judged(marks, held_out_texts)
         console.print((directory / "trainer.log").read_text(), markup=False)
     report = {"about": about_this_run(), "plan": plan, "rows": marks.rows}
@@ -234,12 +214,6 @@ def prompts(count: int) -> list[list[int]]:
         )
         for i, source in enumerate(functions()[:count])
     ]
-
-
-def noise(count: int, length: int = 24) -> list[list[int]]:
-    """Return prompts of random tokens."""
-    draw, vocabulary = random.Random(3), Tokenizer.load(resolve_model(DEFAULT_MODEL)).vocab_size
-    return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """`make bench-acceptance`, third part: drafting methods at equal node budgets.
 
-Writes `benchmarks/results/methods.md`: acceptance length (tokens per step) of every method alone and merged,
-at 4, 8, 16 and 32 nodes, greedy and at temperature 0.8, with the standard error over prompts; by source; and
-how often the next token of a path is accepted, by depth. One process, no services. With `--batch 1` it also
-measures drafts and passes, to compare methods at equal milliseconds (on a quiet machine); with `--chains` it
-adds chains of as many nodes.
+Writes `benchmarks/results/methods.md`: acceptance length (tokens per step) of every method alone and merged, at 4, 8,
+16 and 32 nodes, greedy and at temperature 0.8, with the standard error over prompts; and by source. One process, no
+services. With `--chains` it adds chains of as many nodes.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -33,6 +31,15 @@ KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
 DEPTH = 10
 KV_TOKENS = 32768
 Methods = dict[str, Drafter]
+
+
+class Run(NamedTuple):
+    """A run of a pool (or of its chains) with one budget."""
+
+    kind: str
+    name: str
+    nodes: int
+    result: Result
 
 
 def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
@@ -71,53 +78,22 @@ def compare(
     prompts: Sequence[EvaluationPrompt],
     new_tokens: int,
     say: Callable[[str], None],
-    batch: int = 8,
     chains: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Run]:
     """Measure every pool, temperature and budget; with `chains` also chains."""
-    rows = []
+    runs = []
     for kind, temperature in KINDS.items():
         for pool in pools:
             for budget in nodes:
                 say(f"{kind}, {' + '.join(pool)}, {budget} nodes")
                 for width in (None, 1) if len(pool) == 1 and chains else (None,):
                     plan = DecodingPlan(
-                        *(budget, DEPTH, temperature, new_tokens, batch), calibrated=True, width=width
+                        *(budget, DEPTH, temperature, new_tokens), calibrated=True, width=width
                     )
                     result = Decoding(runner, [fresh(methods[name]) for name in pool], plan).run(prompts)
-                    row = {"kind": kind, "pool": list(pool), "nodes": budget, "chain": width == 1}
-                    rows.append(row | summary(result))
-    return rows
-
-
-def summary(result: Result) -> dict[str, Any]:
-    """Return a run's tokens per step, errors and acceptance by depth."""
-    return {
-        "tokens_per_step": round(result.tokens_per_step(), 3),
-        "standard_error": round(result.standard_error(), 3),
-        "draft_ms": round(1000 * result.draft_s / max(result.timed_steps, 1), 3),
-        "verify_ms": round(1000 * result.verify_s / max(result.timed_steps, 1), 3),
-        "by_source": result.by_source(),
-        "by_depth": by_depth(result),
-        "reliability": [
-            {
-                "said": _rounded(said.calibration_error),
-                "corrected": _rounded(corrected.calibration_error),
-                "auc": _rounded(corrected.auc),
-            }
-            for said, corrected in result.reliability
-        ],
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def by_depth(result: Result, deepest: int = 6) -> list[float]:
-    """Return the share of steps that reach depth d from d - 1."""
-    reached = [sum(n for length, n in result.accepted.items() if length >= d) for d in range(deepest + 1)]
-    return [round(reached[d] / reached[d - 1], 3) for d in range(1, deepest + 1) if reached[d - 1]]
+                    name = " + ".join(pool) + (", chain" if width == 1 else "")
+                    runs.append(Run(kind, name, budget, result))
+    return runs
 
 
 def main(
@@ -132,7 +108,6 @@ def main(
         list[str] | None, typer.Option(help="NAME+NAME: methods whose trees are merged; several times.")
     ] = None,
     nodes: Annotated[str, typer.Option(help="Verified nodes of a tree, with commas between.")] = "4,8,16,32",
-    batch: Annotated[int, typer.Option(help="Prompts decoded at once; 1 for times.")] = 8,
     chains: Annotated[bool, typer.Option("--chains", help="Measure chains, too.")] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "methods",
 ) -> None:
@@ -142,121 +117,43 @@ def main(
     specs = method or [
         "ngram",
         "ssm=ssm-smollm2-135m",
-        "eagle=eagle-smollm2-135m",
-        "medusa=medusa-smollm2-135m",
+        "suffix",
     ]
     with console.status("loading") as spinner:
         methods = load_methods(specs)
-        usual = ["ngram+ssm", "ngram+eagle", "+".join(methods)] if method is None else []
+        usual = ["ngram+ssm", "suffix+ssm", "+".join(methods)] if method is None else []
         merged = [names.split("+") for names in pool or usual]
         pools = [*([name] for name in methods), *merged]
         runner = load_checked(resolve_model(DEFAULT_MODEL), RunnerOptions())
-        runs = compare(runner, methods, pools, budgets, rows, new_tokens, spinner.update, batch, chains)
-    report = {
-        "about": about_this_run("python -m benchmarks methods"),
-        "prompts": len(rows),
-        "new_tokens": new_tokens,
-        "runs": runs,
-    }
-    report["batch"] = batch
-    publish(out, methods_markdown(report))
+        runs = compare(runner, methods, pools, budgets, rows, new_tokens, spinner.update, chains)
+    about = about_this_run("python -m benchmarks methods")
+    publish(out, markdown({"about": about, "prompts": len(rows), "new_tokens": new_tokens}, runs))
 
 
-BY_SOURCE_NODES = 16
-
-
-def methods_markdown(report: dict[str, Any]) -> str:
+def markdown(report: dict[str, Any], runs: Sequence[Run]) -> str:
+    """Return tokens per step by nodes, and by source for the largest budget."""
     rest = (
         " at most, bfloat16. Drafts are points; merged trees are calibrated and cut to the budget as by the "
         "gateway. ±: standard error over prompts."
     )
     lines = opening("Drafting methods at equal budgets", report, rest)
-    lines += [f"{note}\n" for note in report.get("notes", ())]
-    for kind in dict.fromkeys(run["kind"] for run in report["runs"]):
-        runs = [run for run in report["runs"] if run["kind"] == kind]
-        lines += [
-            *_by_nodes(kind, runs),
-            *(_by_milliseconds(kind, runs) if report.get("batch") == 1 else []),
-            *_by_source(kind, runs),
-            *_by_depth(kind, runs),
-            *_reliability(kind, runs),
-        ]
+    budgets = list(dict.fromkeys(run.nodes for run in runs))
+    for kind in KINDS:
+        cells: dict[str, dict[int, str]] = {}
+        for run in runs:
+            if run.kind == kind:
+                length = f"{run.result.tokens_per_step():.2f} ± {run.result.standard_error():.2f}"
+                cells.setdefault(run.name, {})[run.nodes] = length
+        lines += [f"## Tokens per step by nodes, {kind}", "", *head([str(nodes) for nodes in budgets])]
+        lines += [line(name, [row.get(nodes, "") for nodes in budgets]) for name, row in cells.items()]
+        largest = [run for run in runs if run.kind == kind and run.nodes == max(budgets)]
+        sources = list(largest[0].result.by_source())
+        label = f"Tokens per step by source at {max(budgets)} nodes, {kind}:"
+        lines += ["", label, "", *head(sources)]
+        for run in largest:
+            lines.append(line(run.name, [f"{length:.2f}" for length in run.result.by_source().values()]))
+        lines.append("")
     return "\n".join(lines)
-
-
-def _by_nodes(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    budgets = list(dict.fromkeys(run["nodes"] for run in runs))
-    lines = [f"## Tokens per step by nodes, {kind}", "", *head([str(n) for n in budgets])]
-    for pool in dict.fromkeys(_name(run) for run in runs):
-        cells = {run["nodes"]: _length(run) for run in runs if _name(run) == pool}
-        lines += [line(pool, [cells.get(budget, "") for budget in budgets])]
-    return [*lines, ""]
-
-
-def _by_milliseconds(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate milliseconds of draft and pass, and tokens per millisecond."""
-    budgets = list(dict.fromkeys(run["nodes"] for run in runs))
-    label = f"Milliseconds of draft + pass, and tokens per millisecond, batch 1, {kind}:"
-    lines = [label, "", *head([str(n) for n in budgets])]
-    for pool in dict.fromkeys(_name(run) for run in runs):
-        cells = {run["nodes"]: _milliseconds(run) for run in runs if _name(run) == pool}
-        lines += [line(pool, [cells.get(budget, "") for budget in budgets])]
-    return [*lines, ""]
-
-
-def _milliseconds(run: dict[str, Any]) -> str:
-    draft_ms, verify_ms = run["draft_ms"], run["verify_ms"]
-    return f"{draft_ms:.2f} + {verify_ms:.2f}: {run['tokens_per_step'] / (draft_ms + verify_ms):.3f}"
-
-
-def _by_source(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    some = _of_middle(runs)
-    sources = list(some[0]["by_source"])
-    lines = [f"Tokens per step by source at {some[0]['nodes']} nodes, {kind}:", "", *head(sources)]
-    lines += [line(_name(run), [f"{run['by_source'][s]:.2f}" for s in sources]) for run in some]
-    return [*lines, ""]
-
-
-def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate the share of steps at depth d - 1 that reach d."""
-    some = _of_middle(runs)
-    deepest = max(len(run["by_depth"]) for run in some)
-    label = f"Accepted at depth d where d - 1 was, % at {some[0]['nodes']} nodes, {kind}:"
-    lines = [label, "", *head([str(d) for d in range(1, deepest + 1)])]
-    lines += [line(_name(run), [f"{100 * share:.0f}" for share in run["by_depth"]]) for run in some]
-    return [*lines, ""]
-
-
-def _reliability(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate the calibration error and AUC of each method's scores."""
-    some = [run for run in _of_middle(runs) if len(run.get("reliability", ())) == 1]
-    if not some:
-        return []
-    label = f"Scores and acceptance at {some[0]['nodes']} nodes, {kind}: expected calibration error, AUC:"
-    lines = [label, "", *head(["as said", "as corrected", "AUC"])]
-    for run in some:
-        (reliability,) = run["reliability"]
-        cells = [
-            "" if reliability[key] is None else f"{reliability[key]:.3f}"
-            for key in ("said", "corrected", "auc")
-        ]
-        lines += [line(_name(run), cells)]
-    return [*lines, ""]
-
-
-def _of_middle(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of 16 nodes, else of the largest budget."""
-    budgets = {run["nodes"] for run in runs}
-    nodes = BY_SOURCE_NODES if BY_SOURCE_NODES in budgets else max(budgets)
-    return [run for run in runs if run["nodes"] == nodes]
-
-
-def _name(run: dict[str, Any]) -> str:
-    return " + ".join(run["pool"]) + (", chain" if run.get("chain") else "")
-
-
-def _length(run: dict[str, Any]) -> str:
-    return f"{run['tokens_per_step']:.2f} ± {run['standard_error']:.2f}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""`python -m benchmarks pair`: a target with draft, compared with llama-server.
+"""`make bench`: a target with draft, compared with llama-server and vLLM.
 
 All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; one
 llama-server decodes plainly, another with the same draft. The servers alternate, so that drift of the machine affects
-all. The planner is cold in the first turn. Tokens per second include the reading of prompts.
+all. The planner is cold in the first turn. Tokens per second include the reading of prompts. vLLM serves the default
+model in bfloat16, plainly and with n-grams.
 """
 
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.peers.processes import write_float_model
 from benchmarks.peers.servers import Server
 from benchmarks.prompts import mixed_texts
 from benchmarks.publish import RESULTS, write
@@ -27,10 +30,13 @@ from specinfer.hub import resolve_model
 from specinfer.model.weights.source import KEPT_GGUF
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.system.threads import thread_count
+from specinfer.system.turns import alternate, ratios
 
+PROMPTS = Path("tests/data/prompts.jsonl")
 STREAMS = (1, 4, 16)
 PLAIN = "plain"
 LLAMA_SERVER = "llama-server"
+N_GRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 _LONGEST = 800
 """Maximum characters of a prompt; of longer texts, the end is used."""
 _CONTEXT = 1024
@@ -42,7 +48,9 @@ Mode = Callable[[Sequence[str], int, int], float]
 
 
 def main(
-    prompts: Annotated[list[Path], typer.Option(help="Prompts, JSONL; a kind of text each.")],
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="Prompts, JSONL; a kind of text each; tests/data/prompts.jsonl.")
+    ] = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns of all modes.")] = 3,
     few: Annotated[int, typer.Option(min=1, help="Prompts of a turn at one stream.")] = 4,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt.")] = 64,
@@ -50,21 +58,24 @@ def main(
     model: str = PAIR[0],
     draft: str = PAIR[1],
     llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server.")] = None,
+    vllm_python: Annotated[Path | None, typer.Option(help="Python that has vLLM.")] = None,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "pair",
 ) -> None:
     """Measure a target with its draft."""
-    texts = {path.stem: [text[-_LONGEST:] for text in mixed_texts(path)] for path in prompts}
+    texts = {path.stem: [text[-_LONGEST:] for text in mixed_texts(path)] for path in prompts or [PROMPTS]}
     rates: Rates = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         modes = own_modes(stack, model, draft, temperature, Path(folder))
         if llama_server is not None:
             modes |= llama_modes(stack, llama_server, model, draft, temperature, Path(folder))
+        if vllm_python is not None:
+            modes |= vllm_modes(stack, vllm_python, model, temperature, Path(folder))
         for turn in range(turns):
             for kind, kind_prompts in texts.items():
                 for streams in STREAMS:
                     count = few if streams == 1 else streams
                     chosen = [kind_prompts[(turn * count + i) % len(kind_prompts)] for i in range(count)]
-                    for mode in list(modes)[:: -1 if turn % 2 else 1]:
+                    for mode in alternate(modes, turn):
                         rate = modes[mode](chosen, streams, new_tokens)
                         console.print(
                             f"turn {turn + 1}: {kind}, {streams} streams, {mode}: {rate:.1f} tokens/s"
@@ -113,6 +124,28 @@ def llama_modes(
     return modes
 
 
+def vllm_modes(
+    stack: ExitStack, python: Path, model: str, temperature: float, folder: Path
+) -> dict[str, Mode]:
+    """Start vLLM plainly and with n-grams, on the model in bfloat16; return both modes."""
+    command = [
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--host",
+        "{host}",
+        "--port",
+        "{port}",
+    ]
+    command += ["--model", str(write_float_model(model)), "--dtype", "bfloat16", "--max-model-len", "2048"]
+    modes: dict[str, Mode] = {}
+    for name, extra in (("plain", []), ("n-gram", ["--speculative-config", json.dumps(N_GRAM)])):
+        extra = [part.replace("{", "{{").replace("}", "}}") for part in extra]
+        server = stack.enter_context(Server([*command, *extra], folder / f"vllm-{name}.log"))
+        modes[f"vLLM {name}"] = partial(server.tokens_per_second, fields={"temperature": temperature})
+    return modes
+
+
 def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence[float]]) -> str:
     """Return the page: medians, ranges and ratios over turns."""
     lines = [f"# {title}", "", about, ""]
@@ -121,18 +154,18 @@ def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence
     ]
     lines += ["|---|---|---|---|---|---|---|"]
     for (kind, streams, mode), figures in rates.items():
-        ratios = [a / b for a, b in zip(figures, rates[kind, streams, PLAIN], strict=True)]
+        gains = ratios(figures, rates[kind, streams, PLAIN])
         pace = f"{median(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})"
-        over, first = ("", "") if mode == PLAIN else (_ratio(ratios), f"{ratios[0]:.2f}x")
+        over, first = ("", "") if mode == PLAIN else (_ratio(gains), f"{gains[0]:.2f}x")
         peers = [rate for (k, s, m), rate in rates.items() if (k, s) == (kind, streams) and LLAMA_SERVER in m]
         best = [max(turn) for turn in zip(*peers, strict=True)] if LLAMA_SERVER not in mode else []
-        lead = _ratio([a / b for a, b in zip(figures, best, strict=True)]) if best else ""
+        lead = _ratio(ratios(figures, best)) if best else ""
         lines.append(f"| {kind} | {streams} | {mode} | {pace} | {over} | {first} | {lead} |")
     return "\n".join(lines) + "\n"
 
 
-def _ratio(ratios: Sequence[float]) -> str:
-    return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+def _ratio(gains: Sequence[float]) -> str:
+    return f"{median(gains):.2f}x ({min(gains):.2f} to {max(gains):.2f})"
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Synthetic acceptance: accepted tokens per step from a measured histogram.
 
 This measures speed on model shapes without weights, since a random model would reject all drafts. Texts are
-meaningless. Only benchmarks do this, and every report states it. `python -m benchmarks acceptance_lengths` measures the
-histograms.
+meaningless. Only benchmarks do this, and every report states it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,17 +14,6 @@ from specinfer.errors import InvalidInputError
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import RULES, AcceptanceRule, Randomness, Target, Verdict
 
-MEASURED: Mapping[str, tuple[int, ...]] = {
-    "greedy, 8 nodes": (66, 61, 43, 18, 15, 10, 6, 4, 4),
-    "greedy, 16 nodes": (51, 49, 42, 23, 8, 14, 6, 1, 11),
-    "greedy, 32 nodes": (41, 37, 32, 27, 14, 8, 6, 5, 14),
-    "greedy, 64 nodes": (29, 38, 29, 23, 16, 6, 4, 8, 18),
-    "stochastic, 8 nodes": (134, 136, 43, 23, 8, 4, 2, 0, 1),
-    "stochastic, 16 nodes": (148, 111, 59, 24, 12, 3, 1),
-    "stochastic, 32 nodes": (151, 85, 52, 25, 13, 9, 1),
-    "stochastic, 64 nodes": (119, 87, 55, 34, 12, 5, 4),
-}
-"""Entry i: steps that accepted i drafts (`benchmarks/results/acceptance-lengths.md`)."""
 WARNING = (
     "SYNTHETIC ACCEPTANCE: lengths of accepted paths are drawn from a measured histogram, whatever the model "
     "says. Times are real, texts are not."
@@ -44,36 +31,14 @@ class AcceptanceHistogram:
         if not sum(self.counts) or min(self.counts) < 0:
             raise InvalidInputError("counts", list(self.counts), "must be counts of 0 or more, not all 0")
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Return the mean tokens per step, with the bonus token."""
-        return 1 + sum(i * count for i, count in enumerate(self.counts)) / sum(self.counts)
-
     def draw(self, rng: np.random.Generator) -> int:
         """Draw a number of accepted tokens."""
         sums = np.cumsum(self.counts)
         return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
 
 
-def measured(name: str) -> AcceptanceHistogram:
-    """Return the measured histogram of this name.
-
-    Raises:
-        InvalidInputError: if the name is unknown, listing the known names.
-    """
-    if name not in MEASURED:
-        raise InvalidInputError("histogram", name, f"must be one of {', '.join(MEASURED)}")
-    return AcceptanceHistogram(name, MEASURED[name])
-
-
-def mark(histogram: AcceptanceHistogram) -> dict[str, Any]:
-    """Return the field `synthetic_acceptance` of every synthetic report."""
-    return {
-        "warning": WARNING,
-        "source": f"acceptance-lengths.md: {histogram.name}",
-        "counts": list(histogram.counts),
-        "tokens_per_step": histogram.tokens_per_step,
-    }
+GREEDY_32 = AcceptanceHistogram("greedy, 32 nodes", (41, 37, 32, 27, 14, 8, 6, 5, 14))
+"""Measured with the shipped SSM and n-grams, merged, on 15 prompts (commit fff13999)."""
 
 
 RULE_NAME = "synthetic"

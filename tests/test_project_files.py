@@ -94,3 +94,13 @@ def test_all_say_the_same_version() -> None:
     assert re.findall(r"^version: (.+)$", text("CITATION.cff"), re.MULTILINE) == [version]
     released = re.findall(r"^## (\d+\.\d+\.\d+) \(\d{4}-\d\d-\d\d\)$", text("CHANGELOG.md"), re.MULTILINE)
     assert released[0] == version
+
+
+MAX_UNRELEASED = 60
+"""Maximum lines of the changes since the last release."""
+
+
+def test_unreleased_changes_are_read_on_one_page() -> None:
+    _, unreleased, _ = re.split(r"^## ", text("CHANGELOG.md"), flags=re.MULTILINE)[:3]
+    assert unreleased.startswith("Unreleased\n")
+    assert len(unreleased.splitlines()) <= MAX_UNRELEASED

@@ -1,85 +1,133 @@
-"""Measure passes by nodes, and steps of the verifier's engine."""
+"""Measure passes by nodes, and steps of the verifier's engine, on random weights."""
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.attention import bandwidth
-from benchmarks.gpu.run import Rows, SectionContext, give_back_memory
-from benchmarks.gpu.scale import AIM_NODES, ModelShape, RandomWeights, random_runner
-from benchmarks.gpu.workload import random_paths
-from benchmarks.synthetic import RULE_NAME, mark, measured, synthetic_rules
+from benchmarks.gpu.kernels import random_paths
+from benchmarks.gpu.run import GpuContext, ModelShape
+from benchmarks.synthetic import GREEDY_32, RULE_NAME, WARNING, synthetic_rules
+from benchmarks.tables import head, line
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.expansion import ReferenceGrowth
-from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.options import DTYPES
+from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.sampling import GREEDY
-from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
+from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 _LOADING_S = 40
 """Maximum seconds to load a shape and capture its passes."""
 _CHUNK = 512
-"""Context tokens read per pass."""
+"""GpuContext tokens read per pass."""
+_WARM_UP = 2
+"""Number of untimed steps; the first step reads the contexts."""
+_TREE = 32
+"""Maximum nodes of a tree, root included."""
 
 
-def measure_passes(context: SectionContext, rows: Rows) -> None:
-    """Measure a pass per shape, batch and nodes (root included)."""
+class RandomWeights(Mapping[str, torch.Tensor]):
+    """Reproducible random tensors of a model, made on the device when read."""
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: str) -> None:
+        from transformers import LlamaForCausalLM
+
+        with torch.device("meta"):
+            self._shapes = {name: p.shape for name, p in LlamaForCausalLM(config).named_parameters()}
+        self._dtype, self._device = dtype, device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
+        if tensor.dim() == 1:
+            return tensor
+        generator = torch.Generator(self._device).manual_seed(list(self._shapes).index(name))
+        return tensor.normal_(0.0, 0.02, generator=generator)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of weights in a pass, without the embeddings."""
+        numbers = {name: shape.numel() for name, shape in self._shapes.items()}
+        return int(self._dtype.itemsize * (sum(numbers.values()) - numbers["model.embed_tokens.weight"]))
+
+
+def random_runner(
+    shape: ModelShape, context: GpuContext, room: int, executor: str = "gpu"
+) -> tuple[ModelRunner, RandomWeights]:
+    """Return a runner with random weights and a cache of `room` tokens, and the weights."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads.query,
+        num_key_value_heads=shape.heads.kv,
+        head_dim=shape.heads.width,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+    )
+    dtype, device = context.scale.dtype, context.device
+    weights = RandomWeights(config, DTYPES[dtype], device)
+    options = RunnerOptions(dtype=dtype, device=device, executor=executor, kv_tokens=room)
+    return ModelRunner.build(from_transformers(config), weights, options), weights
+
+
+def passes(context: GpuContext) -> Iterator[str]:
+    """Yield a pass per shape, batch and nodes (root included)."""
     scale = context.scale
+    yield from head(["pass, ms", "device, ms", "over one node", "pass / reading"], "shape, batch, nodes")
     for shape in scale.shapes:
-        if context.budget.left < _LOADING_S:
-            rows.append({"shape": shape.name, "skipped": f"less than {_LOADING_S} s left"})
-            continue
-        context.say(f"passes: {shape.name}, loading and capturing")
-        room = max(scale.batches) * (scale.context + max(scale.nodes) + 2 * _CHUNK)
-        runner = random_runner(shape, scale.dtype, context.device, scale.positions, room)
-        _measure_shape(shape, runner, context, rows)
-        del runner
-        give_back_memory(context.device)
-
-
-def _measure_shape(shape: ModelShape, runner: ModelRunner, context: SectionContext, rows: Rows) -> None:
-    scale = context.scale
-    for batch in scale.batches:
-        sequences = [read_context(runner, scale.context, seed) for seed in range(batch)]
-        one: dict[str, Any] | None = None
-        for nodes in scale.nodes:
-            if context.budget.left <= 0:
-                rows.append({"shape": shape.name, "batch": batch, "nodes": nodes, "skipped": "time is up"})
-                continue
-            context.say(f"passes: {shape.name}, batch {batch}, {nodes} nodes")
-            row = measure_pass(shape, runner, sequences, nodes, context)
-            one = one or row
-            rows.append(row | {"over_one_node": row["pass_s"] / one["pass_s"]})
-        for sequence in sequences:
-            runner.cache.release(sequence)
-
-
-def measure_executors(context: SectionContext, rows: Rows) -> None:
-    """Measure passes of the torch executor by shape and nodes."""
-    scale = context.scale
-    for shape in dict.fromkeys((scale.shapes[0], scale.shapes[-1])):
-        if context.budget.left <= 0:
+        if context.left < _LOADING_S:
+            yield line(shape.name, ["time is up"])
             return
-        context.say(f"executors: {shape.name}, torch")
-        room = scale.context + max(scale.nodes) + 2 * _CHUNK
-        runner = random_runner(shape, scale.dtype, context.device, scale.positions, room, "torch")
-        sequences = [read_context(runner, scale.context, 0)]
+        room = max(scale.batches) * (scale.context + max(scale.nodes) + 2 * _CHUNK)
+        runner, weights = random_runner(shape, context, room)
+        for batch in scale.batches:
+            sequences = [read_context(runner, scale.context, seed) for seed in range(batch)]
+            entries = batch * scale.context * shape.layers * 2 * shape.heads.kv * shape.heads.width
+            reading = (weights.pass_bytes + entries * DTYPES[scale.dtype].itemsize) / context.bandwidth
+            one = 0.0
+            for nodes in scale.nodes:
+                pass_s, device_s = time_pass(runner, sequences, nodes, context)
+                one = one or pass_s
+                context.passes[shape.name, batch, nodes] = device_s
+                cells = [f"{1000 * pass_s:.2f}", f"{1000 * device_s:.2f}"]
+                cells += [f"{pass_s / one:.3f}x", f"{pass_s / reading:.2f}x"]
+                yield line(f"{shape.name}, {batch}, {nodes}", cells)
+            for sequence in sequences:
+                runner.cache.release(sequence)
+        del runner
+        context.free()
+
+
+def executors(context: GpuContext) -> Iterator[str]:
+    """Yield passes of the torch executor by shape and nodes."""
+    yield from head(["torch, ms", "torch / gpu"], "shape, nodes")
+    for shape in context.scale.shapes:
+        room = context.scale.context + max(context.scale.nodes) + 2 * _CHUNK
+        runner, _ = random_runner(shape, context, room, "torch")
+        sequences = [read_context(runner, context.scale.context, 0)]
         for nodes in (1, tree_nodes(context)):
-            row = measure_pass(shape, runner, sequences, nodes, context)
-            ours = pass_seconds(context, shape.name, 1, nodes, "pass_s")
-            key = {"shape": shape.name, "batch": 1, "nodes": nodes}
-            rows.append(key | {"torch_s": row["pass_s"], "gpu_s": ours})
+            _, device_s = time_pass(runner, sequences, nodes, context)
+            ours = context.passes.get((shape.name, 1, nodes))
+            gain = "" if ours is None else f"{device_s / ours:.2f}x"
+            yield line(f"{shape.name}, {nodes}", [f"{1000 * device_s:.2f}", gain])
         del runner, sequences
-        give_back_memory(context.device)
+        context.free()
 
 
 def read_context(runner: ModelRunner, length: int, seed: int) -> KVSequence:
@@ -91,120 +139,78 @@ def read_context(runner: ModelRunner, length: int, seed: int) -> KVSequence:
     return sequence
 
 
-def measure_pass(
-    shape: ModelShape,
-    runner: ModelRunner,
-    sequences: Sequence[KVSequence],
-    nodes: int,
-    context: SectionContext,
-) -> dict[str, Any]:
-    """Return times of a pass.
-
-    `pass_s`: until the logits are ready; `queued_s`: of passes queued without waiting for results;
-    `plain_bound_s`: reading all weights and the contexts' keys and values at the bandwidth of a copy.
-    """
+def time_pass(
+    runner: ModelRunner, sequences: Sequence[KVSequence], nodes: int, context: GpuContext
+) -> tuple[float, float]:
+    """Return seconds of a pass until its logits are ready, and of passes queued without waiting."""
     trees = [random_tree(runner.config.vocab_size, nodes, seed) for seed in range(len(sequences))]
 
     def call() -> None:
-        segments = [Segment(s, (), *tree) for s, tree in zip(sequences, trees, strict=True)]
-        runner.forward(segments)
+        runner.forward([Segment(s, (), *tree) for s, tree in zip(sequences, trees, strict=True)])
         for sequence in sequences:
             runner.cache.commit(sequence, ())
 
-    c = runner.config
-    dtype = DTYPES[context.scale.dtype]
-    weights = RandomWeights(shape, dtype, context.device).pass_bytes
-    entries = sum(sequence.cached for sequence in sequences) * c.layers * 2 * c.kv_heads * c.head_dim
-    return {
-        "shape": shape.name,
-        "batch": len(sequences),
-        "nodes": nodes,
-        "pass_s": context.timer.waited(call),
-        "queued_s": context.timer.queued(call),
-        "weight_bytes": weights,
-        "plain_bound_s": (weights + entries * dtype.itemsize) / bandwidth(context),
-    }
+    return context.timer.waited(call), context.timer.queued(call)
 
 
 def random_tree(vocabulary: int, nodes: int, seed: int) -> tuple[list[int], list[int]]:
-    """Return tokens and parents of a random tree.
-
-    Its first node follows the context.
-    """
+    """Return tokens and parents of a random tree, whose first node follows the context."""
     rng = np.random.default_rng(seed)
     parents = [path[-2] if len(path) > 1 else -1 for path in random_paths(rng, nodes)]
     return rng.integers(1, vocabulary, nodes).tolist(), parents
 
 
-HISTOGRAM = "greedy, 32 nodes"
-_WARM_UP = 2
-"""Number of untimed steps; the first step reads the contexts."""
-_LONGEST_PATH = 10
-"""Approximate maximum of tokens committed per step."""
+def tree_nodes(context: GpuContext) -> int:
+    return min(_TREE, max(context.scale.nodes))
 
 
-def measure_engine(context: SectionContext, rows: Rows) -> None:
-    """Measure steps and the device's idle share, plain and with trees."""
+def steps(context: GpuContext) -> Iterator[str]:
+    """Yield steps of the first shape, plain and with trees, under synthetic acceptance."""
     scale, shape = context.scale, context.scale.shapes[0]
-    histogram = measured(HISTOGRAM)
-    context.say(f"engine: {shape.name}, loading and capturing")
-    room = max(scale.batches) * (
-        scale.context + (_WARM_UP + scale.steps) * _LONGEST_PATH + 2 * max(scale.nodes)
-    )
-    runner = random_runner(shape, scale.dtype, context.device, scale.positions, room)
+    yield from (f"**{WARNING}**", "")
+    columns = ["step, ms", "outside the device", "tokens per step", "tokens/s"]
+    yield from head(columns, "shape, batch, nodes")
+    room = max(scale.batches) * (scale.context + (_WARM_UP + scale.steps) * 10 + 2 * max(scale.nodes))
+    runner, _ = random_runner(shape, context, room)
     limits = EngineLimits(max_step_tokens=max(scale.batches) * (scale.context + tree_nodes(context)))
-    with synthetic_rules(histogram):
+    with synthetic_rules(GREEDY_32):
         engine = VerifierEngine(runner, RULE_NAME, limits)
         for batch in scale.batches:
             for nodes in (1, tree_nodes(context)):
-                if context.budget.left <= 0:
+                if context.left <= 0:
                     return
-                context.say(f"engine: {shape.name}, batch {batch}, {nodes} nodes")
-                rows.append(
-                    _steps(engine, shape, batch, nodes, context) | {"synthetic_acceptance": mark(histogram)}
-                )
+                times, tokens = _run(engine, batch, nodes, context)
+                device_s, step_s = context.passes.get((shape.name, batch, nodes)), median(times)
+                outside = "" if device_s is None else f"{100 * (1 - device_s / step_s):.1f} %"
+                length = tokens / (batch * scale.steps)
+                cells = [f"{1000 * step_s:.2f}", outside, f"{length:.2f}", f"{tokens / sum(times):.0f}"]
+                yield line(f"{shape.name}, {batch}, {nodes}", cells)
 
 
-def tree_nodes(context: SectionContext) -> int:
-    """Return the number of nodes of a tree, root included."""
-    return min(AIM_NODES, max(context.scale.nodes))
-
-
-def _steps(
-    engine: VerifierEngine, shape: ModelShape, batch: int, nodes: int, context: SectionContext
-) -> dict[str, Any]:
+def _run(engine: VerifierEngine, batch: int, nodes: int, context: GpuContext) -> tuple[list[float], int]:
+    """Return seconds of every timed step, and their tokens."""
     rng, vocabulary = np.random.default_rng(batch), engine.runner.config.vocab_size
-    contexts = [rng.integers(1, vocabulary, context.scale.context).tolist() for _ in range(batch)]
-    cached_lens, times, tokens = [0] * batch, list[float](), 0
+    texts = [rng.integers(1, vocabulary, context.scale.context).tolist() for _ in range(batch)]
+    cached, times, tokens = [0] * batch, list[float](), 0
     for step in range(_WARM_UP + context.scale.steps):
-        jobs = [
-            VerifyJob(
-                f"r{i}",
-                cached_lens[i],
-                contexts[i][cached_lens[i] :],
-                _tree(contexts[i][-1], nodes, vocabulary, step),
-                GREEDY,
-            )
-            for i in range(batch)
-        ]
+        trees = [_tree(text[-1], nodes, vocabulary, step) for text in texts]
+        jobs = [VerifyJob(f"r{i}", cached[i], texts[i][cached[i] :], trees[i], GREEDY) for i in range(batch)]
         started = time.perf_counter()
         outcomes = engine.verify(jobs)
         engine.settle()
-        if step >= _WARM_UP:
-            times.append(time.perf_counter() - started)
-        for i, (job, outcome) in enumerate(zip(jobs, outcomes, strict=True)):
+        taken = time.perf_counter() - started
+        for i, outcome in enumerate(outcomes):
             assert outcome.verdict is not None, outcome.message
-            assert job.tree is not None
-            accepted = [int(job.tree.token_ids[node]) for node in outcome.verdict.accepted]
-            contexts[i] += [*accepted, outcome.verdict.bonus]
-            cached_lens[i] = outcome.cached_len
-            tokens += (1 + len(accepted)) * (step >= _WARM_UP)
+            new = [
+                *(int(trees[i].token_ids[node]) for node in outcome.verdict.accepted),
+                outcome.verdict.bonus,
+            ]
+            texts[i] += new
+            cached[i] = outcome.cached_len
+            tokens += len(new) * (step >= _WARM_UP)
+        times += [taken] * (step >= _WARM_UP)
     engine.release([f"r{i}" for i in range(batch)])
-    device_s = pass_seconds(context, shape.name, batch, nodes, "queued_s")
-    step_s = median(times)
-    row = {"shape": shape.name, "batch": batch, "nodes": nodes, "step_s": step_s}
-    row |= {"tokens_per_step": tokens / (batch * context.scale.steps), "tokens_per_s": tokens / sum(times)}
-    return row | {"device_s": device_s, "beside_device": share_beside(device_s, step_s)}
+    return times, tokens
 
 
 def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
@@ -217,67 +223,3 @@ def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
         grown = builder.propose_points(made[parent], guesses, [1 / nodes] * len(guesses))
         made.update(zip(children, grown, strict=True))
     return builder.build()
-
-
-def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int, of: str) -> float | None:
-    """Return seconds `of` of a measured pass; None if not measured."""
-    key = {"shape": shape, "batch": batch, "nodes": nodes}
-    passes: Sequence[dict[str, Any]] = context.results.get("passes", [])
-    return next((row[of] for row in passes if key.items() <= row.items() and of in row), None)
-
-
-def share_beside(device_s: float | None, step_s: float) -> float | None:
-    """Return the share of a step's time outside the device's pass."""
-    return None if device_s is None else 1 - device_s / step_s
-
-
-DEPTH = 8
-_CALLS = 256
-"""Context tokens reserved for timed calls; each call adds a token."""
-Grow = Callable[[Sequence[GrowthTask]], list[TokenTree]]
-
-
-def measure_drafting(context: SectionContext, rows: Rows) -> None:
-    """Measure seconds of greedy best-first trees, captured and level by level."""
-    scale, shape = context.scale, GrowthShape()
-    limits = TreeLimits(tree_nodes(context) - 1, DEPTH)
-    context.say(f"drafting: {scale.drafter.name}, loading and capturing")
-    room = max(scale.batches) * (scale.context + _CALLS + 2 * shape.scored_nodes(limits))
-    runner = random_runner(scale.drafter, scale.dtype, context.device, scale.positions, room)
-    for batch in scale.batches:
-        if context.budget.left <= 0:
-            return
-        context.say(f"drafting: {scale.drafter.name}, batch {batch}")
-        sequences = [read_context(runner, scale.context, seed) for seed in range(batch)]
-        seconds = {
-            name: context.timer.waited(partial(_grow, runner, sequences, limits, shape, grow))
-            for name, grow in _ways(runner, shape).items()
-        }
-        rows.append(
-            {"shape": scale.drafter.name, "batch": batch, "nodes": limits.nodes, "depth": DEPTH} | seconds
-        )
-        for sequence in sequences:
-            runner.cache.release(sequence)
-
-
-def _ways(runner: ModelRunner, shape: GrowthShape) -> dict[str, Grow]:
-    token_ids = torch.arange(runner.config.vocab_size, dtype=torch.int32)
-    reference = ReferenceGrowth(runner.forward, shape, token_ids)
-
-    def by_level(tasks: Sequence[GrowthTask]) -> list[TokenTree]:
-        try:
-            return reference.grow(tasks)
-        finally:
-            for task in tasks:
-                runner.cache.commit(task.sequence, ())
-
-    return {"captured_s": lambda tasks: runner.grow(tasks, shape, token_ids), "by_level_s": by_level}
-
-
-def _grow(
-    runner: ModelRunner, sequences: Sequence[KVSequence], limits: TreeLimits, shape: GrowthShape, grow: Grow
-) -> None:
-    for sequence in sequences:
-        runner.cache.reserve(sequence, 1 + shape.scored_nodes(limits))
-    trees = grow([GrowthTask(sequence, [1], limits, GREEDY) for sequence in sequences])
-    assert all(len(tree) > 1 for tree in trees)

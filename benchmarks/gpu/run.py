@@ -1,276 +1,183 @@
-"""Run sections within a time limit; write the report after each."""
+"""Sizes and sections of the benchmark; the page is written after every line."""
 
 import gc
 import logging
-import signal
-import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
-from benchmarks.gpu.report import markdown
-from benchmarks.gpu.scale import Budget, Scale
+from benchmarks.gpu.timers import Timer
 from benchmarks.publish import write
 
-Call = Callable[[], object]
-_WARM_UP, _REPEATS = 3, 20
-_FEW = 0.05
-"""Seconds of repetitions after which only `_MIN_REPEATS` calls are needed."""
-_MIN_REPEATS = 3
-_IN_A_ROW = 10
-"""Number of calls that are queued together."""
-
-
-class Timer(Protocol):
-    """Medians of repeated calls, in seconds."""
-
-    def launched(self, calls: Sequence[Call]) -> float:
-        """Return the mean device time in seconds of calls launched together.
-
-        The host's time does not count. Each call has its own data, which is thus not in the chip's cache.
-        """
-
-    def queued(self, call: Call) -> float:
-        """Return the seconds per call of many independent calls.
-
-        This is the device's time per call, or the host's if longer.
-        """
-
-    def waited(self, call: Call) -> float:
-        """Return the seconds of a call until the device has finished."""
-
-
-class HostTimer:
-    """Timer for devices on which calls are synchronous."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-
-    def launched(self, calls: Sequence[Call]) -> float:
-        return self.waited(lambda: [call() for call in calls]) / len(calls)
-
-    def queued(self, call: Call) -> float:
-        return self.waited(call)
-
-    def waited(self, call: Call) -> float:
-        call()
-        times: list[float] = []
-        while len(times) < _MIN_REPEATS or (len(times) < _REPEATS and sum(times) < _FEW):
-            started = self._clock()
-            call()
-            times.append(self._clock() - started)
-        return statistics.median(times)
-
-
-class GpuTimer:
-    """Timer by CUDA events; kernels are replayed from a captured graph."""
-
-    def launched(self, calls: Sequence[Call]) -> float:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                for call in calls:
-                    call()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
-        seconds = self._events(graph.replay)
-        return seconds / len(calls)
-
-    def queued(self, call: Call) -> float:
-        def many() -> None:
-            for _ in range(_IN_A_ROW):
-                call()
-
-        return self._wall(many, _MIN_REPEATS) / _IN_A_ROW
-
-    def waited(self, call: Call) -> float:
-        return self._wall(call, _REPEATS)
-
-    def _events(self, call: Call) -> float:
-        times = list[float]()
-        for number in range(_WARM_UP + _REPEATS):
-            events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-            start, end = events
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            if number >= _WARM_UP:
-                times.append(start.elapsed_time(end) / 1000)
-        return statistics.median(times)
-
-    def _wall(self, call: Call, repeats: int) -> float:
-        times = []
-        for number in range(_WARM_UP + repeats):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            call()
-            torch.cuda.synchronize()
-            if number >= _WARM_UP:
-                times.append(time.perf_counter() - started)
-        return statistics.median(times)
-
-
-Rows = list[dict[str, Any]]
-
-
-def give_back_memory(device: str) -> None:
-    """Free unused device memory, including executors in reference cycles."""
-    gc.collect()
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SectionContext:
-    """Device, timer, sizes and budget of a section."""
+class HeadShape:
+    """Numbers and width of the heads of an attention layer."""
+
+    query: int
+    kv: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A launch: requests with equal contexts and numbers of nodes."""
+
+    heads: HeadShape
+    batch: int
+    context: int
+    nodes: int
+
+    def __str__(self) -> str:
+        heads = f"{self.heads.query}/{self.heads.kv} x {self.heads.width}"
+        return f"{heads}, batch {self.batch}, {self.nodes} nodes after {self.context}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A Llama model without weights."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: HeadShape
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    dtype: str
+    copy_bytes: int
+    checks: tuple[Cell, ...]
+    cells: tuple[Cell, ...]
+    """Cells in order of importance; time may exclude the last ones."""
+    distinct_bytes: int
+    """Total bytes of a call's buffer sets; must exceed the chip's cache."""
+    shapes: tuple[ModelShape, ...]
+    context: int
+    """GpuContext tokens of every request."""
+    nodes: tuple[int, ...]
+    batches: tuple[int, ...]
+    steps: int
+    """Number of timed steps of the engine per figure."""
+
+
+_SEVEN, _EIGHT, _SMALL = HeadShape(32, 32, 128), HeadShape(32, 8, 128), HeadShape(4, 2, 16)
+FULL = Scale(
+    dtype="bfloat16",
+    copy_bytes=4 * 2**30,
+    checks=(
+        *(Cell(heads, 3, 300, nodes) for heads in (_SEVEN, _EIGHT) for nodes in (1, 33, 128)),
+        Cell(_EIGHT, 2, 5000, 64),
+        Cell(HeadShape(9, 3, 64), 4, 1000, 40),
+    ),
+    cells=(
+        *(Cell(heads, batch, 4096, 64) for batch in (1, 8) for heads in (_SEVEN, _EIGHT)),
+        *(Cell(_EIGHT, batch, 4096, nodes) for nodes in (1, 16, 32, 128) for batch in (1, 8)),
+        *(Cell(_EIGHT, batch, context, 64) for context in (512, 32768) for batch in (1, 8, 32)),
+    ),
+    distinct_bytes=2**28,
+    shapes=(
+        ModelShape("Llama 7B", 4096, 11008, 32, _SEVEN, 32000),
+        ModelShape("Llama 1B", 2048, 8192, 16, HeadShape(32, 8, 64), 128256),
+    ),
+    context=1024,
+    nodes=(1, 2, 4, 8, 16, 32, 64),
+    batches=(1, 8),
+    steps=24,
+)
+TINY = Scale(
+    dtype="float16",
+    copy_bytes=2**12,
+    checks=(Cell(_SMALL, 2, 40, 5),),
+    cells=(Cell(_SMALL, 1, 40, 4),),
+    distinct_bytes=0,
+    shapes=(ModelShape("tiny", 64, 96, 1, _SMALL, 96),),
+    context=24,
+    nodes=(1, 4),
+    batches=(1, 2),
+    steps=1,
+)
+
+
+@dataclass(slots=True)
+class GpuContext:
+    """Device, timer, sizes and time of a run."""
 
     device: str
     timer: Timer
     scale: Scale
-    budget: Budget
-    """Time budget of this section."""
-    say: Callable[[str], None]
-    results: dict[str, Rows]
-    """Rows of earlier sections, by name."""
-
-
-class Measure(Protocol):
-    """Measure a section; append each row at once, to survive timeouts."""
-
-    def __call__(self, context: SectionContext, rows: Rows) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One part of the report."""
-
-    name: str
-    measure: str
-    """`module:function`; a library missing at the import skips only this section."""
     seconds: float
-    """Maximum seconds of the section."""
+    """Time limit from now on."""
+    bandwidth: float = 0.0
+    """Bytes per second of a copy, read and written."""
+    passes: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    """Device seconds of measured passes by shape, batch and nodes."""
+    _end: float = 0.0
 
-    def load(self) -> Measure:
-        """Import and return the section's function."""
-        module, name = self.measure.split(":")
-        measure: Measure = getattr(import_module(module), name)
-        return measure
+    def __post_init__(self) -> None:
+        self._end = time.monotonic() + self.seconds
 
+    @property
+    def left(self) -> float:
+        """Seconds left; negative after the end."""
+        return self._end - time.monotonic()
 
-SECTIONS = (
-    Section("check", "benchmarks.gpu.workload:check_kernels", 60),
-    Section("bandwidth", "benchmarks.gpu.attention:measure_bandwidth", 10),
-    Section("attention", "benchmarks.gpu.attention:measure_attention", 90),
-    Section("passes", "benchmarks.gpu.engine:measure_passes", 170),
-    Section("executors", "benchmarks.gpu.engine:measure_executors", 30),
-    Section("engine", "benchmarks.gpu.engine:measure_engine", 40),
-    Section("drafting", "benchmarks.gpu.engine:measure_drafting", 20),
-)
-
-
-log = logging.getLogger(__name__)
-Say = Callable[[str], None]
-COMPLETE, FIRST = "complete", "check"
+    def free(self) -> None:
+        """Free unused device memory, including executors in reference cycles."""
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
 
 
-class StoppedError(BaseException):
-    """The time limit or a signal ends the run, past every `except Exception`."""
+class WrongKernelError(RuntimeError):
+    """A kernel's results differ from the reference."""
 
 
-class Run:
-    """A run of the benchmark. The report is written after every section."""
+Section = Callable[[GpuContext], Iterator[str]]
+SECTIONS: Mapping[str, str] = {
+    "Kernels against float64": "benchmarks.gpu.kernels:check",
+    "Copy bandwidth": "benchmarks.gpu.kernels:bandwidth",
+    "Tree attention, one layer (aim: 0.8 of the bound, 1.1x of the best library)": "benchmarks.gpu.kernels:attention",
+    "Verify passes on random weights (aim: 1.25x of reading)": "benchmarks.gpu.engine:passes",
+    "The same passes by the torch executor": "benchmarks.gpu.engine:executors",
+    "Steps of the verifier's engine": "benchmarks.gpu.engine:steps",
+}
+"""`module:function` by heading, in order; the first one checks what the others time."""
 
-    def __init__(
-        self,
-        device: str,
-        timer: Timer,
-        scale: Scale,
-        budget: Budget,
-        report: dict[str, Any],
-        out: Path,
-        say: Say,
-    ) -> None:
-        self._device, self._timer, self._scale = device, timer, scale
-        self._budget, self._whole, self._out, self._say = budget, budget.left, out, say
-        self._results: dict[str, Rows] = {}
-        self.report = report | {"scale": scale.name, "results": self._results, "skipped": {}}
-        self.report["ended"] = "stopped before its first section"
 
-    def all_of(self, sections: Sequence[Section]) -> int:
-        """Run sections; return the exit code.
-
-        0: complete; 1: a kernel is wrong; 3: stopped.
-        """
-        code = 0
+def run(context: GpuContext, sections: Mapping[str, str], opening: str, out: Path) -> int:
+    """Run sections and write their page; return the exit code, 1 if a kernel is wrong."""
+    lines = ["# A GPU: kernels, passes and steps", "", opening, ""]
+    if context.scale is TINY:
+        lines += ["**A test of this benchmark. Its figures mean nothing.**", ""]
+    code = 0
+    for heading, place in sections.items():
+        lines += [f"## {heading}", ""]
+        module, name = place.split(":")
         try:
-            for section in sections:
-                self.report["ended"] = f"stopped in section {section.name}"
-                self._section(section)
-                self._write()
-                if section.name == FIRST and FIRST in self.report["skipped"]:
-                    self.report["ended"] = "the kernels were not found right, so nothing was timed"
-                    code = 1
-                    break
-            else:
-                self.report["ended"] = COMPLETE
-        except (StoppedError, KeyboardInterrupt) as stopped:
-            self.report["ended"] += f": {stopped}" if str(stopped) else ""
-            code = 3
-        self._write()
-        return code
-
-    def _section(self, section: Section) -> None:
-        if self._budget.left <= 0:
-            self._skip(section, "time is up")
-            return
-        try:
-            measure = section.load()
-        except ImportError as error:
-            self._skip(section, f"cannot be imported here: {error}")
-            return
-        rows = self._results[section.name] = []
-        budget = self._budget.part(section.seconds)
-        context = SectionContext(self._device, self._timer, self._scale, budget, self._say, self._results)
-        try:
-            measure(context, rows)
-        except ImportError as error:
-            self._skip(section, f"cannot be imported here: {error}")
+            section: Section = getattr(import_module(module), name)
+            for text in section(context) if context.left > 0 else ["Left out: time is up."]:
+                lines.append(text)
+                print(f"{context.left:6.0f} s left  {text}", file=sys.stderr, flush=True)
+                write(out, "\n".join([*lines, ""]))
+        except WrongKernelError as error:
+            lines.append(f"**{error}: nothing was timed.**")
+            code = 1
         except Exception as error:  # the other sections are still measured
-            log.exception("section %s failed; the next section follows", section.name)
-            self._skip(section, f"{type(error).__name__}: {error}")
-
-    def _skip(self, section: Section, reason: str) -> None:
-        self._say(f"{section.name}: left out: {reason}")
-        self.report["skipped"][section.name] = reason
-
-    def _write(self) -> None:
-        self.report["seconds"] = self._whole - self._budget.left
-        write(self._out, markdown(self.report))
-
-
-@contextmanager
-def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise `StoppedError` in the context after `seconds` or a signal."""
-
-    def stop(number: int, frame: object) -> None:
-        raise StoppedError("the time limit is over" if number == signal.SIGALRM else "received SIGTERM")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            log.exception("section %r failed; the next section follows", heading)
+            lines.append(f"Left out: {type(error).__name__}: {error}")
+        lines.append("")
+        write(out, "\n".join(lines))
+        context.free()
+        if code:
+            break
+    return code

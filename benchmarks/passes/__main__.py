@@ -33,12 +33,13 @@ from benchmarks.publish import RESULTS
 from benchmarks.tables import with_sections
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
-from specinfer.errors import SettingError, UnavailableError
+from specinfer.errors import SettingError
 from specinfer.hub import model_name, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
 from specinfer.model.weights.source import kept_gguf
+from specinfer.system.turns import alternate
 
 OURS, PEER = "SpecInfer", "llama.cpp"
 FEW = 8
@@ -123,10 +124,9 @@ def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str])
         raise SettingError(
             "llama-python", str(python), f"{directory} has no GGUF file that llama.cpp could read"
         )
-    source = {"source": path.resolve()}
     return {
         _named(PEER, "f16" if name == "bf16" else name, formats): PeerProcess(
-            "llama_cpp_passes", name, source, folder, python
+            python, path.resolve(), name, folder / f"{name}.log"
         )
         for name in formats
     }
@@ -154,7 +154,7 @@ def measure(
     several = [size for size in sizes for _ in range(max(1, FEW // size))]
     for turn in range(turns):
         wanted = [1, *several, *([CHUNK] if tokens <= CHUNK and turn % 2 == 0 else [])]
-        for system in list(systems)[:: -1 if turn % 2 else 1]:
+        for system in alternate(systems, turn):
             reading = systems[system](wanted)
             by_system[system].add(wanted[1:], reading.seconds[1:])
             if tokens > CHUNK and turn == 0:
@@ -168,10 +168,7 @@ def of_peer(peer: PeerProcess, task: dict[str, Any], sizes: list[int]) -> System
     Raises:
         UnavailableError: if llama.cpp failed.
     """
-    answer = peer.measure(task | {"rows": sizes})
-    if isinstance(answer, str):
-        raise UnavailableError(f"llama.cpp cannot be measured: {answer}")
-    return SystemTimes(**answer)
+    return SystemTimes(**peer.measure(task | {"rows": sizes}))
 
 
 def measure_mixture(weights: str, contexts: list[int], sizes: list[int], turns: int, out: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.passes.borrowed import gains_table
 from benchmarks.passes.measure import Figures, spread
 from benchmarks.tables import head, line, origin
 from specinfer.errors import SettingError
@@ -113,7 +112,6 @@ class RandomMixture:
             read = expected_experts(self.config, count)
             cells = [times, f"{ratio:.2f}", f"{read:.0f}", f"{self._bytes(read) / 1e6:.0f}"]
             lines.append(line(str(count), cells))
-        lines += ["", *gains_table({count: figures.median(count) for count in rows})]
         return title, "\n".join([*lines, ""])
 
     def _bytes(self, experts: float) -> float:

@@ -6,13 +6,17 @@ All rows of a pass have logits; of `CHUNK` rows (a prompt's), only the last.
 """
 
 import ctypes
+import json
+import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
-from measure import Task, answer_tasks
+
+Task = dict[str, Any]
 
 CHUNK = 512
 SPARE = 64
@@ -112,6 +116,20 @@ class LlamaPasses:
         if failed:
             raise RuntimeError(f"llama_decode of {size} rows after {start} tokens failed with code {failed}")
         return taken
+
+
+def answer_tasks(load: Callable[[Task], Callable[[Task], dict[str, Any]]]) -> None:
+    """Answer each task, a line of JSON, with a line of JSON.
+
+    `load` runs once, with the first task. What libraries print goes to standard error.
+    """
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    measure = None
+    for line in sys.stdin:
+        task = json.loads(line)
+        measure = measure or load(task)
+        print(json.dumps(measure(task)), file=replies, flush=True)
 
 
 if __name__ == "__main__":

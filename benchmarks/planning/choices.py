@@ -1,9 +1,9 @@
 """Compare the planner with constant choices, from a cold start.
 
-    python -m benchmarks.planning.choices --prompts eval.jsonl [--model M --draft D] [--batches 1,4,16] [--services]
+    python -m benchmarks.planning.choices --prompts eval.jsonl [--model M --draft D] [--batches 1,4,16]
 
 One model is loaded. The modes (plain decoding, constants, the planner) alternate over the same groups of prompts. Each
-mode has its own planner and calibration, which start cold; through services, modes share the verifier's calibration.
+mode has its own planner and calibration, which start cold.
 All prompts are cached before. A mode is compared with plain decoding in the same turns.
 """
 
@@ -13,18 +13,16 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median
 from typing import Annotated
 
 import typer
 
-from benchmarks.planning.services import through_services
 from benchmarks.planning.world import Constant
 from benchmarks.prompts import read_prompts_by_source
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.options.shared import read_numbers
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.llm.build import build_engine
@@ -36,6 +34,7 @@ from specinfer.planning.step_report import StepPlanner, StepReport
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.sampling import GREEDY
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.system.turns import ratios, standard_error
 from specinfer.tokenizer import Tokenizer
 
 PLANNER = "table"
@@ -118,9 +117,6 @@ def main(
     count: Annotated[int, typer.Option(help="Prompts of each batch size, at least.")] = 20,
     skip: Annotated[int, typer.Option(help="Prompts of the file to skip.")] = 0,
     batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
-    services: Annotated[
-        bool, typer.Option("--services", help="Through services, not in one process.")
-    ] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "planner-choices",
 ) -> None:
     """Compare the planner with plain decoding and constant numbers of nodes."""
@@ -144,26 +140,12 @@ def main(
             )
         return runs
 
-    async def in_services() -> dict[int, dict[str, Mode]]:
-        options = LocalOptions(model=model, speculators={}, draft=draft, verifier={"weights": weights})
-        async with through_services(options, max(sizes)) as system:
-
-            async def run(mode: Mode, group: Sequence[Sequence[int]], new_tokens: int) -> None:
-                system.machine.planner = mode
-                mode.count(*await system.tokens_and_seconds(group, new_tokens))
-
-            return await every_size(run, system.planner)
-
-    if services:
-        runs = asyncio.run(in_services())
-    else:
-        options = LLMOptions(weights=weights, tree_nodes=max(constants))
-        engine, _ = build_engine(model, draft, None, options)
-        runs = asyncio.run(every_size(in_process(engine), engine.machine.planner))
-        engine.close()
-    place = "through services" if services else "one process"
+    options = LLMOptions(weights=weights, tree_nodes=max(constants))
+    engine, _ = build_engine(model, draft, None, options)
+    runs = asyncio.run(every_size(in_process(engine), engine.machine.planner))
+    engine.close()
     what = f"{model} with the draft {draft}, {weights} weights; {count} prompts or two batches at each batch size"
-    publish(out, markdown(f"{what}, {new_tokens} tokens each, greedy, {place}", runs))
+    publish(out, markdown(f"{what}, {new_tokens} tokens each, greedy, one process", runs))
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -220,8 +202,7 @@ def markdown(what: str, runs: Mapping[int, dict[str, Mode]]) -> str:
 
 
 def _cell(mode: Mode, plain: Mode) -> str:
-    ratios = [a / b for a, b in zip(mode.rates, plain.rates, strict=True)]
-    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+    error = standard_error(ratios(mode.rates, plain.rates)) or 0.0
     gain = mode.tokens / mode.seconds / (plain.tokens / plain.seconds)
     length = mode.tokens / mode.steps / (plain.tokens / plain.steps)
     return f"{mode.tokens / mode.seconds:.0f} ({gain:.2f}x ± {error:.2f}, {length:.2f})"

@@ -1,13 +1,11 @@
 """`python -m benchmarks sources`: acceptance of drafters by kind of prompt.
 
 With a real target, it counts tokens per step and correct first guesses on chat, code, instructions and translations,
-in one process, so counts do not depend on the machine's speed. A second table compares each drafter's path
-probabilities with acceptance.
+in one process, so counts do not depend on the machine's speed.
 """
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -37,8 +35,6 @@ KINDS = {
     "translation": ("translation",),
 }
 """Maps kinds of prompts to categories or sources of rows."""
-EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
-"""Bounds of the bins of path probabilities."""
 
 
 def main(
@@ -52,7 +48,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens per prompt.")] = 48,
     nodes: Annotated[int, typer.Option(min=1, help="Verified nodes of a tree.")] = 8,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: a kind.")] = 0,
+    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 0: a kind.")] = 0,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "sources",
 ) -> None:
     """Measure the acceptance of drafters by kind of prompt."""
@@ -72,12 +68,12 @@ def main(
         methods = load_methods(specs, datastore)
         runner = load_checked(directory, RunnerOptions())
         # greedy text is the same with every drafter
-        answers = [] if temperature or batch == 1 else Decoding(runner, [], plan).run(by_kind).answers
+        answers = [] if temperature else Decoding(runner, [], plan).run(by_kind).answers
         for name, drafter in methods.items():
             spinner.update(name)
             results[name] = measure(runner, fresh(drafter), by_kind, plan, answers)
-            write(out, report(model, about, results, batch == 1))
-    publish(out, report(model, about, results, batch == 1))
+            write(out, report(model, about, results))
+    publish(out, report(model, about, results))
 
 
 def measure(
@@ -113,8 +109,8 @@ def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> li
     ]
 
 
-def report(model: str, about: str, results: dict[str, Result], timed: bool = False) -> str:
-    """Return the report in Markdown; `timed` adds times of drafts and passes."""
+def report(model: str, about: str, results: dict[str, Result]) -> str:
+    """Return the report in Markdown."""
     lines = [f"# Acceptance on {model} by kind of prompt", "", about, ""]
     kinds = list(dict.fromkeys(source for r in results.values() for source, _, _ in r.per_prompt))
     lines += ["Tokens a step, and steps whose first guess was right:", "", *head([*kinds, "all"], "drafter")]
@@ -124,29 +120,7 @@ def report(model: str, about: str, results: dict[str, Result], timed: bool = Fal
             for kind in kinds
         ]
         lines.append(line(name, [*cells, f"{result.tokens_per_step():.2f}"]))
-    if timed:
-        columns = ["draft ms", "pass ms", "tokens a step", "tokens a ms"]
-        lines += ["", "Times of a step:", "", *head(columns, "drafter")]
-        lines += [line(name, _times(result)) for name, result in results.items()]
-    bins = [f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
-    label = "Accepted nodes, % (number), by the path probability of the drafter's own scores:"
-    lines += ["", label, "", *head(bins, "drafter")]
-    lines += [line(name, _reliability(result.paths)) for name, result in results.items()]
     return "\n".join([*lines, ""])
-
-
-def _times(result: Result) -> list[str]:
-    draft, verify = (1000 * s / max(result.timed_steps, 1) for s in (result.draft_s, result.verify_s))
-    tokens = result.tokens_per_step()
-    return [f"{draft:.1f}", f"{verify:.1f}", f"{tokens:.2f}", f"{tokens / max(draft + verify, 1e-9):.4f}"]
-
-
-def _reliability(paths: Sequence[tuple[float, bool]]) -> list[str]:
-    cells = []
-    for low, high in pairwise(EDGES):
-        inside = [right for p, right in paths if low <= p < high or p == high == 1]
-        cells.append(f"{100 * sum(inside) / len(inside):.0f} ({len(inside)})" if inside else "")
-    return cells
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from benchmarks.step.systems import InProcess, Prompts, Services, System
 from specinfer.cli.about import about_this_run
 from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
+from specinfer.system.turns import alternate
 
 ROOT = Path(__file__).resolve().parents[2]
 Columns = dict[str, list[Reading]]
@@ -34,7 +35,7 @@ async def take_turns(systems: Mapping[str, System], parts: Sequence[Prompts], ne
     for number, prompts in enumerate(parts):
         for system in systems.values():
             await system.turn(prompts, 1)  # caches the prompts before the measurement
-        for name in list(systems)[:: -1 if number % 2 else 1]:
+        for name in alternate(systems, number):
             columns[name].append(await systems[name].turn(prompts, new_tokens))
     return columns
 

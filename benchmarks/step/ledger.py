@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median
 from typing import Any, TypeAlias
 from urllib.request import urlopen
 
@@ -13,6 +13,7 @@ from redis import Redis
 from benchmarks.tables import head, line, origin
 from specinfer.client import AsyncClient
 from specinfer.llm import LLM
+from specinfer.system.turns import ratios, standard_error
 
 Reading: TypeAlias = Mapping[str, float]
 _OWN_COMMANDS = ("info",)
@@ -132,15 +133,9 @@ def tokens_per_second(turns: Turns) -> float:
     return sum(turn["tokens"] for turn in turns) / sum(turn["wall"] for turn in turns)
 
 
-def ratios(turns: Turns, other: Turns) -> list[float]:
-    """Return the speed relative to another system's, by turn."""
-    pairs = zip(turns, other, strict=True)
-    return [tokens_per_second([mine]) / tokens_per_second([theirs]) for mine, theirs in pairs]
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of the mean; 0 for a single value."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+def rates(turns: Turns) -> list[float]:
+    """Return tokens per second of every turn."""
+    return [tokens_per_second([turn]) for turn in turns]
 
 
 def verifier_beside_pass(of_pass: float | None) -> Figure:
@@ -218,8 +213,8 @@ def table(batch: int, columns: Mapping[str, Turns]) -> list[str]:
         if any(cell is not None for cell in cells):
             lines.append(line(label, ["" if cell is None else _written(cell) for cell in cells]))
     base = columns[IN_PROCESS]
-    speeds = [ratios(turns, base) for turns in columns.values()]
-    gains = [f"{median(speeds_of):.2f}x ± {standard_error(speeds_of):.2f}" for speeds_of in speeds]
+    speeds = [ratios(rates(turns), rates(base)) for turns in columns.values()]
+    gains = [f"{median(speeds_of):.2f}x ± {standard_error(speeds_of) or 0:.2f}" for speeds_of in speeds]
     return [*lines, line(f"speed over {IN_PROCESS} (median of turns)", gains), ""]
 
 

@@ -2,25 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from deploy.grafana.dashboard import Dashboard
-from deploy.grafana.http import HTTP_DASHBOARD
+from deploy.grafana.http import HTTP
 from deploy.grafana.overview import OVERVIEW
 from deploy.grafana.speculation import SPECULATION
-from deploy.grafana.verifier import VERIFIER_DASHBOARD
+from deploy.grafana.verifier import VERIFIER
 
 DIRECTORY = Path(__file__).parents[1] / "helm" / "specinfer" / "dashboards"
-DASHBOARDS = (OVERVIEW, SPECULATION, VERIFIER_DASHBOARD, HTTP_DASHBOARD)
+DASHBOARDS = (OVERVIEW, SPECULATION, VERIFIER, HTTP)
 
 
-def path_of(dashboard: Dashboard) -> Path:
+def path_of(dashboard: dict[str, Any]) -> Path:
     """Return the file from which Grafana reads a dashboard."""
-    return DIRECTORY / f"{dashboard.uid}.json"
+    return DIRECTORY / f"{dashboard['uid']}.json"
 
 
-def text_of(dashboard: Dashboard) -> str:
-    """Return a dashboard's JSON text."""
-    return json.dumps(dashboard.to_json(), indent=1) + "\n"
+def text_of(dashboard: dict[str, Any]) -> str:
+    return json.dumps(dashboard, indent=1) + "\n"
 
 
 def main() -> None:

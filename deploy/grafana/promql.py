@@ -4,6 +4,10 @@
 added to those of the instance, `by` the labels whose values become separate lines.
 """
 
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+
+from deploy.grafana.board import line
+
 INSTANCE = 'instance=~"$instance"'
 SPECULATOR = 'speculator=~"$speculator"'
 _WINDOW = "[$__rate_interval]"
@@ -29,6 +33,11 @@ def quantile(share: float, histogram: str, by: str = "", only: str = "") -> str:
     """Return a quantile of a histogram, interpolated within its bucket."""
     buckets = per_second(f"{histogram}_bucket", f"le, {by}" if by else "le", only)
     return f"histogram_quantile({share}, {buckets})"
+
+
+def quantiles(histogram: str) -> list[Dataquery]:
+    """Return lines of the median and two high percentiles."""
+    return [line(quantile(share, histogram), f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99)]
 
 
 def share(part: str, whole: str, by: str = "", only: str = "") -> str:

@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import quantiles, stdev
+from statistics import quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specinfer.client import Answer, AsyncClient, acceptance_length
+from specinfer.system.turns import alternate, ratios, standard_error
 
 if TYPE_CHECKING:
     from specinfer.cli.local.in_process import InProcessClient
@@ -117,7 +118,7 @@ async def take_turns(
     for number, prompts in enumerate(parts(plan.prompts, batch)):
         # not measured: puts the prompts into the verifier's cache, so that all modes find them there
         await _take_turn(client, reading, prompts, "incremental", batch, lambda _: None)
-        for mode in modes[:: -1 if number % 2 else 1]:
+        for mode in alternate(modes, number):
             turns[mode].append(await _take_turn(client, plan, prompts, mode, batch, advance))
     return turns
 
@@ -176,7 +177,7 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
     if plain is not None:
         plain_answers = [answer for turn in plain for answer in turn.answers]
         same = sum(_common_prefix(a, b) for a, b in zip(answers, plain_answers, strict=True))
-        speedups = [speculating.rate / other.rate for speculating, other in zip(turns, plain, strict=True)]
+        speedups = ratios([turn.rate for turn in turns], [turn.rate for turn in plain])
         speedup = new_tokens / seconds * sum(t.seconds for t in plain) / sum(t.new_tokens for t in plain)
     return BenchRun(
         mode=mode,
@@ -186,9 +187,9 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
         seconds=seconds,
         turns=len(turns),
         tokens_per_second=new_tokens / seconds,
-        tokens_per_second_error=_standard_error([turn.rate for turn in turns]),
+        tokens_per_second_error=standard_error([turn.rate for turn in turns]),
         speedup=speedup,
-        speedup_error=None if speedups is None else _standard_error(speedups),
+        speedup_error=None if speedups is None else standard_error(speedups),
         steps=steps,
         acceptance_length=acceptance_length(steps, accepted),
         acceptance_rate=accepted / drafted if drafted else 0.0,
@@ -198,11 +199,6 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
         tpot_ms=_percentiles([a.tpot_s for a in answers]),
         speculators=_by_speculator(answers),
     )
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean; None for a single value."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def _common_prefix(a: Answer, b: Answer) -> int:

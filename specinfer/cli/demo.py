@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, NamedTuple
 
 import typer
@@ -31,6 +31,7 @@ from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import is_pulled
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import available_memory
+from specinfer.system.turns import alternate, quartiles, ratios
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
@@ -135,7 +136,7 @@ async def compare_modes(
     by_mode: dict[str, list[Answer]] = {mode: [] for mode in MODES}
     for turn in range(ROUNDS):
         for prompt in PROMPTS:
-            for mode in list(MODES)[:: -1 if turn % 2 else 1]:
+            for mode in alternate(MODES, turn):
                 answer = await client.generate(
                     prompt, max_new_tokens=max_new_tokens, speculation=MODES[mode], ignore_eos=True
                 )
@@ -166,17 +167,13 @@ def print_comparison(runs: Sequence[DemoRun], title: str) -> None:
 
 def speedup(run: DemoRun, plain: DemoRun) -> float:
     """Return a mode's median speed-up over plain decoding."""
-    return median(_ratios(run, plain))
-
-
-def _ratios(run: DemoRun, plain: DemoRun) -> list[float]:
-    return [rate / other for rate, other in zip(run.rates, plain.rates, strict=True)]
+    return median(ratios(run.rates, plain.rates))
 
 
 def sentence(runs: Sequence[DemoRun]) -> str:
     """Return the comparison's conclusion."""
     plain, trees = runs
-    low, _, high = quantiles(_ratios(trees, plain), n=4, method="inclusive")
+    low, _, high = quartiles(ratios(trees.rates, plain.rates))
     same = all(a.token_ids == b.token_ids for a, b in zip(trees.answers, plain.answers, strict=True))
     text = "the same text" if same else "text that differs: please report this"
     return (

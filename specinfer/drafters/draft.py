@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from specinfer.drafters import DRAFTERS
-from specinfer.drafters.pools import LARGE_TREES, Flags, check_speculator, read_speculators, trained_for
+from specinfer.drafters.pools import LARGE_TREES, TRAINED, Flags, check_speculator, read_speculators
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
@@ -89,7 +89,7 @@ def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
 
 def automatic_draft(model: str, executor: str = "auto", dtype: str = "bfloat16", device: str = "cpu") -> str:
     """Return and log the available draft of a model; empty if none."""
-    if trained := trained_for(model).get("ssm"):
+    if trained := TRAINED.get(model):
         return trained
     if has_own_mtp(resolve_model(model)):
         own = "draft of %s: the model's own MTP layer"
@@ -139,7 +139,7 @@ def check_draft(model: str, draft: str) -> None:
         raise SettingError("draft", draft, f"is the model itself, which {NO_MTP}")
     ours, theirs = (tokenizer_facts(path).fingerprint for path in (resolve_model(model), directory))
     if ours != theirs:
-        fits = [*trained_for(model).values(), *(known.name for known in fitting_drafts(model))]
+        fits = [*filter(None, [TRAINED.get(model)]), *(known.name for known in fitting_drafts(model))]
         known = f"matching models: {', '.join(fits)}" if fits else "no known model matches"
         raise SettingError("draft", draft, f"has another tokenizer than {model}; {known}")
 

@@ -18,14 +18,8 @@ MODEL_DRAFTERS = frozenset(
 )
 """Drafters that get the target's model, type and device by default."""
 
-TRAINED: dict[str, Mapping[str, str]] = {
-    DEFAULT_MODEL: {
-        "ssm": "ssm-smollm2-135m",
-        "eagle": "eagle-smollm2-135m",
-        "medusa": "medusa-smollm2-135m",
-    }
-}
-"""Speculators shipped in models/, by target and drafter."""
+TRAINED = {DEFAULT_MODEL: "ssm-smollm2-135m"}
+"""SSMs shipped in models/, by target."""
 
 
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
@@ -37,10 +31,6 @@ A pass of such a target takes many times longer than the SSM's pass, and equally
 
 INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
 """Default speculator services, in addition to the verifier's own speculators."""
-
-
-def trained_for(model: str) -> Mapping[str, str]:
-    return TRAINED.get(model, {})
 
 
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:

@@ -16,6 +16,8 @@ from specinfer.system.cache_directory import cache_directory
 from specinfer.system.json_files import parse_json
 
 DEFAULT_MODEL = "smollm2-135m"
+_NO_LONGER_SHIPPED = {"eagle-smollm2-135m": "eagle", "medusa-smollm2-135m": "medusa"}
+"""Former names of shipped speculators, and how to train such."""
 
 
 def model_directory(name: str) -> Path:
@@ -55,6 +57,10 @@ def resolve_model(model: str) -> Path:
             return directory
     if model in known_models() or is_hub_id(model):
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
+    if model in _NO_LONGER_SHIPPED:
+        raise SettingError(
+            "model", model, f"ships no more: `specinfer train {_NO_LONGER_SHIPPED[model]}` makes one"
+        )
     known = ", ".join(known_models())
     raise SettingError("model", model, f"no such directory, and not a GGUF file, hub id or one of {known}")
 

@@ -9,6 +9,7 @@ from specinfer.drafters.draft import automatic_draft
 from specinfer.llm.params import SamplingParams
 from specinfer.llm.sync import LLM
 from specinfer.scheduling.statistics import SpeculationCounts
+from specinfer.system.turns import alternate, ratios
 
 PROMPTS, NEW_TOKENS = 8, 48
 """Number of held-out prompts, and tokens of each answer."""
@@ -71,7 +72,7 @@ def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: st
     counts = SpeculationCounts()
     with LLM(model, draft=draft, device=device, max_num_seqs=1) as llm:
         for number, prompt in enumerate(prompts):
-            for speculation in list(rates)[:: -1 if number % 2 else 1]:
+            for speculation in alternate(rates, number):
                 params = SamplingParams(
                     temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, speculation=speculation
                 )
@@ -80,9 +81,8 @@ def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: st
                 if speculation == "tree" and output.metrics is not None:
                     counts += output.metrics.speculative_decoding
                 rates[speculation].append(NEW_TOKENS / (time.perf_counter() - began))
-    ratios = [tree / plain for tree, plain in zip(rates["tree"], rates["off"], strict=True)]
     tokens = NEW_TOKENS * len(prompts) / max(counts.steps, 1)
-    return Gains(draft, median(rates["off"]), tuple(ratios), tokens)
+    return Gains(draft, median(rates["off"]), tuple(ratios(rates["tree"], rates["off"])), tokens)
 
 
 def advice(model: str, gains: Sequence[Gains], corpus_tokens: int) -> Iterator[str]:

@@ -51,9 +51,7 @@ def engine(default_model: Path) -> VerifierEngine:
 def drafters() -> list[Drafter]:
     """The default pool. With the shipped SSM more tokens are accepted per step than with layers of the target,
     so the tests are faster."""
-    ssm = DrafterOptions(
-        model=TRAINED[DEFAULT_MODEL]["ssm"], dtype="float32", kv_tokens=32768, proposal="point"
-    )
+    ssm = DrafterOptions(model=TRAINED[DEFAULT_MODEL], dtype="float32", kv_tokens=32768, proposal="point")
     return [NgramDrafter(1), make_drafter("ssm", ssm)]
 
 

@@ -1,4 +1,4 @@
-"""Short fuzzing campaigns at every target; `python -m benchmarks.fuzz` sends 300,000 messages."""
+"""Short fuzzing campaigns at every target; `python -m tests.fuzz` sends 300,000 messages."""
 
 from typing import Any
 

@@ -62,15 +62,6 @@ class Observed:
     stub: generation_pb2_grpc.GenerationStub
     http: str
     """Address of the HTTP service."""
-    gateways: tuple[Service, Service]
-    """A gateway that always drafts, which is running, and one that plans its steps; both have the same ports."""
-
-    async def choose(self) -> None:
-        """Replace the gateway that always drafts by the one that plans its steps."""
-        fixed, adaptive = self.gateways
-        await fixed.stop()
-        adaptive.start()
-        await adaptive.ready()
 
     async def work(self) -> None:
         """Send a round of requests: greedy and sampled, one that is refused, and one over HTTP."""
@@ -95,16 +86,16 @@ async def observed_system(directory: Path) -> AsyncIterator[Observed]:
     configuration.write_text(yaml.safe_dump(local_configuration(_targets(scraped))))
     services = _services(directory, ports, scraped)
     others = [service for service in services if service.kind != "gateway"]
-    adaptive, fixed = [service for service in services if service.kind == "gateway"]
+    gateway = [service for service in services if service.kind == "gateway"]
     try:
-        for chosen in (others, [fixed]):  # the gateway wants to find the others
+        for chosen in (others, gateway):  # the gateway wants to find the others
             for service in chosen:
                 service.start()
             await asyncio.gather(*(service.ready() for service in chosen))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['gateway']}") as channel:
             stub = generation_pb2_grpc.GenerationStub(channel)
             http = f"127.0.0.1:{ports['http']}"
-            yield Observed(Prometheus(ports["prometheus"]), stub, http, (fixed, adaptive))
+            yield Observed(Prometheus(ports["prometheus"]), stub, http)
     finally:
         for service in reversed(services):
             await service.stop()
@@ -142,12 +133,11 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
         settings = {"listen": at[name], "metrics-port": str(scraped[name]), **settings}
         parts = [part for key, value in settings.items() for part in (f"--{key}", value)]
         commands[name] = [sys.executable, "-m", programs[name.split("-")[0]], *parts]
-    commands["gateway-fixed"] = [*commands["gateway"], "--no-adaptive", "--tree-nodes", "4"]
     place = ["--listen", at["http"], "--gateways", at["gateway"]]
     commands["http"] = [sys.executable, "-m", "http_svc", *place]
     commands["prometheus"] = command(directory / "prometheus.yml", directory / "data", ports["prometheus"])
     return [
-        Service(name, name.split("-")[0], ports[name.split("-fixed")[0]], command, directory, _ENVIRONMENT)
+        Service(name, name.split("-")[0], ports[name], command, directory, _ENVIRONMENT)
         for name, command in commands.items()
     ]
 

@@ -1,26 +1,18 @@
-"""Dashboards and provisioning, checked with Grafana's types, as Grafana itself is in no package registry."""
+"""Dashboards and provisioning; Grafana's own types write the JSON, as Grafana itself is in no package registry."""
 
 import json
 import re
 from typing import Any
 
-import pytest
 import yaml
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 
-from benchmarks.dashboard import PANELS, PICTURE
+from deploy.grafana.board import PER_SECOND, SOURCE
 from deploy.grafana.build import DASHBOARDS, DIRECTORY, path_of, text_of
-from deploy.grafana.panel import DATASOURCE, PER_SECOND
-from deploy.grafana.picture import panels_named
 from tests.deploy.monitoring.expressions import ROOT, dashboards, panels
 
 PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 UNITS = {"short", "s", "reqps", "cps", "bytes", "Bps", "percentunit", PER_SECOND}
 """Ids of Grafana's units that the dashboards use, checked against Grafana's list."""
-OPEN = re.compile(r"\.annotations\.list\[\d+]\.(titleFormat|textFormat|step):")
-"""Fields of annotation sources, which Grafana's types do not define."""
 
 
 def test_committed_dashboards_are_what_the_generator_writes() -> None:
@@ -29,38 +21,11 @@ def test_committed_dashboards_are_what_the_generator_writes() -> None:
         assert path_of(dashboard).read_text() == text_of(dashboard), "run python -m deploy.grafana.build"
 
 
-@pytest.mark.parametrize("uid", sorted(dashboards()))
-def test_grafana_knows_every_field(uid: str) -> None:
-    """A dashboard read into Grafana's types and written again is unchanged; a misspelt field would be lost."""
-    register_default_plugins()
-    original = dashboards()[uid]
-    again = json.loads(json.dumps(GrafanaDashboard.from_json(original), cls=JSONEncoder))
-    assert [place for place in lost(original, again) if not OPEN.match(place)] == []
+MAX_PANELS = 36
 
 
-def test_a_field_that_grafana_does_not_know_is_noticed() -> None:
-    """The negative control, at three depths."""
-    register_default_plugins()
-    for change in ('"title": ', '"stacking": ', '"legendFormat": '):
-        text = text_of(DASHBOARDS[0]).replace(change, change.replace('":', 'x":'))
-        original = json.loads(text)
-        again = json.loads(json.dumps(GrafanaDashboard.from_json(original), cls=JSONEncoder))
-        assert lost(original, again)
-
-
-def lost(original: Any, again: Any, where: str = "") -> list[str]:
-    """Return the paths of values in `original` that are missing or different in `again`."""
-    if isinstance(original, dict) and isinstance(again, dict):
-        return [
-            place
-            for key, value in original.items()
-            if value is not None
-            for place in lost(value, again.get(key), f"{where}.{key}")
-        ]
-    if isinstance(original, list) and isinstance(again, list) and len(original) == len(again):
-        pairs = enumerate(zip(original, again, strict=True))
-        return [place for number, pair in pairs for place in lost(*pair, f"{where}[{number}]")]
-    return [] if original == again else [f"{where}: {original!r} became {again!r}"]
+def test_panels_are_few() -> None:
+    assert sum(len(panels(dashboard)) for dashboard in dashboards().values()) <= MAX_PANELS
 
 
 def test_every_panel_says_what_it_shows_and_what_a_bad_value_looks_like() -> None:
@@ -69,6 +34,9 @@ def test_every_panel_says_what_it_shows_and_what_a_bad_value_looks_like() -> Non
             shows, bad = panel["description"].split("\n\n**Bad:** ")
             assert shows.endswith("."), panel["title"]
             assert len(bad) > 20, panel["title"]
+            queries = {target["refId"] for target in panel["targets"]}
+            assert "" not in queries, panel["title"]
+            assert len(queries) == len(panel["targets"]), panel["title"]
             assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
 
 
@@ -82,12 +50,6 @@ def test_the_guide_names_panels_that_exist() -> None:
     named = {" ".join(name.split()) for name in re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", guide)}
     assert named <= titles
     assert len(named) > 10
-
-
-def test_the_picture_of_the_readme_is_small_and_can_be_drawn_again() -> None:
-    assert PICTURE.stat().st_size < 150_000
-    assert f"({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
-    assert [panel.title for panel in panels_named(PANELS)] == list(PANELS)
 
 
 def test_panels_have_different_titles_and_do_not_overlap() -> None:
@@ -131,7 +93,7 @@ def test_variables_are_those_that_were_promised() -> None:
 
 def test_the_provisioned_source_is_the_one_that_panels_ask() -> None:
     (source,) = provisioned("datasources")["datasources"]
-    assert {"type": source["type"], "uid": source["uid"]} == DATASOURCE
+    assert {"type": source["type"], "uid": source["uid"]} == {"type": SOURCE.type_val, "uid": SOURCE.uid}
     scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     assert source["jsonData"]["timeInterval"] == scraped["global"]["scrape_interval"]
 

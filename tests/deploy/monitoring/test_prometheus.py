@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.dashboard import PANELS
-from deploy.grafana.picture import TimeRange, draw
 from tests.deploy.helm.chart import render
 from tests.deploy.helm.chart_cases import MONITORING
 from tests.deploy.monitoring.expressions import (
@@ -28,7 +26,7 @@ from tests.deploy.monitoring.expressions import (
     rules,
     without_comparisons,
 )
-from tests.deploy.monitoring.observed_system import Observed, Prometheus, observed_system
+from tests.deploy.monitoring.observed_system import Observed, observed_system
 
 UNIT_TESTS = ROOT / "tests" / "deploy" / "alerts_test.yml"
 RUNBOOK = "docs/operations.md"
@@ -158,7 +156,6 @@ class Evaluation:
     targets: list[dict[str, Any]] = field(default_factory=list)
     firing: list[str] = field(default_factory=list)
     metrics: set[str] = field(default_factory=set)
-    picture: bytes = b""
 
 
 @pytest.fixture(scope="module")
@@ -169,23 +166,16 @@ def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
 
 _LEARNING = "specinfer_speculator_learning_"
 """Prefix of the metrics of speculators that learn; the system of these tests has none."""
-_OF_DRAFTS = {"specinfer_speculator_calibration_error", "specinfer_speculator_auc"}
-"""Metrics that need a hundred drafted nodes, which a planner rarely plans if a pass takes a millisecond."""
 
 
 async def _evaluate(directory: Path) -> Evaluation:
     asked = [e for e in all_expressions() if not all(name.startswith(_LEARNING) for name in e.metrics)]
-    of_drafts = [e for e in asked if e.metrics & _OF_DRAFTS]
-    others = [e for e in asked if not e.metrics & _OF_DRAFTS]
     evaluation = Evaluation()
     async with observed_system(directory) as system:
-        evaluation.without_data = await _without_data(system, of_drafts)
-        await system.choose()
-        evaluation.without_data += await _without_data(system, others)
+        evaluation.without_data = await _without_data(system, asked)
         groups = (await system.prometheus.ask("rules"))["groups"]
         evaluation.rules = [rule for group in groups for rule in group["rules"]]
         evaluation.targets = (await system.prometheus.ask("targets"))["activeTargets"]
-        evaluation.picture = await asyncio.to_thread(_drawn, system.prometheus, directory / "picture.png")
         evaluation.metrics = set(await system.prometheus.ask("label/__name__/values"))
         firing = await system.prometheus.query('ALERTS{alertstate="firing"}')
         evaluation.firing = [sample["metric"]["alertname"] for sample in firing]
@@ -200,12 +190,6 @@ async def _without_data(system: Observed, expressions: list[Expression]) -> list
         await asyncio.sleep(0.5)
         expressions = [e for e in expressions if not await _has_data(system, e)]
     return expressions
-
-
-def _drawn(prometheus: Prometheus, path: Path) -> bytes:
-    now = round(time.time())
-    draw(PANELS, f"http://127.0.0.1:{prometheus.port}", TimeRange(now - 20, now), path)
-    return path.read_bytes()
 
 
 async def _has_data(system: Observed, expression: Expression) -> bool:
@@ -240,12 +224,6 @@ def test_every_rule_is_evaluated_and_no_alert_fires(evaluation: Evaluation) -> N
     assert {rule["health"] for rule in evaluation.rules} == {"ok"}, evaluation.rules
     assert len(evaluation.rules) == len(rules())
     assert evaluation.firing == []
-
-
-@pytest.mark.slow
-@needs_prometheus
-def test_panels_can_be_drawn(evaluation: Evaluation) -> None:
-    assert evaluation.picture.startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -1,16 +1,12 @@
 """Figures that benchmarks compute, on a tiny model with known results."""
 
 import asyncio
-import math
 
 from benchmarks.decoding import Decoding, DecodingPlan
 from benchmarks.load import Load, generate_all, sustained
-from benchmarks.paper.acceptance import guesses, success
-from benchmarks.peers import runtime
-from benchmarks.peers.report import over_turns
+from benchmarks.paper import guesses, success
 from benchmarks.prompts import EvaluationPrompt
-from benchmarks.speed.__main__ import figures, markdown
-from benchmarks.speed.turns import TURNS, Measured, Tally, part_of
+from benchmarks.speed import TURNS, Measured, markdown, part_of
 from specinfer.client import Answer
 from specinfer.drafters import DrafterDescription
 from specinfer.drafters.ngram import NgramDrafter
@@ -41,7 +37,6 @@ def test_a_perfect_drafter_succeeds_always_and_fills_every_step() -> None:
     result = Decoding(runner, [twin(2, 1, 1)], plan).run(PROMPTS)
     assert result.tokens_per_step() == 4
     assert result.tokens_per_step("b") == 4
-    assert result.distribution() == [4, 4, 4]
     runner.cache.check()
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
 
@@ -53,11 +48,11 @@ def test_without_a_right_guess_a_step_gives_one_token() -> None:
 
 
 def test_answers_are_followed_to_where_the_target_ends_them() -> None:
-    output, _, _ = runtime.decode_one(runner_of(MODEL), list(PROMPTS[0].tokens), 6)
+    plan = DecodingPlan(nodes=20, depth=3, temperature=0, new_tokens=6)
+    (output,) = Decoding(runner_of(MODEL), [], plan).run(PROMPTS[:1]).answers
     end = next(i for i, token in enumerate(output) if i and token not in output[:i])
     ending = tiny_transformers("llama", seed=3, eos_token_id=output[end])
     for drafter in (NgramDrafter(4, 4), twin(2, 1, 1)):
-        plan = DecodingPlan(nodes=20, depth=3, temperature=0, new_tokens=6)
         ((_, _, tokens),) = Decoding(runner_of(ending), [drafter], plan).run(PROMPTS[:1]).per_prompt
         assert tokens == end + 1
     assert len(guesses(runner_of(ending), twin(), PROMPTS[:1], 0.0, 6)["a"]) == end + 1
@@ -104,29 +99,18 @@ def test_every_turn_has_all_sources_and_enough_prompts() -> None:
     assert len(part_of(prompts, 1, 16)) == 30, "there are no more"
 
 
+def answer(seconds: float, tokens: int, steps: int) -> Answer:
+    """Return an answer of some tokens, whose first token came at once."""
+    stats = generation_pb2.SpeculationStats(steps=steps, accepted=tokens - steps)
+    summary = generation_pb2.Summary(stats=stats)
+    return Answer(token_ids=[1] * tokens, tpot_s=seconds / (tokens - 1), ttft_s=0.0, summary=summary)
+
+
 def test_gains_are_over_plain_decoding_of_the_same_turns() -> None:
-    plain, tree = Measured([100.0, 50.0]), Measured([150.0, 100.0])
-    plain.by_source["a"], tree.by_source["a"] = Tally(2.0, 100, 100, 0), Tally(1.0, 100, 50, 50)
-    report = tree.beside(plain)
-    assert math.isclose(report["tokens_per_second"], 120)
-    assert math.isclose(report["gain"], 120 / (200 / 3))
-    assert math.isclose(report["gain_error"], 0.25), "gains of 1.5 and 2"
-    assert plain.beside(plain)["gain_error"] == 0
-    rows = {"plain": figures(plain, plain), "trees": figures(tree, plain)}
+    plain = Measured([100.0, 50.0], [answer(2.0, 100, 100)])
+    tree = Measured([150.0, 100.0], [answer(1.0, 100, 50)])
     about = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}
-    made = {"about": about, "prompts": 1, "new_tokens": 8, "model": "m", "weights": "auto", "turns": 2}
-    lines = markdown(made | {"kinds": {"greedy": {"1": rows}}}).splitlines()
+    results = {"greedy": {1: {"plain": plain, "trees": tree}}}
+    lines = markdown({"about": about, "prompts": 1, "new_tokens": 8}, "; m", results).splitlines()
     assert "| plain | 1 | 75 |  | 20.0 | 1.00 |" in lines
     assert "| trees | 1 | 125 | 1.75x (1.62 to 1.88) | 10.0 | 2.00 |" in lines
-    assert "| trees | 2.00x |" in lines, "by source"
-
-
-def test_systems_are_medians_over_turns_and_missing_if_they_failed_once() -> None:
-    first = {"a": {"1": 10.0, "ttft_ms": 3.0, "settings": "int4"}, "b": {"1": 5.0}}
-    second = {"a": {"1": 20.0, "ttft_ms": 5.0, "settings": "int4"}, "b": {"missing": "ended"}}
-    report = over_turns([first, second], ["1", "4"])
-    assert report["systems"] == {
-        "a": {"1": 15.0, "ttft_ms": 4.0, "settings": "int4"},
-        "b": {"missing": "ended"},
-    }
-    assert report["spread"] == {"a": {"1": [10.0, 20.0]}}

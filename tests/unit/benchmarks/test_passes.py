@@ -2,16 +2,13 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.passes.borrowed import TOKENS_A_STEP, gains_table, tokens_a_step
-from benchmarks.passes.hybrids import seconds_by_rows
 from benchmarks.passes.measure import CHUNK, Figures, section
 from benchmarks.passes.mixture import RandomBlocks, expected_experts
-from benchmarks.quality.distance import Distance, distances
+from benchmarks.quality import Distance, distances
 from benchmarks.tables import with_sections
 from specinfer.model.families.experts import Experts
 from specinfer.model.formats.registry import BLOCK_FORMATS
@@ -50,37 +47,6 @@ def test_a_mixture_reads_the_experts_that_its_rows_choose() -> None:
     config = replace(from_transformers(tiny_transformers("qwen3_moe").config), experts=experts)
     assert expected_experts(config, 1) == 8
     assert expected_experts(config, 2) == pytest.approx(16 - 8 * 8 / 128)
-
-
-def test_gains_of_trees_divide_tokens_of_another_report_by_measured_passes() -> None:
-    assert [tokens_a_step(nodes) for nodes in (0, 1, 3, 8)] == [1, 1.88, pytest.approx(3.23), 5.29]
-    table = gains_table({1: 0.010, 2: 0.020, 4: 0.019, 16: 0.1})
-    assert "weights are random, and the acceptance is borrowed" in table[0]
-    assert table[-3:] == [
-        "| 1 | 0 | 1.00 | 10.0 | 1.00x |",
-        "| 2 | 1 | 1.88 | 20.0 | 0.94x |",
-        "| 4 | 3 | 3.23 | 19.0 | 1.70x |",
-    ]
-    assert gains_table({2: 0.02}) == []
-    with pytest.raises(ValueError, match="nodes = 9:"):
-        tokens_a_step(9)
-
-
-def test_plain_decoding_of_a_recurrent_model_is_its_pass_of_one_row() -> None:
-    figures = {
-        name: {"compiled kernels": [ms, ms]} for name, ms in {"next token": 5.0, "tree of 1": 7.0}.items()
-    }
-    figures["tree of 4"] = {"compiled kernels": [9.0, 12.0, 10.0], "transformers": [99.0]}
-    assert seconds_by_rows(figures, [1, 4]) == {1: 0.005, 4: 0.010}
-
-
-def test_the_borrowed_tokens_are_those_of_the_report() -> None:
-    rows = (Path(__file__).parents[3] / "benchmarks/results/planner-choices.md").read_text().splitlines()
-    pair = rows[next(n for n, row in enumerate(rows) if row.startswith("## A real pair")) :]
-    for nodes, tokens in TOKENS_A_STEP.items():
-        name = "plain" if not nodes else f"{nodes} node{'s' * (nodes > 1)}"
-        first = next(row for row in pair if row.startswith(f"| {name} |")).split("|")[2]
-        assert f", {tokens})" in first or not nodes
 
 
 def test_random_weights_are_quantised_once_for_each_shape() -> None:

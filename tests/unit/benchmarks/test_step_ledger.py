@@ -10,10 +10,11 @@ from benchmarks.step.ledger import (
     beside_pass,
     hop,
     markdown,
-    ratios,
+    rates,
     tokens_per_second,
     used,
 )
+from specinfer.system.turns import ratios
 
 ALONE = {"wall": 2.0, "steps": 1000.0, "tokens": 1000.0, "pass": 1.5, "pass_cpu": 2.5, "cpu.process": 3.0}
 SERVED = {
@@ -44,7 +45,7 @@ def test_the_difference_of_two_readings_is_what_was_used() -> None:
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
     assert tokens_per_second([ALONE, SERVED]) == pytest.approx(2000 / 6)
-    assert ratios([SERVED, SERVED], [ALONE, SERVED]) == [0.5, 1.0]
+    assert ratios(rates([SERVED, SERVED]), rates([ALONE, SERVED])) == [0.5, 1.0]
     assert beside_pass([ALONE]) == pytest.approx(0.5)
     assert hop([SERVED]) == pytest.approx(1.0)
     assert hop([ALONE]) is None
@@ -79,4 +80,4 @@ def test_benchmarks_run_by_name() -> None:
     assert "--before" in shown.stdout
     unknown = run("nothing")
     assert unknown.returncode == 1
-    assert "NAME is one of acceptance_lengths," in unknown.stderr
+    assert "NAME is one of decoding," in unknown.stderr

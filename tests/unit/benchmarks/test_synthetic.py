@@ -7,9 +7,9 @@ import pytest
 from scipy.stats import chisquare
 
 from benchmarks.synthetic import (
+    GREEDY_32,
     RULE_NAME,
     AcceptanceHistogram,
-    measured,
     synthetic_rule,
     synthetic_rules,
     verify_synthetic,
@@ -70,7 +70,7 @@ def test_drawn_lengths_follow_the_histogram() -> None:
 def test_only_a_benchmark_draws_lengths() -> None:
     before = dict(RULES)
     assert not any("synthetic" in text for pair in RULES.items() for text in pair)
-    with synthetic_rules(measured("greedy, 16 nodes")):
+    with synthetic_rules(GREEDY_32):
         assert {find_rule(name) for name in (*before, RULE_NAME)} == {verify_synthetic}
         verify_synthetic(chain(5), target(3), RequestRandomness(Sampling(), 1))
     assert before == RULES

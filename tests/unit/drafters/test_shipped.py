@@ -5,30 +5,36 @@ from pathlib import Path
 import pytest
 
 from specinfer.drafters.pools import TRAINED
-from specinfer.hub import DEFAULT_MODEL
+from specinfer.errors import SettingError
+from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.registry import known_models
 from specinfer.model.weights.draft_checkpoint import verifier_of
 from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 SHIPPED = sorted(path.parent for path in MODELS.glob("*/config.json"))
-MAX_BYTES = 48_000_000
+MAX_BYTES = 24_000_000
 
 
 def test_together_they_are_small() -> None:
     assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= MAX_BYTES
 
 
-def test_all_are_known_by_their_drafter() -> None:
-    assert sorted(TRAINED[DEFAULT_MODEL].values()) == [path.name for path in SHIPPED]
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_a_name_of_former_weights_states_how_to_make_such(method: str) -> None:
+    with pytest.raises(SettingError, match=f"specinfer train {method}"):
+        resolve_model(f"{method}-smollm2-135m")
+
+
+def test_all_are_known_by_their_target() -> None:
+    assert sorted(TRAINED.values()) == [path.name for path in SHIPPED]
 
 
 @pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: path.name)
 def test_each_is_a_checkpoint_for_the_default_model_with_a_card(directory: Path) -> None:
     assert is_draft_checkpoint(directory)
     assert verifier_of(directory) == DEFAULT_MODEL
-    kinds = {"ssm": "ssm", "eagle": "eagle3", "medusa": "medusa"}
-    assert algorithm_of(directory) == kinds[directory.name.split("-")[0]]
+    assert algorithm_of(directory) == "ssm"
     card = (directory / "README.md").read_text()
     assert card.startswith(f"# {directory.name}\n")
     assert "held-out" in card

@@ -13,7 +13,6 @@ import typer
 
 from benchmarks.prompts import read_prompts_by_source
 from benchmarks.publish import RESULTS
-from benchmarks.quality.distance import Distance, distances
 from benchmarks.tables import head, line, origin, with_sections
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
@@ -24,14 +23,17 @@ from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
 from specinfer.tokenizer import Tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 FORMATS = "auto,bf16,q8_0,q6_k,q5_k,q4_k,q4_0,q4_1,q5_0,iq4_xs,q3_k,q2_k"
-CACHE_TOKENS = 1024
+CACHE_TOKENS = 2048
 
 
 def main(
     model: Annotated[str, typer.Argument(help="Name, directory or GGUF file.")],
     formats: Annotated[str, typer.Option(help="Formats, of those of --weights.")] = FORMATS,
+    kv_type: Annotated[
+        str, typer.Option(help="Format of the cache to compare with bfloat16, in place of weights.")
+    ] = "",
     prompts: Annotated[
         list[Path] | None, typer.Option(help="Texts, JSONL; tests/data/prompts.jsonl.")
     ] = None,
@@ -46,14 +48,18 @@ def main(
     directory = resolve_model(model)
     encoded = encode(directory, prompts or [ROOT / "tests/data/prompts.jsonl"], texts, tokens)
     exact = RunnerOptions("float32", executor="torch", weights="f32", kv_tokens=CACHE_TOKENS)
+    compared = {name: RunnerOptions(weights=name, kv_tokens=CACHE_TOKENS) for name in formats.split(",")}
+    if kv_type:
+        exact = RunnerOptions(kv_tokens=CACHE_TOKENS)
+        compared = {f"cache in {kv_type}": RunnerOptions(kv_tokens=CACHE_TOKENS, kv_type=kv_type)}
     wanted, _ = run(directory, exact, encoded)
     rows = []
-    for name in formats.split(","):
-        logits, shown_weights = run(directory, RunnerOptions(weights=name, kv_tokens=CACHE_TOKENS), encoded)
+    for name, options in compared.items():
+        logits, shown_weights = run(directory, options, encoded)
         pairs = [distances(ours, reference) for ours, reference in zip(logits, wanted, strict=True)]
         kl, same = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         rows.append(Row(name, shown_weights, Distance.of(kl, same)))
-        title = model_name(model)
+        title = model_name(model) + (f", cache in {kv_type}" if kv_type else "")
         text = section(title, rows, len(encoded), sum(map(len, encoded)), about)
         old = out.read_text() if out.is_file() else ""
         out.write_text(with_sections(TITLE, old, {title: text}))
@@ -86,13 +92,35 @@ def run(
     return rows, formats
 
 
+class Distance(NamedTuple):
+    """Distance of a format from the reference."""
+
+    mean: float
+    """Mean KL divergence, in nats."""
+    high: float
+    """99th percentile of the KL divergences, in nats."""
+    same: float
+    """Share of positions with the same most probable token."""
+
+    @classmethod
+    def of(cls, kl: torch.Tensor, same: torch.Tensor) -> "Distance":
+        return cls(kl.mean().item(), kl.quantile(0.99).item(), same.float().mean().item())
+
+
+def distances(logits: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's KL divergence, and whether the top tokens are equal."""
+    wanted = reference.log_softmax(-1)
+    kl = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
+    return kl, logits.argmax(-1) == reference.argmax(-1)
+
+
 TITLE = """# Quality of the formats
 
 Next-token distributions at all tokens of some texts, compared with those of the same checkpoint in float32.
 KL: divergence from float32 in nats. First token: share of tokens after which the most probable token is the same.
 "auto" is a GGUF file as it lies: its distance is what activations of 8 bits cost. Where the checkpoint is a quantised
 file, the other rows quantise its dequantised numbers again: they show what the format adds, and the format of the
-file itself looks too good.
+file itself looks too good. Caches (`--kv-type`) are compared with the same model and a cache in bfloat16.
 """
 
 

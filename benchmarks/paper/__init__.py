@@ -1,1 +1,0 @@
-"""Tables 1 to 3 and figures 9 to 11 of the paper."""

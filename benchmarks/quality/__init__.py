@@ -1,1 +1,0 @@
-"""Measures how formats of weights and caches change next-token distributions."""

@@ -1,1 +1,0 @@
-"""Measure the speed of whole systems, plain and with speculation."""
