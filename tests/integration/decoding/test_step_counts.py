@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.session import persist
+from gateway.session import persist, token_stream
 from specinfer.service.stream import WireMeter
 from tests.support.oracle import greedy
 from tests.support.system import System, running_system
@@ -109,6 +109,8 @@ async def test_fast_steps_share_a_delivery_but_first_tokens_and_ends_do_not_wait
     async with running_system(redis_url) as system:
         with counted_writes(system) as rows:
             replies = await system.generate(PROMPTS[0], max_new_tokens=TOKENS)
-    assert [len(reply.token_ids) for reply in replies] == [0, 1, TOKENS - 1]  # accepted, first, rest
+    accepted, first, *rest = [len(reply.token_ids) for reply in replies]
+    assert (accepted, first, sum(rest)) == (0, 1, TOKENS - 1)
+    assert {*rest[:-1]} == {token_stream._CHUNK}, "the rest comes at once, in chunks that a reader can store"
     assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)
     assert len(rows) == 2
