@@ -13,7 +13,6 @@ import gateway.store.connection as connection
 from gateway.api.request_service import RequestService
 from gateway.cluster.follower import Follower
 from gateway.cluster.sessions import VerifierSessions
-from gateway.session import persist
 from gateway.session.persist import Persistence
 from gateway.session.publish import Publisher, RequestRun
 from gateway.session.session import VerifierSession
@@ -117,12 +116,6 @@ def _a_write_whose_answer_was_lost_is_appended_twice(patch: Patch) -> None:
 
 
 @_mutation
-def _writes_of_other_owners_are_taken(patch: Patch) -> None:
-    """A gateway that slept wakes after its requests moved."""
-    _script(patch, "append", ("elseif owner ~= me or tonumber(now) ~= adoption then", "elseif false then"))
-
-
-@_mutation
 def _a_stop_string_is_not_found_across_a_takeover(patch: Patch) -> None:
     begin = StopStrings.begin
     patch.setattr(StopStrings, "begin", lambda self, request, generated: begin(self, request, ()))
@@ -168,11 +161,6 @@ def _the_follower_skips_a_token(patch: Patch) -> None:
         return await glimpse(self, {n: Known(k.tokens + 1, k.top_logprobs) for n, k in positions.items()})
 
     patch.setattr(RequestReader, "glimpse", skipping)
-
-
-@_mutation
-def _the_queue_grows_while_the_store_is_away(patch: Patch) -> None:
-    patch.setattr(persist, "_MAX_WAITING", 10**9)
 
 
 @_mutation

@@ -134,7 +134,7 @@ def plan_of(seed: int) -> Plan:
 
 def _ask(draw: Random, number: int, gateways: int) -> Ask:
     prompt = tuple(draw.randrange(3, 97) for _ in range(draw.choice([2, 5, 17, 40])))
-    fields = dict[str, Any](max_new_tokens=draw.choice([1, 4, 16, 40, 90]), ignore_eos=True)
+    fields = dict[str, Any](max_new_tokens=draw.choice([1, 8, 40, 90]), ignore_eos=True)
     kind = draw.choice(sorted(KINDS))
     KINDS[kind](draw, prompt, fields)
     order = list(range(gateways))

@@ -43,7 +43,7 @@ from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.resident import ResidentSpeculators
 from verifier_svc.servicer import VerifierServicer
 
-_PASS_S = (0.004, 0.03)
+_PASS_S = (0.01, 0.05)
 TOKENIZER = ascii_tokenizer()
 _FINGERPRINT = TOKENIZER.fingerprint()
 

@@ -226,7 +226,9 @@ class World:
             right = self.seen[ask.name]  # what one client saw, all see
             tokens = tokens[: len(right)]
         if list(tokens) != right[: len(tokens)]:
-            wrong = next(at for at, (a, b) in enumerate(zip(tokens, right, strict=False)) if a != b)
+            wrong = next(
+                (at for at, (a, b) in enumerate(zip(tokens, right, strict=False)) if a != b), len(right)
+            )
             raise BrokenRuleError(f"{ask.name}: {who} has a wrong token at {wrong} of {len(right)}")
 
     def _note_end(self, ask: Ask, end: object) -> None:
