@@ -185,11 +185,6 @@ def _accepted_nodes_are_not_moved_together(patch: Patch) -> None:
 
 
 @_mutation
-def _a_repeated_request_runs_again(patch: Patch) -> None:
-    _script(patch, "create", ("return known == idempotency_key and 'same' or 'other'", "return 'created'"))
-
-
-@_mutation
 def _a_request_is_given_to_an_ended_session(patch: Patch) -> None:
     """Found by the simulation: its stream counted as local, and nobody filled it."""
     patch.setattr(
@@ -212,18 +207,6 @@ def _a_request_that_came_back_is_refused(patch: Patch) -> None:
             self._sessions.owns = owns  # type: ignore[method-assign]
 
     patch.setattr(RequestService, "_submit", unseen)
-
-
-@_mutation
-def _a_session_is_closed_in_place_of_its_successor(patch: Patch) -> None:
-    """Found by the simulation: sessions were removed by their verifier's id, and the successor ran for ever."""
-    close = VerifierSessions.start_closing
-
-    def closing(self: VerifierSessions, session: VerifierSession) -> None:
-        self.by_instance[session.lease.instance_id] = session
-        close(self, session)
-
-    patch.setattr(VerifierSessions, "start_closing", closing)
 
 
 @_mutation
