@@ -122,16 +122,6 @@ def _a_stop_string_is_not_found_across_a_takeover(patch: Patch) -> None:
 
 
 @_mutation
-def _the_deadline_of_a_moved_request_begins_again(patch: Patch) -> None:
-    take = VerifierSessions.take
-
-    async def young(self: VerifierSessions, record: Any) -> None:
-        await take(self, replace(record, age_s=0.0))
-
-    patch.setattr(VerifierSessions, "take", young)
-
-
-@_mutation
 def _a_stale_length_is_served_instead_of_resynchronised(patch: Patch) -> None:
     def claimed(self: VerifierEngine, request_id: str) -> int:
         return claimed.base  # type: ignore[attr-defined,no-any-return]
@@ -228,15 +218,6 @@ def _a_gap_is_closed_after_a_broken_stream(patch: Patch) -> None:
 def _a_disowned_request_keeps_its_stream(patch: Patch) -> None:
     """Its readers wait for a run that has ended."""
     patch.setattr(TokenStream, "followed", property(lambda self: False))
-
-
-@_mutation
-def _the_end_of_a_dropped_run_is_stored(patch: Patch) -> None:
-    _script(
-        patch,
-        "append",
-        ("elseif owner ~= me or tonumber(now) ~= adoption then", "elseif owner ~= me and ending == '' then"),
-    )
 
 
 @_mutation
