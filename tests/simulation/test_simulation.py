@@ -12,6 +12,9 @@ from tests.simulation.world import run
 from tests.support.effort import THOROUGH
 
 _SEEDS = 20_000 if THOROUGH else 200
+pytestmark = pytest.mark.timeout(
+    5 * 3600 if THOROUGH else 1800
+)  # five worlds a second; fewer beside other work
 
 
 def test_no_world_breaks_a_rule() -> None:
