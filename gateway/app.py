@@ -153,12 +153,13 @@ async def build_gateway(
     requests = RequestService(settings, store, token_streams, sessions, lease_manager, observer)
     try:
         await lease_manager.start()
-        decoder = _request_decoder(shared, sessions)
+        defaults = default_sampling(settings, sessions.target)
+        decoder = _request_decoder(shared, sessions, defaults)
         status = StatusReporter(
             *(gateway_id, sessions, lease_manager, sessions.target),
             lambda: observer.totals,
             tokenizer.chat_form,
-            default_sampling(settings, sessions.target),
+            defaults,
         )
         replies = WatchReplies(watches, tokenizer, clock)
         servicer = GenerationServicer(
@@ -168,8 +169,8 @@ async def build_gateway(
         gauges = Gauges(observer, sessions, lease_manager, clock)
         async with _running(lease_manager, follower, gauges) as task:
             log.info("gateway %s is ready", gateway_id)
-            defaults = MessageToDict(default_sampling(settings, sessions.target))
-            log.info("sampling where a request says nothing: %s", defaults or "OpenAI's defaults")
+            shown = MessageToDict(defaults) or "OpenAI's defaults"
+            log.info("sampling where a request says nothing: %s", shown)
             yield Gateway(
                 *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
                 clock,
@@ -184,7 +185,9 @@ async def build_gateway(
         recorder.close()
 
 
-def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecoder:
+def _request_decoder(
+    shared: Shared, sessions: VerifierSessions, defaults: common_pb2.SamplingParams
+) -> RequestDecoder:
     """Create the request decoder; prepare constraints for the target's vocabulary."""
     target, constraints = sessions.target, shared.constraints
     constraints.prepare(target.vocab_size, target.eos_token_ids)
@@ -196,7 +199,7 @@ def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecod
         is_checked=constraints.is_checked,
         reads_references=lambda: sessions.read_references,
         check_quota=shared.store.check_quota,
-        default_sampling=default_sampling(shared.settings, target),
+        default_sampling=defaults,
     )
 
 

@@ -164,10 +164,10 @@ class Persistence:
             await self._write_one_by_one(deliveries, error)
             return
         refused = []
-        for (run, items), what in zip(deliveries, written, strict=True):
+        for run, items in deliveries:
             if not run.open:
                 continue
-            if what in (Written.FENCED, Written.LOST):
+            if (what := written[run]) in (Written.FENCED, Written.LOST):
                 refused.append(run)
                 continue
             for item in items:
@@ -176,7 +176,6 @@ class Persistence:
                 self._close(run)
             elif what is Written.CANCEL and run.state.finish is None:
                 self._scheduler.cancel(run.request_id)
-            self._token_streams.forget_if_idle(run.token_stream)
         if refused:
             log.warning("%d requests now belong to other gateways, and are released here", len(refused))
             self._events.requests_fenced(len(refused))
@@ -210,8 +209,8 @@ class Persistence:
                 extra=about(run.request_id),
             )
 
-    async def _write(self, deliveries: Sequence[Unsent]) -> list[Written]:
-        """Write to Redis, repeatedly until Redis answers; return each delivery's outcome.
+    async def _write(self, deliveries: Sequence[Unsent]) -> dict[RequestRun, Written]:
+        """Write to Redis, repeatedly until Redis answers; return each open run's outcome.
 
         Raises:
             UnavailableError: if Redis is unavailable for longer than `redis_patience_s`.
@@ -229,27 +228,22 @@ class Persistence:
                 self._outage.over(self._clock())
                 return written
 
-    async def _write_once(self, deliveries: Sequence[Unsent]) -> list[Written]:
+    async def _write_once(self, deliveries: Sequence[Unsent]) -> dict[RequestRun, Written]:
         """Write the open runs' tokens; restore requests that Redis lost, and write again."""
-        written = [Written.FENCED] * len(deliveries)
-        await self._append(deliveries, [at for at, (run, _) in enumerate(deliveries) if run.open], written)
-        lost = [at for at, what in enumerate(written) if what is Written.LOST and deliveries[at].run.open]
+        written = await self._append(deliveries)
+        lost = [one for one in deliveries if written.get(one.run) is Written.LOST and one.run.open]
         if lost:
             log.warning("Redis has lost %d requests; writing them again", len(lost))
-            for at in lost:
-                await self._restore(deliveries[at].run)
-            await self._append(deliveries, lost, written)
+            for run, _ in lost:
+                await self._restore(run)
+            written |= await self._append(lost)
         return written
 
-    async def _append(
-        self, deliveries: Sequence[Unsent], places: Sequence[int], written: list[Written]
-    ) -> None:
-        """Store the deliveries at `places`; put their outcomes into `written`."""
-        progress = [deliveries[at].progress for at in places]
-        for at, what in zip(
-            places, await self._store.append(progress, self._names, self._model), strict=True
-        ):
-            written[at] = what
+    async def _append(self, deliveries: Sequence[Unsent]) -> dict[RequestRun, Written]:
+        """Store the tokens of open runs; return each one's outcome."""
+        going = [one for one in deliveries if one.run.open]
+        words = await self._store.append([one.progress for one in going], self._names, self._model)
+        return {run: what for (run, _), what in zip(going, words, strict=True)}
 
     async def write_all_again(self) -> None:
         """Write all open runs again, after Redis lost data.

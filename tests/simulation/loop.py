@@ -7,7 +7,7 @@ its tasks. The callbacks of a paused process wait; those of a killed process nev
 import asyncio
 import selectors
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
@@ -117,7 +117,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Messages of exceptions that nobody handled."""
         self.set_exception_handler(self._note)
         self.set_task_factory(_in_process)
-        self.after_event: Callable[[], None] = lambda: None
 
     def time(self) -> float:
         """Return virtual seconds."""

@@ -37,7 +37,7 @@ def _mutation(function: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 def _script(patch: Patch, name: str, *changes: tuple[str, str]) -> None:
     """Change the text of a Redis script."""
-    original = connection._read.__wrapped__ if hasattr(connection._read, "__wrapped__") else connection._read
+    original = connection._read
 
     def changed(script: str) -> str:
         text = original(script)

@@ -34,11 +34,9 @@ class Network:
         """Times until which a process cannot be reached, by its name."""
         self.lose: dict[str, int] = {}
         """Number of next exchanges with a process that fail, by its name."""
-        self.sent = 0
 
     def latency(self, name: str) -> float:
         """Return the seconds that the next message to or from a process takes."""
-        self.sent += 1
         if self._loop.time() < self.slow_until.get(name, 0.0):
             return self._draw.uniform(0.05, 1.0)
         return self._draw.uniform(*_LATENCY_S)

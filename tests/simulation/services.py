@@ -152,7 +152,7 @@ class VerifierProcess:
 
     def __init__(self, world: "Parts", number: int, generation: int) -> None:
         self.process = Process(world.loop, f"v{number}")
-        draw, plan = Random(f"{plan_seed(world.plan)} verifier {number} {generation}"), world.plan
+        draw, plan = Random(f"{world.plan.seed} verifier {number} {generation}"), world.plan
         runner, self.masks = target_runner(plan.kv_tokens), SimulatedMasks(world.loop.time, draw)
         limits = EngineLimits(max_context_len=512, idle_seconds=60.0)
         compiler, now = target_compiler(), world.loop.time
@@ -191,7 +191,7 @@ class SpeculatorProcess:
 
     def __init__(self, world: "Parts", number: int, generation: int) -> None:
         self.process = Process(world.loop, f"s{number}")
-        draw = Random(f"{plan_seed(world.plan)} speculator {number} {generation}")
+        draw = Random(f"{world.plan.seed} speculator {number} {generation}")
         self.guesser = Guesser(draw, world.plan.drawing)
         engine = SpeculatorEngine([self.guesser], max_nodes=32)
         reply = describe(engine, ["guess"], ["scripted"], f"s{number}.{generation}")
@@ -275,10 +275,6 @@ def _settings() -> GatewaySettings:
         verifier_patience_seconds=300.0,
         redis_patience_seconds=300.0,
     )
-
-
-def plan_seed(plan: Plan) -> int:
-    return plan.seed
 
 
 class Parts:

@@ -1,7 +1,7 @@
 -- Adopts unowned requests. Requests of gateways without a lease lose their owner first, at most 512 per gateway and call.
 -- ARGV: prefix, gateway, maximum number, then the models that the gateway serves; requests begun with another model stay.
--- Returns a list of {id, number of the adoption}: callers take turns, each with its oldest request, so that a caller with many requests does not
--- delay the others. Adoptions of a request are numbered, and every write names the number.
+-- Returns a list of {id, number of the adoption}: callers take turns, each with its oldest request, so that a caller with
+-- many requests does not delay the others. Adoptions of a request are numbered, and every write names the number.
 -- The script reads only the requests that it adopts, and one turn more.
 local prefix, me, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local now = redis.call('TIME')[1]

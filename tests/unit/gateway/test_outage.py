@@ -57,5 +57,5 @@ async def test_an_outage_of_thousands_of_attempts_loses_no_write(monkeypatch: py
     persistence = object.__new__(Persistence)
     persistence._store, persistence._outage, persistence._patience_s = Store(), Outage("Redis"), 1e9  # type: ignore[assignment]
     persistence._names, persistence._model, persistence._clock = [], "", time.monotonic
-    assert await persistence._write([]) == []
+    assert await persistence._write([]) == {}
     assert attempts == 1101
