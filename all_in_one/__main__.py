@@ -70,11 +70,7 @@ async def drain(one: Gateway, server: HttpServer, seconds: float) -> None:
 
 
 async def check_before_loading(settings: ServeSettings, gateway: GatewaySettings) -> Tokenizer:
-    """Check addresses and files before the model loads; return its tokenizer.
-
-    Raises:
-        SettingError: for an address in use, an unusable file, or an invalid speculator.
-    """
+    """Check addresses and files before the model loads; return its tokenizer."""
     bind(settings.listen).close()
     Callers.load(gateway.key_file)
     tokenizer = load_tokenizer(gateway)
@@ -85,11 +81,7 @@ async def check_before_loading(settings: ServeSettings, gateway: GatewaySettings
 
 
 def gateway_settings(settings: ServeSettings) -> GatewaySettings:
-    """Return the settings of the gateway in this process.
-
-    Raises:
-        SettingError: if a setting is invalid.
-    """
+    """Return the settings of the gateway in this process."""
     names = (
         "model",
         "drain_seconds",

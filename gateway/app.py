@@ -129,11 +129,6 @@ async def build_gateway(
         clock: returns monotonic seconds.
         stores: the stores of requests and leases; None: those of the settings, which `open_store` opens.
         constraints: checks constraints; None: `Constraints` of the tokenizer.
-
-    Raises:
-        UnavailableError: if Redis or every verifier does not answer in time.
-        IncompatibleError: if a service does not fit the model's tokenizer.
-        SettingError: if a setting is invalid.
     """
     store, leases, close_store = stores or open_store(settings, secrets.token_hex(8))
     gateway_id, token_streams, watches = store.gateway_id, TokenStreams(), Watches()
@@ -214,9 +209,6 @@ def open_store(settings: GatewaySettings, gateway_id: str) -> Stores:
     """Open the stores of requests and leases; return both, and `close`.
 
     The stores are in Redis, or in this process for a single gateway.
-
-    Raises:
-        SettingError: if the URL is not a Redis URL, or the file of an embedded store cannot be used.
     """
     if (path := settings.embedded_store) is not None:
         embedded = EmbeddedStore(gateway_id, RETENTION_SECONDS, settings.max_waiting, path or None)

@@ -87,11 +87,7 @@ class SecuritySettings(ServiceSettings):
         return ClientTls(ca, certificate, key, self.services_tls_name, prefix="services_tls")
 
     def redis_tls(self, url: str) -> dict[str, Any]:
-        """Return keyword arguments for `Redis.from_url(url)`.
-
-        Raises:
-            SettingError: if a file is missing, unreadable or invalid, or the URL is not `rediss://`.
-        """
+        """Return keyword arguments for `Redis.from_url(url)`."""
         files = (self.redis_tls_ca, self.redis_tls_certificate, self.redis_tls_key)
         return redis_tls(url, *map(as_path, files))
 

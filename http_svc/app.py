@@ -85,11 +85,7 @@ class HttpServer:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     async def start(self) -> int:
-        """Bind, start serving and return the port.
-
-        Raises:
-            SettingError: if the address cannot be bound.
-        """
+        """Bind, start serving and return the port."""
         bound = bind(self._settings.listen)
         self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
         while not self._server.started and not self._serving.done():  # noqa: ASYNC110  uvicorn has no event
@@ -120,11 +116,7 @@ class HttpServer:
 
 
 def bind(listen: str) -> socket.socket:
-    """Return a listening TCP socket.
-
-    Raises:
-        SettingError: if the address cannot be bound.
-    """
+    """Return a listening TCP socket."""
     host, port = split_address("listen", listen, lowest_port=0)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -149,9 +141,6 @@ def build_app(
         registry: registry of the service's metrics.
         ending: set when running calls must end.
         shown: registry served at `/metrics`; None: `registry`.
-
-    Raises:
-        SettingError: if a TLS file is missing or does not match the others.
     """
     metrics, patience = HttpMetrics(registry), Patience(gateways.patience_seconds, for_room=False)
     client = AsyncClient(gateways.addresses, tls=gateways.tls, patience=patience)

@@ -68,21 +68,13 @@ class Call:
         return [stream.answer for stream in self._streams]
 
     async def accepted(self) -> None:
-        """Wait until gateways have accepted all choices.
-
-        Raises:
-            SpecInferError: if a choice was refused.
-        """
+        """Wait until gateways have accepted all choices."""
         await self._accepted.wait()
         if self._refusal is not None:
             raise self._refusal
 
     async def next(self) -> Event | None:
-        """Return any choice's next event; None after the end of all choices.
-
-        Raises:
-            SpecInferError: if a choice was refused or lost.
-        """
+        """Return any choice's next event; None after the end of all choices."""
         if not self._running:
             return None
         event = await self._events.get()
@@ -93,11 +85,7 @@ class Call:
         return event
 
     async def finish(self) -> list[Answer]:
-        """Wait for the end of all choices and return their answers.
-
-        Raises:
-            SpecInferError: if a choice was refused or lost.
-        """
+        """Wait for the end of all choices and return their answers."""
         while await self.next() is not None:
             pass
         return self.answers
@@ -165,10 +153,6 @@ async def while_wanted(
         work: the work, which starts now.
         receive: ASGI's `receive`, after the body was read.
         ending: set when the service ends.
-
-    Raises:
-        ClientGoneError: if the client closed its connection.
-        EndingError: if the service ends.
     """
     working = asyncio.ensure_future(work)
     gone, ended = asyncio.create_task(_hung_up(receive)), asyncio.create_task(ending.wait())

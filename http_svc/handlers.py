@@ -105,9 +105,6 @@ class Door:
         """Wait until the gateways accept a stream, or an answer is complete.
 
         Returns a response to end with if the client closed its connection, else None.
-
-        Raises:
-            SpecInferError: if a gateway refused or lost a request.
         """
         try:
             work = call.accepted() if stream else call.finish()

@@ -21,9 +21,6 @@ def identity_of(request: Request) -> str:
 
     A call with `Idempotency-Key` has this key as its id, so that a repeated call runs once. Otherwise the id begins
     with `X-Request-Id` and has a random end: proxies may send one `X-Request-Id` for several calls.
-
-    Raises:
-        InvalidInputError: if the `Idempotency-Key` cannot be an id.
     """
     key = request.headers.get(IDEMPOTENCY_HEADER)
     if key is not None:
@@ -38,11 +35,7 @@ def identity_of(request: Request) -> str:
 def with_headers(
     request: Request, asked: Sequence[generation_pb2.GenerateRequest]
 ) -> Sequence[generation_pb2.GenerateRequest]:
-    """Set `no_training` in a call's requests, if the headers do so.
-
-    Raises:
-        InvalidInputError: if an `X-No-Training` header is neither true nor false.
-    """
+    """Set `no_training` in a call's requests, if the headers do so."""
     for value in request.headers.getlist(NO_TRAINING_HEADER):
         if value.lower() not in _FLAGS:
             raise InvalidInputError(NO_TRAINING_HEADER, value, "must be true or false")

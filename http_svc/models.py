@@ -86,12 +86,7 @@ class Models:
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> str:
-        """Check that a model is served; return its first name.
-
-        Raises:
-            ApiError: 404 if no gateway serves the model.
-            SpecInferError: if no gateway answers.
-        """
+        """Check that a model is served; return its first name."""
         if self._given:
             self._require(name)
         if not self._fresh or (not self._given and name not in self._names):
@@ -120,12 +115,7 @@ class Models:
                 self._asking = None
 
     async def describe(self, client: AsyncClient, name: str | None = None) -> list[dict[str, Any]]:
-        """Describe the model under one or all names, in OpenAI's format.
-
-        Raises:
-            ApiError: 404 if `name` is not a name of the model.
-            SpecInferError: if no gateway answers.
-        """
+        """Describe the model under one or all names, in OpenAI's format."""
         status = await client.status()
         self.remember(status)
         if name is not None:

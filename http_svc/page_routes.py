@@ -145,9 +145,6 @@ async def watch(caller: AsyncClient, request: Request, ending: asyncio.Event) ->
     """Stream the steps of the query's request, or of the caller's requests.
 
     The first event has no step: it confirms that watching has begun.
-
-    Raises:
-        SpecInferError: if a gateway refuses the call, or no gateway answers.
     """
     replies = caller.watch(_request_id(request))
     try:

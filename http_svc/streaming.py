@@ -40,11 +40,7 @@ def event_id(request_id: str, position: int) -> str:
 
 
 def read_event_id(text: str) -> tuple[str, int]:
-    """Return request id and number of tokens from an event's id.
-
-    Raises:
-        InvalidInputError: if the text is not an id from `event_id`.
-    """
+    """Return request id and number of tokens from an event's id."""
     request_id, _, position = text.rpartition(":")
     sound = request_id.isascii() and request_id.isprintable() and position.isdecimal()
     if not request_id or not sound or int(position) >= 2**32:

@@ -37,9 +37,6 @@ def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[gener
         body: the checked body.
         form: the model's format of calls and reasoning.
         request_id: id of the request; with several choices, the prefix of their ids.
-
-    Raises:
-        InvalidInputError: if the choices are too many or too large together.
     """
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -61,11 +58,7 @@ def tokenize_request(body: TokenizeBody) -> generation_pb2.TokenizeRequest:
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
-    """Return the requests of a completion body, `n` for each prompt.
-
-    Raises:
-        InvalidInputError: if there is no prompt, or the choices are too many or too large together.
-    """
+    """Return the requests of a completion body, `n` for each prompt."""
     options = _options(body, COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens)
     prompts = _prompts(body.prompt)
     _check_count(len(prompts) * (body.n or 1))

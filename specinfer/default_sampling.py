@@ -20,21 +20,12 @@ GGUF_KEYS = {
 
 
 def default_sampling(directory: Path) -> dict[str, Any]:
-    """Return the sampling parameters in a model directory's `generation_config.json`.
-
-    Raises:
-        SettingError: if the file is not a JSON object.
-        IncompatibleError: naming a parameter that is out of range.
-    """
+    """Return the sampling parameters in a model directory's `generation_config.json`."""
     return checked_sampling(read_json(directory / FILE), f"{directory / FILE}")
 
 
 def checked_sampling(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the sampling parameters in `values`; null is no value.
-
-    Raises:
-        IncompatibleError: naming `source` and a parameter that is out of range.
-    """
+    """Return the sampling parameters in `values`; null is no value."""
     given = {name: values[name] for name in GGUF_KEYS.values() if values.get(name) is not None}
     if given.get("top_k") == -1:
         del given["top_k"]

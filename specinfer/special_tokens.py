@@ -21,11 +21,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
-    """Return `tokenizer_config.json`, completed by older files.
-
-    Raises:
-        SettingError: if a file does not contain a JSON object.
-    """
+    """Return `tokenizer_config.json`, completed by older files."""
     config, named, added = (read_json(directory / name) for name in TOKENIZER_FILES[1:])
     if "added_tokens_decoder" in config:
         return config
@@ -57,11 +53,7 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
-    """Add tokens that `tokenizer_config.json` declares, and mark special ones.
-
-    Raises:
-        IncompatibleError: if a token's id differs from `tokenizer.json`.
-    """
+    """Add tokens that `tokenizer_config.json` declares, and mark special ones."""
     known = fast.get_added_tokens_decoder()
     declared = config.get("added_tokens_decoder") or {}
     for number, flags in sorted(declared.items(), key=lambda item: int(item[0])):
@@ -83,11 +75,7 @@ def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
 
 
 def tokenizer_end(directory: Path) -> int | None:
-    """Return the id of a directory's `eos_token`, if any.
-
-    Raises:
-        SettingError: if a file has no JSON object.
-    """
+    """Return the id of a directory's `eos_token`, if any."""
     config = tokenizer_config(directory)
     end = special_tokens(config).get("eos_token")
     declared = config.get("added_tokens_decoder") or {}

@@ -60,12 +60,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read the tokenizer of a model directory.
-
-        Raises:
-            SettingError: if `tokenizer.json` is missing, or another file is not a JSON object.
-            IncompatibleError: if `tokenizer.json` cannot be read, or other files contradict it.
-        """
+        """Read the tokenizer of a model directory."""
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise SettingError("model", str(directory), "the directory has no tokenizer.json")
@@ -86,9 +81,6 @@ class Tokenizer:
         """Use the chat template of a file instead of the model's.
 
         `text_fingerprint` still uses the model's template: a template affects prompts, not their continuation.
-
-        Raises:
-            SettingError: if the file cannot be read, or is not a template.
         """
         try:
             chat = ChatTemplate(path.read_text(encoding="utf-8-sig"), self._specials)
@@ -179,10 +171,6 @@ class Tokenizer:
                 tools, calls and results as text.
             end: end of the rendered conversation.
             variables: further variables of the template, such as `enable_thinking`.
-
-        Raises:
-            InvalidInputError: if the template refuses the messages.
-            IncompatibleError: if the model has no chat template.
         """
         parsed = self.parse_special_tokens or self._fast.encode_special_tokens
         if parsed or not self._guarded.names:
@@ -302,11 +290,7 @@ class TokenizerFacts(NamedTuple):
 
 
 def tokenizer_facts(directory: Path) -> TokenizerFacts:
-    """Return facts of a directory's tokenizer, cached until `tokenizer.json` changes.
-
-    Raises:
-        SettingError, IncompatibleError: as in `Tokenizer.load`.
-    """
+    """Return facts of a directory's tokenizer, cached until `tokenizer.json` changes."""
     path = directory / "tokenizer.json"
     return _facts(directory, path.stat().st_mtime_ns if path.is_file() else 0)
 

@@ -49,11 +49,7 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
 def build_learner(
     settings: SpeculatorSettings, engine: SpeculatorEngine, thread: EngineThread
 ) -> "Learner | None":
-    """Return the learner of `--learn`; None without this option.
-
-    Raises:
-        SettingError: if no drafter can learn, or the directory cannot be written.
-    """
+    """Return the learner of `--learn`; None without this option."""
     if not settings.learn:
         return None
     from speculator_svc.learning.learner import Learner, check_learnable  # imports torch

@@ -99,11 +99,7 @@ class SpeculatorSettings(ServiceSettings):
 
     @property
     def drafters(self) -> list[str]:
-        """Names of the drafters.
-
-        Raises:
-            SettingError: if a drafter is named twice.
-        """
+        """Names of the drafters."""
         names = self.drafter.split("+")
         if len(set(names)) < len(names):
             raise SettingError("drafter", self.drafter, "must name each drafter once")

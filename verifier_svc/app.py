@@ -50,11 +50,7 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
 
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
-    """Load the model, or this rank's part of it.
-
-    Raises:
-        SettingError: naming a wrong option, before weights are read.
-    """
+    """Load the model, or this rank's part of it."""
     options = runner_options(settings)
     check_options(options)
     return load_checked(resolve_model(settings.model), options, join(settings))
@@ -78,11 +74,7 @@ def build_engine(
 
 
 def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> None:
-    """Keep cached prefixes in `prefix_cache_directory`, if it is set.
-
-    Raises:
-        SettingError: if the executor cannot copy blocks of its cache.
-    """
+    """Keep cached prefixes in `prefix_cache_directory`, if it is set."""
     if settings.prefix_cache_directory:
         directory = Path(settings.prefix_cache_directory).expanduser()
         limit = settings.prefix_cache_megabytes * 1_000_000

@@ -31,9 +31,6 @@ class Identity:
 
         Args:
             blocks: GGUF types of the quantised matrices.
-
-        Raises:
-            SettingError: if the directory lacks a configuration or weights.
         """
         text = tokenizer.text_fingerprint()
         model = model_fingerprint(

@@ -26,11 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(settings: VerifierSettings, program: str) -> None:
-    """Start all ranks on this machine with this process's flags; wait.
-
-    Raises:
-        SettingError: if the model cannot be divided among these ranks.
-    """
+    """Start all ranks on this machine with this process's flags; wait."""
     layout = layout_of(settings)
     check_layout(load_config(resolve_model(settings.model)), layout)  # report an error once, not per rank
     threads = max(1, usable_processors() // layout.ranks)

@@ -21,11 +21,7 @@ class ResidentSpeculators:
     def __init__(
         self, drafters: SpeculatorEngine | None, methods: Sequence[str], runner: ModelRunner
     ) -> None:
-        """Attach drafters to a target; None: there are no drafters.
-
-        Raises:
-            IncompatibleError: if a drafter reads hidden states or predictions that the target does not have.
-        """
+        """Attach drafters to a target; None: there are no drafters."""
         self.drafters = drafters
         self.description = speculator_pb2.DescribeSpeculatorReply()
         groups = []
@@ -41,10 +37,6 @@ class ResidentSpeculators:
 
         Args:
             fingerprint: fingerprint of the target's vocabulary.
-
-        Raises:
-            SettingError: naming a flag or file that cannot be read.
-            IncompatibleError: if a drafter's vocabulary or inputs do not fit the target.
         """
         offload, options = settings.offload != "none", (settings.executor, settings.dtype, settings.device)
         flags = draft_group(settings.model, settings.draft, offload, *options)

@@ -57,22 +57,14 @@ class Callers:
 
     @classmethod
     def load(cls, path: Path | None, clock: Clock = _now) -> "Callers":
-        """Load the callers from a key file; None: no keys are needed.
-
-        Raises:
-            SettingError: naming the file, and the wrong line and field.
-        """
+        """Load the callers from a key file; None: no keys are needed."""
         callers = cls(path, (), clock)  # takes the file's stamp before reading, to notice any later change
         if path is not None:
             callers._keys = read_keys(path)
         return callers
 
     def identify(self, metadata: Metadata | None) -> Caller:
-        """Return the caller of a call with `authorization: Bearer KEY` in its metadata.
-
-        Raises:
-            UnauthenticatedError: if keys are required, and the call's key is missing, unknown or expired.
-        """
+        """Return the caller of a call with `authorization: Bearer KEY` in its metadata."""
         if self._path is None:
             return ANYBODY
         self._reload(self._path)

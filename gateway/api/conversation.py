@@ -13,20 +13,12 @@ MAX_TOOLS = 128
 
 
 def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[dict[str, Any]]:
-    """Return the chat template's messages as dicts.
-
-    Raises:
-        InvalidInputError: for an unknown role, or a tool call whose arguments are not a JSON object.
-    """
+    """Return the chat template's messages as dicts."""
     return [_turn(f"chat.messages[{index}]", message) for index, message in enumerate(messages)]
 
 
 def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
-    """Return the chat template's tools, parsed from JSON.
-
-    Raises:
-        InvalidInputError: if there are more than `MAX_TOOLS` tools, or a tool is not a JSON object.
-    """
+    """Return the chat template's tools, parsed from JSON."""
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS}", "tools")
     return [_object(f"chat.tools[{index}]", text) for index, text in enumerate(chat.tools)]
@@ -37,11 +29,7 @@ _OURS = ("messages", "tools", "documents", "add_generation_prompt", "continue_fi
 
 
 def variables_of(chat: generation_pb2.ChatMessages) -> dict[str, Any]:
-    """Return the variables that the caller set for the chat template.
-
-    Raises:
-        InvalidInputError: if they are not a JSON object, or include one of `_OURS`.
-    """
+    """Return the variables that the caller set for the chat template."""
     variables = _object("chat.variables", chat.variables) if chat.variables else {}
     for name in variables:
         if name in _OURS:
@@ -52,11 +40,7 @@ def variables_of(chat: generation_pb2.ChatMessages) -> dict[str, Any]:
 
 
 def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
-    """Return how the rendered conversation ends: field `chat.end`.
-
-    Raises:
-        InvalidInputError: if the value is unknown, or the message to continue is not the assistant's text.
-    """
+    """Return how the rendered conversation ends: field `chat.end`."""
     number = int(chat.end)
     if number not in tuple(ChatEnd):
         raise InvalidInputError("chat.end", number, f"must be one of {[int(end) for end in ChatEnd]}")

@@ -99,14 +99,7 @@ class RequestDecoder:
         self._threads, self._checking = FairThreads(self._limits.tokenizing, "tokenizing"), FairSemaphore(2)
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
-        """Return the request of a message, with all defaults set.
-
-        Raises:
-            InvalidInputError: naming the field, its value and the bound.
-            DeniedError: if the caller may not request this.
-            IncompatibleError: if the model has no chat template, or this gateway accepts no constraints.
-            ExhaustedError: if the caller's quota is used up, or too many of its requests wait for tokenizing.
-        """
+        """Return the request of a message, with all defaults set."""
         asked = self._fields(message, caller)
         await self._check_quota_first(message, asked, caller)
         constraint = asked.constraint
@@ -134,12 +127,7 @@ class RequestDecoder:
         return request
 
     async def tokenize(self, message: generation_pb2.TokenizeRequest, caller: Caller) -> Sequence[int]:
-        """Return the tokens of a prompt.
-
-        Raises:
-            InvalidInputError: naming the field, its value and the bound.
-            IncompatibleError: for a conversation, if the model has no chat template.
-        """
+        """Return the tokens of a prompt."""
         match message.WhichOneof("prompt"):
             case "chat":
                 return (await self._chat(message.chat, caller))[0]
@@ -151,11 +139,7 @@ class RequestDecoder:
         raise InvalidInputError("prompt", None, "needs text or chat")
 
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
-        """Return the text of token ids.
-
-        Raises:
-            InvalidInputError: if there are too many ids, or an id is outside the vocabulary.
-        """
+        """Return the text of token ids."""
         _check_number("ids", ids, self._max_context_len)
         for token in ids:
             if token >= self._vocab_size:
@@ -230,11 +214,7 @@ class RequestDecoder:
         return room
 
     def check_request_id(self, request_id: str) -> None:
-        """Check a request id for use in keys, errors and logs.
-
-        Raises:
-            InvalidInputError: if the id is too long or not printable.
-        """
+        """Check a request id for use in keys, errors and logs."""
         max_length = self._limits.request_id
         if len(request_id) > max_length:
             raise InvalidInputError("request_id", request_id, f"longer than {max_length} characters")

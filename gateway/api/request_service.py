@@ -57,12 +57,6 @@ class RequestService:
 
         Cancelling this call does not interrupt the recording; the request then has no client and ends after
         the linger time.
-
-        Raises:
-            AlreadyExistsError: if the id was used for another request.
-            ExhaustedError: if the queue is full or the caller's quota is used up.
-            InvalidInputError: if the request could never fit into the verifier's cache.
-            UnavailableError: if this gateway drains, or Redis does not answer.
         """
         if self._lease_manager.draining:
             raise UnavailableError("this gateway is draining; call another gateway")
@@ -78,13 +72,7 @@ class RequestService:
             raise
 
     async def attach(self, request_id: str, from_token: int, caller: Caller) -> TokenStream:
-        """Return the token stream of a request, whichever gateway runs it.
-
-        Raises:
-            NotFoundError: if no gateway knows the request, or it is another caller's.
-            InvalidInputError: if `from_token` exceeds the request's `max_new_tokens`.
-            UnavailableError: if Redis does not answer.
-        """
+        """Return the token stream of a request, whichever gateway runs it."""
         token_stream = self._token_streams.get(request_id)
         if token_stream is None or token_stream.failure is not None:
             record = await self._store.load(request_id, caller)
@@ -101,12 +89,7 @@ class RequestService:
         return token_stream
 
     async def cancel(self, request_id: str, caller: Caller) -> None:
-        """End a request soon, whichever gateway runs it.
-
-        Raises:
-            NotFoundError: if the request is not running, or is another caller's.
-            UnavailableError: if Redis does not answer.
-        """
+        """End a request soon, whichever gateway runs it."""
         session, token_stream = self._sessions.of_request(request_id), self._token_streams.get(request_id)
         if session is not None and token_stream is not None and token_stream.request.caller == caller.name:
             session.loop.cancel(request_id)

@@ -29,11 +29,7 @@ class FairSemaphore:
 
     @asynccontextmanager
     async def take(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait for a slot; release the slot when the context ends.
-
-        Raises:
-            ExhaustedError: if `max_concurrent` jobs of the caller are waiting.
-        """
+        """Wait for a slot; release the slot when the context ends."""
         await self._wait(caller)
         try:
             yield
@@ -104,11 +100,7 @@ class FairThreads:
         self._threads, self._slots = background_threads(threads, name), FairSemaphore(threads)
 
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
-        """Run `work` in a thread; return its result.
-
-        Raises:
-            ExhaustedError: as in `FairSemaphore.take`.
-        """
+        """Run `work` in a thread; return its result."""
         async with self._slots.take(caller):
             running = asyncio.get_running_loop().run_in_executor(self._threads, work)
             try:

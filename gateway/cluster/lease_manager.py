@@ -68,23 +68,14 @@ class LeaseManager:
         return self.redis_ready and not self.draining and (served or elsewhere)
 
     async def start(self) -> None:
-        """Take the gateway's lease, and claim available verifiers.
-
-        Raises:
-            UnavailableError: if Redis or every verifier does not answer within the start time.
-            IncompatibleError: if a service does not fit the gateway's tokenizer.
-        """
+        """Take the gateway's lease, and claim available verifiers."""
         self._rebalancer.pause(0.0)
         deadline = self._clock() + self._settings.start_timeout_seconds
         while not await self._begun(last=self._clock() > deadline):  # noqa: ASYNC110  # remote state
             await asyncio.sleep(0.05)
 
     async def _begun(self, last: bool) -> bool:
-        """Renew the lease, describe and claim verifiers; return whether Redis and a verifier answer.
-
-        Raises:
-            UnavailableError: at the last attempt, if either does not answer.
-        """
+        """Renew the lease, describe and claim verifiers; return whether Redis and a verifier answer."""
         try:
             await self._renew_once()
             await self._sessions.describe_verifiers(_FIRST_LOOK_S, strict=True)

@@ -88,11 +88,7 @@ class VerifierSessions:
         return None if best is None else sessions[best]
 
     async def take(self, record: Record) -> None:
-        """Continue an adopted request; disown it if no session can.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
-        """
+        """Continue an adopted request; disown it if no session can."""
         request = record.request
         if record.ending is not None:
             return  # the previous owner stored the end just before
@@ -124,9 +120,6 @@ class VerifierSessions:
         Args:
             patience_s: maximum seconds to wait for answers; the next call reads later answers.
             strict: True at start, when an incompatible verifier is a wrong setting.
-
-        Raises:
-            IncompatibleError: with `strict`, if a verifier does not fit the gateway's tokenizer.
         """
         addresses = await resolve(self._shared.settings.verifier_addresses)
         for address in addresses:
@@ -157,12 +150,7 @@ class VerifierSessions:
         await self.links.pop(address).close()
 
     async def claim_leases(self, max_count: int, strict: bool = False) -> None:
-        """Claim up to `max_count` free verifiers, and start their sessions as tasks.
-
-        Raises:
-            IncompatibleError: with `strict` (it waits for the sessions), if a speculator does not fit the model.
-            UnavailableError: if Redis does not answer.
-        """
+        """Claim up to `max_count` free verifiers, and start their sessions as tasks."""
         begun = []
         for link in list(self.links.values()):
             instance = link.instance_id

@@ -33,11 +33,7 @@ class VerifierLink:
         return (self.description.instance_id if self.description else "") or self.address
 
     async def describe(self) -> bool:
-        """Describe the verifier; return whether this gateway can drive it.
-
-        Raises:
-            IncompatibleError: if its tokenizer differs or its limits are invalid; once per reason.
-        """
+        """Describe the verifier; return whether this gateway can drive it."""
         try:
             description = await VerifierClient(self.channel, self._hung_s).describe()
         except UnavailableError:

@@ -34,13 +34,7 @@ class Constraints:
             self._incompatible = str(error)
 
     async def check(self, constraint: Constraint) -> None:
-        """Check that a constraint is valid and compiles.
-
-        Raises:
-            InvalidInputError: naming the field, the fault and its position.
-            IncompatibleError: if the model's tokenizer does not support constraints.
-            ExhaustedError: if too many constraints wait to be checked.
-        """
+        """Check that a constraint is valid and compiles."""
         if self._compiler is None or self._checker is None:
             raise IncompatibleError(self._incompatible)
         await self._checker.check(constraint)

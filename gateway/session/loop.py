@@ -113,12 +113,7 @@ class SessionLoop:
             self._releases.begin([])
 
     async def run(self) -> None:
-        """Run steps until cancelled, or until this verifier fails permanently.
-
-        Raises:
-            FencedError: if another gateway drives the verifier.
-            UnavailableError: if the verifier stays unavailable, or another process answers at its address.
-        """
+        """Run steps until cancelled, or until this verifier fails permanently."""
         delivering = asyncio.create_task(self.persistence.run())
         iterating = asyncio.create_task(self._run())
         try:
@@ -183,11 +178,7 @@ class SessionLoop:
             await self._wake.wait()
 
     async def _fail_unplannable(self, error: Exception) -> None:
-        """End the requests that make planning fail.
-
-        Raises:
-            Exception: `error`, if no request causes it; this session then ends.
-        """
+        """End the requests that make planning fail."""
         culprits = self.scheduler.unplannable()
         if not culprits:
             raise error
@@ -288,11 +279,7 @@ class SessionLoop:
         self._events.step_failed()
 
     async def _wait_for_verifier(self, error: UnavailableError) -> None:
-        """Sleep `_BACKOFF_S` before the step is repeated.
-
-        Raises:
-            UnavailableError: `error`, after `verifier_patience_seconds` of outage.
-        """
+        """Sleep `_BACKOFF_S` before the step is repeated."""
         self._events.verifier_failed()
         if self._outage.failed(error, self._clock()) > self._patience_s:
             raise error

@@ -210,11 +210,7 @@ class Persistence:
             )
 
     async def _write(self, deliveries: Sequence[Unsent]) -> dict[RequestRun, Written]:
-        """Write to Redis, repeatedly until Redis answers; return each open run's outcome.
-
-        Raises:
-            UnavailableError: if Redis is unavailable for longer than `redis_patience_s`.
-        """
+        """Write to Redis, repeatedly until Redis answers; return each open run's outcome."""
         attempt = 0
         while True:
             try:
@@ -246,11 +242,7 @@ class Persistence:
         return {run: what for (run, _), what in zip(going, words, strict=True)}
 
     async def write_all_again(self) -> None:
-        """Write all open runs again, after Redis lost data.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
-        """
+        """Write all open runs again, after Redis lost data."""
         for run in list(self._runs.values()):
             await self._restore(run)
 

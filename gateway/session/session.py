@@ -146,11 +146,7 @@ class VerifierSession:
         self.loop.verifier.fence = lease.fence
 
     async def start(self, strict: bool = False) -> None:
-        """Connect to the speculators, and start the loop.
-
-        Raises:
-            IncompatibleError: with `strict`, if a speculator does not fit the model.
-        """
+        """Connect to the speculators, and start the loop."""
         await self.loop.pool.connect(strict)
         if self._ending:
             return
@@ -158,11 +154,7 @@ class VerifierSession:
         self._task.add_done_callback(self._ended)
 
     async def end(self) -> None:
-        """Stop the loop, and remove this gateway as owner of its requests.
-
-        Raises:
-            UnavailableError: if Redis does not answer; the requests keep their owner until its lease ends.
-        """
+        """Stop the loop, and remove this gateway as owner of its requests."""
         await self._stop_iterating()
         persistence, self._ending = self.loop.persistence, True
         try:

@@ -82,11 +82,7 @@ class TokenStream:
         self._wake()
 
     async def reach(self, position: int) -> None:
-        """Wait until `position` tokens are durable, or the request has ended.
-
-        Raises:
-            SpecInferError: `failure`, if this gateway cannot continue the stream.
-        """
+        """Wait until `position` tokens are durable, or the request has ended."""
         while len(self.tokens) < position and self.ending is None:
             if self.failure is not None:
                 raise self.failure

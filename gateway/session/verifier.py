@@ -39,11 +39,7 @@ _MAX_COSTS = 1024
 
 
 def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
-    """Check the limits in a verifier's description.
-
-    Raises:
-        IncompatibleError: naming the field, its value and the accepted range.
-    """
+    """Check the limits in a verifier's description."""
     for name, (lowest, highest) in _RANGES.items():
         value = getattr(description, name)
         if not lowest <= value <= highest:
@@ -107,12 +103,7 @@ class VerifierClient:
         """True while the verifier may repeat the current step's plan."""
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
-        """Call `Describe`; later replies must come from this process and model.
-
-        Raises:
-            UnavailableError: if the verifier does not answer.
-            IncompatibleError: if its limits are invalid.
-        """
+        """Call `Describe`; later replies must come from this process and model."""
         try:
             reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
                 verifier_pb2.DescribeVerifierRequest(), timeout=_DESCRIBE_S
@@ -123,11 +114,7 @@ class VerifierClient:
         return reply
 
     def expect(self, description: verifier_pb2.DescribeVerifierReply) -> None:
-        """Require that later replies come from this process and model.
-
-        Raises:
-            IncompatibleError: if its limits are invalid.
-        """
+        """Require that later replies come from this process and model."""
         check_description(description)
         self._pass_curve, self._vocab_size = pass_curve(description), description.vocab_size
         self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
@@ -143,11 +130,6 @@ class VerifierClient:
         """Verify one step and its granted steps; return each step's verdicts.
 
         The verifier is also sent `traceparent`, the `wanted` outputs, and `order`, the plans of its own drafters.
-
-        Raises:
-            UnavailableError: if the verifier does not answer.
-            ServiceChangedError: if another process than the described one answers, or with another model.
-            FencedError: if another gateway has the lease; nothing was verified.
         """
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
@@ -260,11 +242,7 @@ class VerifierClient:
             )
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Free the verifier's cache of these requests; unreleased requests expire.
-
-        Raises:
-            UnavailableError: if the verifier does not answer.
-        """
+        """Free the verifier's cache of these requests; unreleased requests expire."""
         try:
             request = common_pb2.ReleaseRequest(request_ids=request_ids, fence=self.fence)
             await self._stub.Release(request, timeout=5.0)

@@ -34,11 +34,7 @@ unavailable.
 
 
 def check_url(url: str) -> None:
-    """Check the form of a Redis URL, without connecting.
-
-    Raises:
-        SettingError: if the URL is invalid.
-    """
+    """Check the form of a Redis URL, without connecting."""
     try:
         parse_url(url)
     except ValueError as error:
@@ -63,11 +59,7 @@ class RedisConnection:
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "RedisConnection":
-        """Return a connection to `url`, which connects on first use.
-
-        Raises:
-            SettingError: if the URL is invalid.
-        """
+        """Return a connection to `url`, which connects on first use."""
         check_url(url)
 
         def connect() -> Redis:
@@ -84,20 +76,13 @@ class RedisConnection:
         return cls(connect)
 
     async def check(self) -> None:
-        """Check that the server answers.
-
-        Raises:
-            UnavailableError: if it does not answer.
-        """
+        """Check that the server answers."""
         await self.answer(lambda redis: redis.ping())
 
     async def run(self, script: str, *arguments: str | int | float) -> Any:
         """Run a script of `gateway/store/scripts` in one atomic step.
 
         The script's first argument is the keys' prefix, followed by `arguments`.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
         """
         given = (0, PREFIX, *arguments)
         return await self.answer(lambda redis: self._evaluate(redis, script, given))
@@ -132,9 +117,6 @@ class RedisConnection:
         """Return the answer to a command that `ask` sends.
 
         If the server is no longer the primary, it has executed nothing; the command is repeated once with a new client.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
         """
         asked = self.redis
         try:

@@ -47,11 +47,7 @@ class EmbeddedStore(RequestStore):
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create a store; with `path`, read that file and append to it.
-
-        Raises:
-            SettingError: if the file cannot be read or written, is not a store's file, or is in use.
-        """
+        """Create a store; with `path`, read that file and append to it."""
         self.gateway_id = gateway_id
         self._retention_s, self._max_unowned, self._clock = retention_s, max_unowned, clock
         self._entries: dict[str, StoredRequest] = {}
@@ -163,11 +159,7 @@ class EmbeddedStore(RequestStore):
             self._open[entry.request.caller].discard(request_id)
 
     def check(self) -> None:
-        """Check that a write would succeed now, if the latest write failed.
-
-        Raises:
-            UnavailableError: if it would fail again.
-        """
+        """Check that a write would succeed now, if the latest write failed."""
         if self._journal is not None:
             self._journal.check()
 
@@ -198,12 +190,7 @@ class EmbeddedStore(RequestStore):
             self._journal.close()
 
     def _may(self, request_id: str, idempotency_key: str, caller: Caller) -> bool:
-        """Return whether the request is new, if the caller may create it.
-
-        Raises:
-            AlreadyExistsError: if the id was used for another request.
-            ExhaustedError: if the caller's quota is used up.
-        """
+        """Return whether the request is new, if the caller may create it."""
         known = self._entries.get(request_id)
         if known is not None and known.key != idempotency_key:
             raise AlreadyExistsError(f"request_id = {request_id!r}: used for another request")

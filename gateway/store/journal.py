@@ -23,11 +23,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, entries: dict[str, StoredRequest], now: float, oldest: float) -> None:
-        """Read the file into `entries`, except requests that ended before `oldest`.
-
-        Raises:
-            SettingError: if the file cannot be read or written, is not a store's file, or is in use.
-        """
+        """Read the file into `entries`, except requests that ended before `oldest`."""
         path = path.resolve()  # a link's target, so that the lock is next to the file
         self._path, self._entries = path, entries
         with ExitStack() as closing:
@@ -56,21 +52,13 @@ class Journal:
             self._rewrite()
 
     def write(self, lines: Sequence[Line]) -> None:
-        """Write all lines as one record; after a failure, none is written.
-
-        Raises:
-            UnavailableError: if the lines cannot be written now.
-        """
+        """Write all lines as one record; after a failure, none is written."""
         if lines:
             with _unavailable(self._path):
                 self._file.append(to_record(lines))
 
     def check(self) -> None:
-        """Check that a write would succeed now, if the latest write failed.
-
-        Raises:
-            UnavailableError: if it would fail again.
-        """
+        """Check that a write would succeed now, if the latest write failed."""
         with _unavailable(self._path):
             self._file.check()
 

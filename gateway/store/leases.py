@@ -55,11 +55,7 @@ class LeaseStore:
         self._connection, self.gateway_id, self.lease_s = connection, gateway_id, lease_s
 
     async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
-        """Renew the leases of the gateway and its verifiers.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
-        """
+        """Renew the leases of the gateway and its verifiers."""
         epoch, alive, cancels, lost = await self._connection.run(
             "renew",
             self.gateway_id,
@@ -110,11 +106,7 @@ class EmbeddedLeases(LeaseStore):
         self._store, self._fence = store, 0
 
     async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
-        """Return the requests to cancel.
-
-        Raises:
-            UnavailableError: if the store cannot be written now.
-        """
+        """Return the requests to cancel."""
         self._store.check()
         return Renewal("embedded", [report], self._store.take_cancelled(), [])
 

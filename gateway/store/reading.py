@@ -21,12 +21,7 @@ class RequestReader:
         self._connection = connection
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
-        """Return a request; None if it is missing or another caller's.
-
-        Raises:
-            FaultError: if the stored request cannot be decoded.
-            UnavailableError: if Redis does not answer.
-        """
+        """Return a request; None if it is missing or another caller's."""
         fields, tokens, logprobs, time = await self._connection.answer(lambda redis: _read(redis, request_id))
         values = dict(zip(_FIELDS, fields, strict=True))
         if values["content"] is None or (caller is not None and values["caller"] != caller.name):
@@ -38,9 +33,6 @@ class RequestReader:
         """Return the new tokens and endings of requests, after known positions.
 
         A value is None for a missing request, and an error for a request that cannot be decoded.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
         """
         answers = await self._connection.answer(lambda redis: _read_new(redis, positions))
         rows = zip(positions.items(), *(answers[at::3] for at in range(3)), strict=True)

@@ -151,11 +151,7 @@ _DAMAGED = (ValueError, TypeError, LookupError, InvalidInputError)
 
 
 def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprobs: str, now: float) -> Record:
-    """Decode a record's fields; `now` is Redis's clock in seconds.
-
-    Raises:
-        FaultError: if the fields do not have this version's format.
-    """
+    """Decode a record's fields; `now` is Redis's clock in seconds."""
     try:
         request = decode_content(request_id, values["content"])
         return Record(

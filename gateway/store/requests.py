@@ -67,24 +67,13 @@ class RequestStore(RequestReader):
             idempotency_key: hash of the content; a repeated request has the same hash.
             caller: the sender, whose quota counts.
             owned: True if this gateway runs the request; else it waits for adoption.
-
-        Raises:
-            AlreadyExistsError: if the id was used for another request within the retention time.
-            ExhaustedError: if the caller's quota is used up, or too many requests wait for an owner.
-            UnavailableError: if Redis does not answer.
         """
         content, owner = encode_content(request), self.gateway_id if owned else ""
         request_id, deadline = request.request_id, _deadline(request)
         return await self._create(request_id, owner, caller, content, idempotency_key, deadline)
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
-        """Check a caller's quota without recording a request.
-
-        Raises:
-            AlreadyExistsError: if the id was used for another request within the retention time.
-            ExhaustedError: if the caller's quota is used up.
-            UnavailableError: if Redis does not answer.
-        """
+        """Check a caller's quota without recording a request."""
         await self._create(request_id, self.gateway_id, caller, "", idempotency_key, "")
 
     async def _create(
@@ -132,9 +121,6 @@ class RequestStore(RequestReader):
             progress: new tokens and finish reasons; `RequestState.adoption` is the one that may write them.
             names: `names[i]` is the name of speculator i.
             model: fingerprint of the model that generated the tokens.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
         """
         items = [encode_progress(item, names) for item in progress]
         limits = (OPEN_TTL_S, self._retention_s)
@@ -201,11 +187,7 @@ class RequestStore(RequestReader):
             await self._connection.run("disown", self.gateway_id, int(not_run), *pairs)
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """Mark an owned request as cancelled; end an unowned request.
-
-        Raises:
-            NotFoundError: if the request is not running, or is another caller's.
-        """
+        """Mark an owned request as cancelled; end an unowned request."""
         if caller is not None:
             stored = await self._connection.answer(
                 lambda redis: redis.hget(request_key(request_id), "caller")

@@ -138,11 +138,7 @@ class RecordReader:
         """Number of ignored changes."""
 
     def read(self, records: Iterable[bytes], torn: bytes) -> None:
-        """Read all records of a file; `torn` is an incomplete last record.
-
-        Raises:
-            ValueError: if no record is readable.
-        """
+        """Read all records of a file; `torn` is an incomplete last record."""
         for record in records:
             if record.strip():
                 self._read_record(record)

@@ -15,11 +15,7 @@ _FIRST, _NEXT = r"\{", f"{SPACE},"
 
 
 def form_rule(options: RequestOptions) -> str:
-    """Return the Lark rule of the options' form; empty without one.
-
-    Raises:
-        InvalidInputError: if the form is too large or empty.
-    """
+    """Return the Lark rule of the options' form; empty without one."""
     if (schema := options.get("json_schema")) is not None:
         source = schema if isinstance(schema, str) else json.dumps(schema)
         return f"%json {_one_value(Constraint(ConstraintKind.JSON_SCHEMA, source).source)}"

@@ -34,11 +34,7 @@ class CallerKeys:
         return self._client.for_caller(key_in(headers), headers.get("traceparent", ""))
 
     async def admit(self, headers: Headers) -> None:
-        """Check that a gateway accepts the call's key, or needs no key.
-
-        Raises:
-            ApiError: 401 if the gateway refuses the key; 503 if no gateway answers.
-        """
+        """Check that a gateway accepts the call's key, or needs no key."""
         digest = hashlib.sha256((key_in(headers) or "").encode()).digest()
         if self._clock() < self._accepted.get(digest, -math.inf):
             return

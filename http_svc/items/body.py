@@ -151,11 +151,7 @@ class ResponsesBody(RoutingFields):
 
 
 def conversation_of(body: ResponsesBody) -> ChatBody:
-    """Convert a checked body to a chat body.
-
-    Raises:
-        ValidationError: if fields contradict each other.
-    """
+    """Convert a checked body to a chat body."""
     form = body.text.format if body.text else None
     asked_form = form and form.model_dump(by_alias=True, exclude_none=True, exclude={"strict"})
     fields = {

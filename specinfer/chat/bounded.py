@@ -42,20 +42,11 @@ class BoundedTemplates:
         weakref.finalize(self, lambda idle: _end(idle.get(os.getpid(), ())), self._idle)
 
     def problem(self) -> str | None:
-        """Return name and error of a template that cannot be compiled.
-
-        Raises:
-            RenderLimitError: if compiling exceeds a limit.
-        """
+        """Return name and error of a template that cannot be compiled."""
         return self._ask(_line({})).get("problem")
 
     def render(self, name: str, values: Mapping[str, Any], hider: Hider | None) -> str:
-        """Return the text of a template.
-
-        Raises:
-            TemplateError: if the template refuses the values.
-            RenderError: if it fails or exceeds a limit.
-        """
+        """Return the text of a template."""
         try:
             line = _line({"name": name, "values": values, "signs": hider.signs if hider else ""})
         except (TypeError, ValueError, RecursionError) as error:

@@ -39,11 +39,7 @@ class ChatEnd(IntEnum):
 
 class ChatTemplate:
     def __init__(self, stored: Stored, specials: Mapping[str, Any]) -> None:
-        """Read stored templates; `specials`: special tokens by role.
-
-        Raises:
-            IncompatibleError: if the stored form is unknown.
-        """
+        """Read stored templates; `specials`: special tokens by role."""
         self._specials = dict(specials)
         self.texts = _by_name(stored)
         """Templates by name."""
@@ -84,10 +80,6 @@ class ChatTemplate:
             end: how the conversation ends.
             variables: further variables of the template.
             hider: hides names of special tokens in callers' texts; the names stay hidden in the result.
-
-        Raises:
-            InvalidInputError: if the template refuses all variants, or fails.
-            IncompatibleError: if the model has no chat template.
         """
         name = self._name(bool(tools))
         roles = [message.get("role") for message in messages]
@@ -244,11 +236,7 @@ The mark shows where to cut: the message's text may also occur later.
 
 
 def _continued(text: str, last: str) -> str:
-    """Cut a rendered conversation after its last message, like `transformers`.
-
-    Raises:
-        InvalidInputError: if the rendered text lacks the last message.
-    """
+    """Cut a rendered conversation after its last message, like `transformers`."""
     place = text.rfind(_MARK.strip())
     if place < 0 or last.strip() not in text[:place]:
         raise InvalidInputError(

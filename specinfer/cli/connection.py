@@ -17,11 +17,7 @@ _TIMEOUT_S = 5.0
 
 
 def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
-    """Return the description of the verifier at an address.
-
-    Raises:
-        UnavailableError: if the verifier does not answer.
-    """
+    """Return the description of the verifier at an address."""
     with grpc.insecure_channel(address, direct()) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -37,9 +33,6 @@ def check_gateways(addresses: str) -> None:
     """Check that a gateway accepts connections at one of the addresses.
 
     The client retries later failures; this check reports at once that no gateway was started.
-
-    Raises:
-        UnavailableError: if all addresses refuse connections.
     """
     targets = split_targets("--address", addresses)
     if all(map(_refuses, targets)):
@@ -81,11 +74,7 @@ class Connection:
     def client(
         self, patience: Patience = NO_PATIENCE, on_retry: Callable[[Retry], None] = lambda _: None
     ) -> AsyncClient:
-        """Return a client, which connects on first use.
-
-        Raises:
-            InvalidInputError: if an address is empty.
-        """
+        """Return a client, which connects on first use."""
         return AsyncClient(
             self.addresses,
             self.api_key,
@@ -97,11 +86,7 @@ class Connection:
 
 
 def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:
-    """Return the checked TLS settings of a command; None without TLS options.
-
-    Raises:
-        SettingError: if a file is missing, cannot be read or does not match the others.
-    """
+    """Return the checked TLS settings of a command; None without TLS options."""
     tls = ClientTls(ca, certificate, key)
     tls.check()
     return tls if tls.wanted else None

@@ -111,11 +111,7 @@ def _line(one: Compared, tie: float) -> str:
 
 
 def _read_off(text: str | None) -> dict[str, object] | None:
-    """Parse the body fields in `--off`; None without `--off`.
-
-    Raises:
-        InvalidInputError: if the text is not a JSON object.
-    """
+    """Parse the body fields in `--off`; None without `--off`."""
     if text is None:
         return None
     try:

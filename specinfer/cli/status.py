@@ -187,12 +187,7 @@ def status(
 
 
 def get_status(connection: Connection) -> generation_pb2.StatusReply:
-    """Return the system's state from a gateway.
-
-    Raises:
-        RequestFailedError: if a gateway refuses the call.
-        UnavailableError: if no gateway answers.
-    """
+    """Return the system's state from a gateway."""
     return asyncio.run(_get_status(connection))
 
 
@@ -202,12 +197,7 @@ async def _get_status(connection: Connection) -> generation_pb2.StatusReply:
 
 
 async def _watch(connection: Connection, show: Show, interval_s: float, count: int) -> None:
-    """Print the status repeatedly; after the first answer, print outages, too.
-
-    Raises:
-        RequestFailedError: if a gateway refuses the call.
-        UnavailableError: if no gateway answers the first call.
-    """
+    """Print the status repeatedly; after the first answer, print outages, too."""
     before: Look | None = None
     async with connection.client() as client:
         for number in itertools.count(1):

@@ -251,12 +251,7 @@ class AsyncClient:
             await self._gateways.pause(retry.wait_s)
 
     async def _read(self, call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
-        """Return the next reply, or the call's failure.
-
-        Raises:
-            UnavailableError: if `close` cancelled the call.
-            CancelledError: if the task was cancelled.
-        """
+        """Return the next reply, or the call's failure."""
         try:
             reply = await call.read()
         except grpc.aio.AioRpcError as error:

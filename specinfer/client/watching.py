@@ -83,11 +83,7 @@ class _Tellers:
         return bool(self._telling) and (self._late or not self._asked)
 
     def note(self, index: int, reply: Reply | Failure | None) -> Reply | None:
-        """Process a gateway's reply or failure; return a reply with a step.
-
-        Raises:
-            RequestFailedError: if the last gateway has failed.
-        """
+        """Process a gateway's reply or failure; return a reply with a step."""
         if reply is None:
             self._late = True
             return None

@@ -49,13 +49,7 @@ class Checker:
         self._waiting = 0
 
     async def check(self, constraint: Constraint) -> None:
-        """Check that the constraint can be compiled.
-
-        Raises:
-            InvalidInputError: naming the field and the position of the error.
-            ExhaustedError: if too many constraints wait to be checked.
-            UnavailableError: if the process cannot be started or ends.
-        """
+        """Check that the constraint can be compiled."""
         if constraint not in self._asked:
             check_json(constraint)  # cheaper than asking the process
             if self._waiting >= _WAITING:

@@ -52,9 +52,6 @@ class Compiler:
             tokenizer: the content of `tokenizer.json`.
             vocab_size: vocabulary size V of the model; tokens of the tokenizer with larger ids are ignored.
             eos_token_ids: tokens allowed after a complete text.
-
-        Raises:
-            IncompatibleError: if llguidance cannot determine the bytes of the tokenizer's tokens.
         """
         try:
             self._tokenizer = LLTokenizer(
@@ -71,11 +68,7 @@ class Compiler:
         """Hashes of constraints, as sources may be large."""
 
     def compile(self, constraint: Constraint) -> Matcher:
-        """Compile in the calling thread, without caching.
-
-        Raises:
-            InvalidInputError: naming the field and the position of the error.
-        """
+        """Compile in the calling thread, without caching."""
         limits = LLParserLimits(verbose_errors=False)  # verbose errors quote the request
         message = ""
         for grammar in grammars_of(constraint):
@@ -99,11 +92,7 @@ class Compiler:
         return self._known[constraint]
 
     def ready(self, constraint: Constraint, patience_s: float = 0.0) -> Matcher | None:
-        """Return a new matcher, compiled within `patience_s` seconds, else None.
-
-        Raises:
-            InvalidInputError: as `compile`.
-        """
+        """Return a new matcher, compiled within `patience_s` seconds, else None."""
         future = self.begin(constraint)
         if not future.done():
             wait([future], patience_s)

@@ -26,11 +26,7 @@ class ConstraintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Constraint of the text. `Checker` checks that it compiles.
-
-    Raises:
-        InvalidInputError: if the source is empty or too large.
-    """
+    """Constraint of the text. `Checker` checks that it compiles."""
 
     kind: ConstraintKind
     source: str
@@ -49,11 +45,7 @@ class Constraint:
 
     @classmethod
     def choice(cls, texts: list[str]) -> "Constraint":
-        """Return the constraint to one of these texts.
-
-        Raises:
-            InvalidInputError: if `texts` or one of them is empty.
-        """
+        """Return the constraint to one of these texts."""
         for index, text in enumerate(texts):
             if not text:
                 raise InvalidInputError(f"constraint.choice.texts[{index}]", text, "must not be empty")

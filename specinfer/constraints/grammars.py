@@ -22,9 +22,6 @@ def grammars_of(constraint: Constraint) -> Iterator[str]:
     """Yield the grammars of a constraint, the best one first.
 
     If none is valid, the error of the last one is the constraint's.
-
-    Raises:
-        InvalidInputError: naming the position, if a schema or choice is not JSON.
     """
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
@@ -42,11 +39,7 @@ def grammars_of(constraint: Constraint) -> Iterator[str]:
 
 
 def check_json(constraint: Constraint) -> None:
-    """Check the JSON syntax of a schema or choice.
-
-    Raises:
-        InvalidInputError: naming the position, if the source is not JSON.
-    """
+    """Check the JSON syntax of a schema or choice."""
     if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE):
         _parse(constraint)
 
@@ -108,11 +101,7 @@ def _guidance(schema: Any) -> Mapping[str, Any]:
 
 
 def _parse(constraint: Constraint) -> Any:
-    """Parse the JSON of a schema or choice.
-
-    Raises:
-        InvalidInputError: if the source is not JSON, or llguidance does not support it.
-    """
+    """Parse the JSON of a schema or choice."""
 
     def refuse(what: str) -> Any:
         raise constraint.error(f"has the number {what[:_SHOWN]}: numbers must be finite")

@@ -123,12 +123,7 @@ class RequestMasks:
         return future.done() and not _cancelled(future)
 
     def mask(self, path: Sequence[int]) -> Bool | None:
-        """Return the mask [V] after a path; None after the text's end.
-
-        Raises:
-            MaskLateError: if the mask is not ready in time.
-            ConstraintError: if the constraint is too expensive, or does not allow the path.
-        """
+        """Return the mask [V] after a path; None after the text's end."""
         if not self.made(path):
             raise MaskLateError("the masks of its constraint are being computed")
         self._check_debt()

@@ -46,11 +46,7 @@ class Matcher:
         return bool(self._inner.is_stopped())
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read the next tokens.
-
-        Raises:
-            ConstraintError: if a token is not allowed; then no token was read.
-        """
+        """Read the next tokens."""
         allowed = self.try_read(tokens)
         if allowed < len(tokens):
             self.take_back(allowed)
@@ -59,11 +55,7 @@ class Matcher:
             )
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Read tokens up to the first forbidden token; return the number read.
-
-        Raises:
-            ConstraintError: if the constraint exceeds llguidance's limits.
-        """
+        """Read tokens up to the first forbidden token; return the number read."""
         with self._timed():
             if self._rows is None:
                 read = self._inner.try_consume_tokens(list(tokens))
@@ -91,11 +83,7 @@ class Matcher:
             self._check()
 
     def mask(self) -> Bool:
-        """Return a mask [V], true for each token that may come next.
-
-        Raises:
-            ConstraintError: if the constraint exceeds llguidance's limits.
-        """
+        """Return a mask [V], true for each token that may come next."""
         with self._timed():
             mask = self._narrowed_mask()
         self._check()

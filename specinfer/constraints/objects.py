@@ -70,11 +70,7 @@ class ObjectRules:
         self._prefix, self._numbers, self._named = prefix, count(), dict[str, str]()
 
     def start(self, root: Any, guidance: Mapping[str, Any]) -> str:
-        """Return the name of a schema's rule; `guidance`: llguidance's settings.
-
-        Raises:
-            UnreadableError: if only llguidance can read the schema.
-        """
+        """Return the name of a schema's rule; `guidance`: llguidance's settings."""
         self._root, self._guidance, self._defined = root, dict(guidance), dict[str, str]()
         self._gap = ""
         if guidance.get("whitespace_flexible", True) or "whitespace_pattern" in guidance:

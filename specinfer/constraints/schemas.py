@@ -38,11 +38,7 @@ class InexactNumberError(ValueError):
 
 
 def exact_schema(source: str) -> str:
-    """Rewrite a schema so that llguidance follows it exactly.
-
-    Raises:
-        InexactNumberError: naming a constant that llguidance cannot represent.
-    """
+    """Rewrite a schema so that llguidance follows it exactly."""
     if not _CHANGED.search(source):
         return source
     schema = json.loads(source)
@@ -52,11 +48,7 @@ def exact_schema(source: str) -> str:
 
 
 def exact_grammar(source: str) -> str:
-    """Rewrite the schemas (`%json`) of a grammar as `exact_schema` does.
-
-    Raises:
-        InexactNumberError: naming a constant that llguidance cannot represent, and its line.
-    """
+    """Rewrite the schemas (`%json`) of a grammar as `exact_schema` does."""
     if not _CHANGED.search(source):
         return source
     written, read = list[str](), 0

@@ -62,11 +62,7 @@ class TargetTopK:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
-        """Build the predictions from flat lists.
-
-        Raises:
-            InvalidInputError: if nodes have different numbers of tokens, or the parents make no tree.
-        """
+        """Build the predictions from flat lists."""
         nodes, ids = len(token_ids), len(top_k)
         if not nodes or not ids or ids % nodes:
             raise InvalidInputError(
@@ -161,11 +157,7 @@ class DrafterOptions:
 
     @classmethod
     def read(cls, flags: Mapping[str, str]) -> "DrafterOptions":
-        """Build options from texts by name, with dashes or underscores.
-
-        Raises:
-            SettingError: naming an unknown option, or one with an invalid value.
-        """
+        """Build options from texts by name, with dashes or underscores."""
         values: dict[str, str | int | float | bool] = {}
         for flag, text in flags.items():
             name = flag.replace("-", "_")
@@ -207,11 +199,7 @@ class Drafter(Protocol):
 
 
 def make_drafter(name: str, options: DrafterOptions) -> Drafter:
-    """Return the drafter of this name.
-
-    Raises:
-        SettingError: if the name is unknown.
-    """
+    """Return the drafter of this name."""
     if name not in DRAFTERS:
         raise SettingError("drafter", name, f"must be one of {', '.join(DRAFTERS)}")
     module, cls = DRAFTERS[name].split(":")

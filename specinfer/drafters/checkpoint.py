@@ -60,12 +60,7 @@ class Trained(Generic[D]):
 
 
 def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
-    """Load the checkpoint that `options.model` names.
-
-    Raises:
-        SettingError: if the directory has no checkpoint of this kind.
-        IncompatibleError: if the checkpoint's kind is unknown, or its target has changed.
-    """
+    """Load the checkpoint that `options.model` names."""
     directory = resolve_model(options.model)
     target, draft = directory, _own_draft(directory, options) if kind.algorithm == _OWN else None
     if draft is None:
@@ -89,11 +84,7 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
 
 
 def _own_draft(directory: Path, options: DrafterOptions) -> Draft | None:
-    """Return the draft in a whole model's checkpoint, else None.
-
-    Raises:
-        SettingError: if the model contains no draft, or is not the target.
-    """
+    """Return the draft in a whole model's checkpoint, else None."""
     if is_draft_checkpoint(directory):
         return None
     if not has_own_mtp(directory):
@@ -106,11 +97,7 @@ def _own_draft(directory: Path, options: DrafterOptions) -> Draft | None:
 
 
 def load_draft(directory: Path, target_directory: Path) -> Draft:
-    """Read a checkpoint of any kind.
-
-    Raises:
-        IncompatibleError: if the kind is unknown, or the checkpoint was trained for another target.
-    """
+    """Read a checkpoint of any kind."""
     algorithm = algorithm_of(directory)
     if not isinstance(algorithm, str) or algorithm not in _LOADERS:
         known = ", ".join(_LOADERS)

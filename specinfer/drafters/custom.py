@@ -29,11 +29,7 @@ class CustomDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
-        """Import the function; modules may be in the working directory.
-
-        Raises:
-            SettingError: if the function cannot be imported or called.
-        """
+        """Import the function; modules may be in the working directory."""
         module, _, name = options.function.partition(":")
         if not module or not name:
             raise SettingError(

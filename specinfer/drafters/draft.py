@@ -44,10 +44,6 @@ def draft_group(
         executor: executor of the target. If it returns no hidden states, "auto" omits drafts that read them.
         dtype: numeric type of the target.
         device: device of the target.
-
-    Raises:
-        SettingError: if the draft is missing, or has another tokenizer than the model.
-        InvalidInputError: naming the text that is not a list of drafters.
     """
     if draft == NO_DRAFT:
         return None
@@ -72,11 +68,7 @@ def draft_group(
 
 
 def check_named_draft(model: str, draft: str, offload: bool = False) -> None:
-    """Check a named draft before loading. "auto" is resolved later.
-
-    Raises:
-        SettingError, InvalidInputError: as `draft_group` and `check_speculator`.
-    """
+    """Check a named draft before loading. "auto" is resolved later."""
     if draft != AUTO_DRAFT and (flags := draft_group(model, draft, offload)):
         check_speculator("draft", flags)
 
@@ -123,11 +115,7 @@ def fitting_drafts(model: str) -> list[KnownModel]:
 
 
 def check_draft(model: str, draft: str) -> None:
-    """Check that the model `draft` can draft for `model`.
-
-    Raises:
-        SettingError: if the draft is missing or has another tokenizer; the error names matching drafts.
-    """
+    """Check that the model `draft` can draft for `model`."""
     try:
         directory = resolve_model(draft)
     except SettingError as error:
@@ -148,9 +136,6 @@ def method_of(directory: Path) -> str:
     """Return the drafter for a checkpoint.
 
     It is "ssm" for a whole model, else the kind of the trained speculator.
-
-    Raises:
-        IncompatibleError: if no drafter runs this kind.
     """
     if not is_draft_checkpoint(directory):
         return "ssm"

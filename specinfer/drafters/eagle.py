@@ -46,11 +46,7 @@ class EagleRunner:
 
     @classmethod
     def build(cls, weights: EagleWeights, options: RunnerOptions) -> "EagleRunner":
-        """Combine layer and cache.
-
-        Raises:
-            SettingError: if an option is invalid, or the executor cannot run the layer.
-        """
+        """Combine layer and cache."""
         check_options(options)
         if options.executor not in ("auto", "native", "torch"):
             raise SettingError(
@@ -129,11 +125,7 @@ class EagleDrafter(FeatureRowsDrafter):
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "EagleDrafter":
-        """Load a checkpoint in the `speculators` format.
-
-        Raises:
-            SettingError: naming the invalid option.
-        """
+        """Load a checkpoint in the `speculators` format."""
         shape = shape_of(options)
         trained = load_trained(options, EagleSource)
         eagle, config, embedding = trained.draft, trained.config, trained.draft.embedding

@@ -44,11 +44,7 @@ class SpeculatorEngine:
         """Seconds of each drafter in the last step."""
 
     def check_tokenizer(self, fingerprint: str) -> None:
-        """Check that the drafters work with the target's tokenizer.
-
-        Raises:
-            IncompatibleError: if a drafter has another tokenizer.
-        """
+        """Check that the drafters work with the target's tokenizer."""
         theirs = self.description.tokenizer_fingerprint
         if theirs and theirs != fingerprint:
             raise IncompatibleError(
@@ -114,11 +110,7 @@ class SpeculatorEngine:
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
     def replace(self, speculator: int, drafter: Drafter) -> None:
-        """Replace a drafter; the new drafter's cache starts empty.
-
-        Raises:
-            IncompatibleError: if the descriptions differ in more than the model's name.
-        """
+        """Replace a drafter; the new drafter's cache starts empty."""
         before = self.drafters[speculator].description
         if replace(drafter.description, model=before.model) != before:
             raise IncompatibleError(
@@ -211,11 +203,7 @@ class SpeculatorEngine:
 
 
 def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
-    """Return a service's description: the smallest vocabulary, every drafter's inputs.
-
-    Raises:
-        IncompatibleError: if the drafters' tokenizers or sizes of hidden states differ.
-    """
+    """Return a service's description: the smallest vocabulary, every drafter's inputs."""
     fingerprints = {d.tokenizer_fingerprint for d in descriptions} - {""}
     if len(fingerprints) > 1:
         shown = ", ".join(

@@ -54,11 +54,7 @@ _MAX_TOKEN = 2**31 - 1
 
 
 def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: int, drafters: int) -> None:
-    """Check an entry for a service with this combined description.
-
-    Raises:
-        InvalidInputError: naming the invalid field and its value.
-    """
+    """Check an entry for a service with this combined description."""
     vocab_size = description.vocab_size
     if not entry.delta:
         raise InvalidInputError("delta_token_ids", [], "must not be empty")

@@ -51,11 +51,7 @@ class HeadsRunner:
         target: Mapping[str, torch.Tensor],
         options: RunnerOptions,
     ) -> "HeadsRunner":
-        """Combine the heads with tensors of their target.
-
-        Raises:
-            SettingError: if an option is invalid, or the executor cannot run heads.
-        """
+        """Combine the heads with tensors of their target."""
         check_options(options)
         if options.executor not in ("auto", "torch"):
             raise SettingError("executor", options.executor, "must be torch or auto for heads")
@@ -107,11 +103,7 @@ class HeadsDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> Self:
-        """Load a checkpoint of this kind.
-
-        Raises:
-            SettingError: naming the invalid option.
-        """
+        """Load a checkpoint of this kind."""
         shape, trained = shape_of(options), load_trained(options, cls.kind)
         config, heads = trained.config, trained.draft
         run_as = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)

@@ -103,11 +103,7 @@ def save_heads(
 
 
 def load_heads(kind: type[H], directory: Path, target_directory: Path) -> H:
-    """Read a checkpoint.
-
-    Raises:
-        IncompatibleError: if the checkpoint has another kind or target, or no heads.
-    """
+    """Read a checkpoint."""
     config = checked_config(directory, target_directory, kind.algorithm)
     tensors, token_ids = own_tensors(directory)
     count = config.get(_COUNT)

@@ -37,9 +37,6 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
     """Parse services as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
 
     A single `none` means no service.
-
-    Raises:
-        InvalidInputError: naming a text that has another form.
     """
     if not texts:
         return None
@@ -63,9 +60,6 @@ def check_speculator(setting: str, flags: Flags, known_names: Collection[str] = 
         setting: name of the option that the flags are from.
         flags: flags of the drafters, with their names under `drafter`.
         known_names: further flags, which are checked elsewhere.
-
-    Raises:
-        SettingError: naming an unknown drafter or an invalid flag.
     """
     options = {flag.replace("-", "_"): text for flag, text in flags.items()}
     for name in options.pop("drafter").split("+"):
@@ -94,9 +88,6 @@ def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafte
         setting: name of the option that the flags are from.
         flags: flags of the drafters, with their names under `drafter`.
         target: model, numeric type and device of the target, defaults of `MODEL_DRAFTERS`.
-
-    Raises:
-        SettingError: naming an invalid flag or a repeated drafter.
     """
     own_flags = dict(flags)
     methods = own_flags.pop("drafter").split("+")

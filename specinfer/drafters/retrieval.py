@@ -39,11 +39,7 @@ class RetrievalDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "RetrievalDrafter":
-        """Read the datastore.
-
-        Raises:
-            SettingError: if the option `datastore` is empty or a file is missing.
-        """
+        """Read the datastore."""
         if not options.datastore:
             raise SettingError(
                 "datastore", options.datastore, "must name files, separated by colons, for drafter retrieval"
@@ -114,10 +110,6 @@ def read_datastore(paths: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
     """Read token sequences of files separated by colons.
 
     Files are text, or JSONL with `text`, or with token ids of prompt (`p`) and output (`o`).
-
-    Raises:
-        SettingError: if a file does not exist.
-        InvalidInputError: naming file and line.
     """
     for name in filter(None, (part.strip() for part in paths.split(":"))):
         path = Path(name)

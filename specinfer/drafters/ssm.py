@@ -67,11 +67,7 @@ class SsmDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SsmDrafter":
-        """Load the model.
-
-        Raises:
-            SettingError: naming the invalid option.
-        """
+        """Load the model."""
         shape = shape_of(options)
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
@@ -214,11 +210,7 @@ def runner_options(options: DrafterOptions) -> RunnerOptions:
 
 
 def shape_of(options: DrafterOptions) -> GrowthShape:
-    """Read the options of tree growth.
-
-    Raises:
-        SettingError: naming the invalid option.
-    """
+    """Read the options of tree growth."""
     if options.proposal not in PROPOSALS:
         raise SettingError("proposal", options.proposal, f"must be one of {', '.join(PROPOSALS)}")
     expansion = ExpansionVector.parse(options.expansion) if options.expansion else None

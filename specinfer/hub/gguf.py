@@ -38,13 +38,7 @@ def derived_directories() -> Path:
 
 
 def gguf_directory(path: Path) -> Path:
-    """Return a GGUF file's model directory, made if missing.
-
-    Raises:
-        SettingError: if the file is not a GGUF file.
-        IncompatibleError: if a part of the file is not supported.
-        UnavailableError: if the directory cannot be written.
-    """
+    """Return a GGUF file's model directory, made if missing."""
     check_gguf(path)
     path = path.absolute()
     fingerprint = file_fingerprint(path)
@@ -66,10 +60,6 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
     """Convert a GGUF file into a directory.
 
     A large file is converted in a separate process, which frees the memory at its end.
-
-    Raises:
-        IncompatibleError: if a part of the file is not supported.
-        UnavailableError: if a library is missing.
     """
     check_libraries()
     read_parts(path)  # refuses a cut file before torch is loaded
@@ -84,11 +74,7 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
 
 
 def check_libraries() -> None:
-    """Check that the libraries for GGUF files are installed.
-
-    Raises:
-        UnavailableError: naming the missing library.
-    """
+    """Check that the libraries for GGUF files are installed."""
     if missing := _missing():
         raise UnavailableError(f"reading a GGUF file needs {missing}: pip install '.[model]'")
 

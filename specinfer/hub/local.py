@@ -60,9 +60,6 @@ def remove_model(name: str) -> list[LocalModel]:
 
     Args:
         name: name in `local_models`, or path of a GGUF file.
-
-    Raises:
-        NotFoundError: if there is no such model.
     """
     wanted, path = model_name(name), Path(name).expanduser()
     matching = [model for model in local_models() if model.name in (name, wanted)]

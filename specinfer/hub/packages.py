@@ -24,11 +24,7 @@ _STATE = "parts.json"
 
 
 def fetch_parts(source: GgufSource, target: Path) -> None:
-    """Download a source's parts into one file; continue an interrupted call.
-
-    Raises:
-        UnavailableError: if a part cannot be fetched.
-    """
+    """Download a source's parts into one file; continue an interrupted call."""
     state = target.with_name(_STATE)
     for left in target.parent.glob("part-*"):  # left by a killed process
         shutil.rmtree(left, ignore_errors=True)
@@ -50,11 +46,7 @@ def fetch_parts(source: GgufSource, target: Path) -> None:
 
 
 def check_sum(path: Path, wanted: str) -> None:
-    """Check a file's SHA-256.
-
-    Raises:
-        UnavailableError: if the hash differs.
-    """
+    """Check a file's SHA-256."""
     digest, size = sha256(), path.stat().st_size
     with path.open("rb") as file, progress("verifying the checksum") as report:
         while chunk := file.read(_CHUNK):

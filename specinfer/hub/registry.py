@@ -53,11 +53,7 @@ def known_models() -> dict[str, KnownModel]:
 
 
 def find_model(name: str) -> KnownModel:
-    """Return the entry of this name.
-
-    Raises:
-        NotFoundError: if the name is unknown, listing the known names.
-    """
+    """Return the entry of this name."""
     models = known_models()
     if name not in models:
         raise NotFoundError(f"model = {name!r}: not in the registry; known are {', '.join(models)}")

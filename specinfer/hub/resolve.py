@@ -39,11 +39,6 @@ def resolve_model(model: str) -> Path:
     """Return the directory of a model: path, registry name or hub id.
 
     For a GGUF file this is a directory derived from it.
-
-    Raises:
-        SettingError: if the model is missing, with a hint.
-        IncompatibleError: if a part of a GGUF file is not supported.
-        UnavailableError: if a library for GGUF files is missing.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -87,11 +82,7 @@ def model_name(model: str) -> str:
 
 
 def check_model_folder(model: str) -> Path:
-    """Return a model's directory after a check of its files.
-
-    Raises:
-        SettingError: if the directory, configuration, tokenizer or weights are missing.
-    """
+    """Return a model's directory after a check of its files."""
     directory = resolve_model(model)
     tokenizer = directory / "tokenizer.json"
     if not tokenizer.is_file():
@@ -100,11 +91,7 @@ def check_model_folder(model: str) -> Path:
 
 
 def check_weights_folder(model: str, directory: Path) -> Path:
-    """Return a model's directory if it has configuration and weights.
-
-    Raises:
-        SettingError: if configuration or weights are missing, or the GGUF file was moved.
-    """
+    """Return a model's directory if it has configuration and weights."""
     try:
         read = parse_json((directory / "config.json").read_bytes())
     except FileNotFoundError as error:

@@ -19,11 +19,7 @@ LOCK = "lock"
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory, which becomes `target` if no error occurs.
-
-    Raises:
-        OSError: if the directory cannot be written.
-    """
+    """Yield an empty directory, which becomes `target` if no error occurs."""
     with empty_directory(target) as work:
         yield work
         if not (target / "config.json").is_file():  # else another process was faster
@@ -32,11 +28,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def empty_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory next to `target`, removed at the end.
-
-    Raises:
-        OSError: if the directory cannot be written.
-    """
+    """Yield an empty directory next to `target`, removed at the end."""
     with partial_directory(target) as work:
         try:
             for left in work.iterdir():  # left by a killed process
@@ -52,9 +44,6 @@ def partial_directory(target: Path) -> Iterator[Path]:
     """Yield the hidden directory of `target`, to one process at a time.
 
     The directory has the files of an interrupted process.
-
-    Raises:
-        OSError: if the directory cannot be written.
     """
     work = target.with_name(f".{target.name}.partial")
     with _lock(work, target.name):

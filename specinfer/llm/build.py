@@ -129,12 +129,7 @@ def assemble(
 def _specs(
     model: str, draft: str | None, speculators: Speculators | None, options: LLMOptions
 ) -> list[Flags | Function]:
-    """Return the groups of drafters to load.
-
-    Raises:
-        SettingError: if `speculators` is a text but neither "auto" nor "off", or the draft is invalid.
-        InvalidInputError: naming a text that is not DRAFTER[+DRAFTER...][,FLAG=VALUE...].
-    """
+    """Return the groups of drafters to load."""
     if isinstance(speculators, str):
         if speculators not in ("auto", "off"):
             raise SettingError("speculators", speculators, 'must be a list, "auto" or "off"')
@@ -174,11 +169,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
 
 
 def _keep_prefixes(runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions) -> None:
-    """Open the prefix cache's directory, if set.
-
-    Raises:
-        SettingError: if the executor cannot store prefixes.
-    """
+    """Open the prefix cache's directory, if set."""
     if not options.prefix_cache_directory:
         return
     fingerprint = model_fingerprint(
@@ -207,11 +198,7 @@ def _verifier(
 
 
 def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[str, Drafter]:
-    """Load one group's drafters, given flags or a function.
-
-    Raises:
-        SettingError: for an invalid flag, or a repeated drafter.
-    """
+    """Load one group's drafters, given flags or a function."""
     if not isinstance(spec, Mapping):
         name = getattr(spec, "__name__", "function")
         return {name: CustomDrafter(spec, name)}

@@ -198,9 +198,6 @@ class LLM:
         """Step until a request has text or has ended; return the text.
 
         Another caller's step may have produced the text already.
-
-        Raises:
-            SpecInferError: if a fault ended the request.
         """
         while not (deltas := request.take()) and not request.finished:
             self._step()

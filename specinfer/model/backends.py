@@ -146,9 +146,6 @@ def choose_backend(
     """Return the first backend of `candidates(name)` that can run a model.
 
     Logs the reasons why the candidates before cannot.
-
-    Raises:
-        SettingError: naming `weights` or `executor`, if no candidate can run the model.
     """
     reasons: list[str] = []
     for backend in candidates(name):

@@ -58,10 +58,6 @@ def load_model(
 
     Args:
         accounted: True if the tensors' names and shapes were already compared with the configuration.
-
-    Raises:
-        SettingError: naming a wrong option, or a directory without a model.
-        IncompatibleError: if the chosen executor cannot run the model.
     """
     check_options(options)
     with naming(directory):
@@ -121,9 +117,6 @@ def build_model(
     """Build a model from its configuration and weights.
 
     If `ranks` share the model, all of them must call this function at the same time.
-
-    Raises:
-        SettingError: naming a wrong option.
     """
     check_options(options)
     if options.layers is not None:
@@ -206,9 +199,6 @@ def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | 
     """Return the configuration as all chosen parts support it.
 
     Parts that only know layers like Llama's limit the context to a sliding window (`ModelConfig.like_llama`).
-
-    Raises:
-        IncompatibleError: naming the part and the property that it does not support.
     """
     if ranks is not None:
         return ranks.place.layout.known_part(config)
@@ -252,11 +242,7 @@ def _executor(
 def backend_and_weights(
     config: ModelConfig, weights: Weights, options: RunnerOptions
 ) -> tuple[Backend, WeightsInFormat]:
-    """Return the backend for a model, and the weights in its format.
-
-    Raises:
-        SettingError: if no backend runs the model in this format.
-    """
+    """Return the backend for a model, and the weights in its format."""
     dtype, chosen = DTYPES[options.dtype], find_format(options.weights)
     backend = choose_backend(options.executor, config, chosen, dtype, options.device)
     check_kv_type(options, backend.name)

@@ -44,11 +44,7 @@ class RunnerOptions:
 
 
 def check_options(options: RunnerOptions) -> None:
-    """Check the options whose values are names.
-
-    Raises:
-        SettingError: naming the option, its value and the accepted values.
-    """
+    """Check the options whose values are names."""
     if options.dtype not in DTYPES:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
     if options.executor not in EXECUTORS:
@@ -64,11 +60,7 @@ def check_options(options: RunnerOptions) -> None:
 
 
 def check_kv_type(options: RunnerOptions, executor: str) -> None:
-    """Check that an executor supports `kv_type`.
-
-    Raises:
-        SettingError: if it does not.
-    """
+    """Check that an executor supports `kv_type`."""
     if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
         reason = f"must be auto for the {executor} executor in {options.dtype}; others need --executor native"
         raise SettingError("kv_type", options.kv_type, reason)
@@ -79,9 +71,6 @@ def check_numbers(options: RunnerOptions, subject: str) -> None:
 
     Args:
         subject: start of the error: what needs unquantised weights, with a verb.
-
-    Raises:
-        SettingError: if the format is quantised.
     """
     chosen = find_format(options.weights)
     if chosen.name != AUTO and not isinstance(chosen, NumberFormat):

@@ -97,11 +97,7 @@ class ModelRunner:
         return self._executor if isinstance(self._executor, Chooser) else None
 
     def keep_prefixes(self, directory: Path, fingerprint: str, limit_bytes: int) -> PrefixDirectory:
-        """Keep cached prefixes in a directory, for models of the same fingerprint.
-
-        Raises:
-            SettingError: if the cache shares no prefixes, or the executor cannot copy blocks.
-        """
+        """Keep cached prefixes in a directory, for models of the same fingerprint."""
         field, blocks = "prefix_cache_directory", self.features.blocks
         if blocks is None:
             reason = f"the {self.executor_name} executor stores no prefixes; needs --executor native"
@@ -126,9 +122,6 @@ class ModelRunner:
 
         Returns:
             Per segment the float32 logits [R, V]: a row after the last delta token if `want_last`, then one per node.
-
-        Raises:
-            ExhaustedError: if the cache is full. After any error all sequences are unchanged.
         """
         return self._run(segments, self.features.layers)[0]
 
@@ -139,28 +132,17 @@ class ModelRunner:
         """Run one pass; return logits as `forward`, and hidden states per segment.
 
         The states are bfloat16 [tokens, len(layers), hidden], after `layers` layers each. `layers` must ascend.
-
-        Raises:
-            SettingError: if the model has no such layer, or the executor returns no hidden states.
         """
         self.check_layers(layers)
         return self._run(segments, tuple(layers))
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """Store states after these layers in `features` from now on; empty: stop.
-
-        Raises:
-            SettingError: if the model cannot return them.
-        """
+        """Store states after these layers in `features` from now on; empty: stop."""
         self.check_layers(layers)
         self.features.keep(layers, self.config.hidden_size)
 
     def check_layers(self, layers: Sequence[int]) -> None:
-        """Check that passes can return hidden states after these numbers of layers.
-
-        Raises:
-            SettingError: if they cannot.
-        """
+        """Check that passes can return hidden states after these numbers of layers."""
         feature_layers = self.feature_layers
         if layers and not feature_layers:
             raise SettingError(

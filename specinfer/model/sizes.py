@@ -29,9 +29,6 @@ def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
 
     Args:
         least: minimum of all sizes; 0 for models that write 0 for absent sizes.
-
-    Raises:
-        IncompatibleError: naming the size, its value and the accepted range.
     """
     for name, value in _sizes(fields, ""):
         limit = _LARGEST[name.rpartition(".")[2]]

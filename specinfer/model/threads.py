@@ -6,11 +6,7 @@ from specinfer.system.threads import default_threads, thread_count
 
 
 def use_threads(threads: int) -> None:
-    """Set the threads of torch and the kernels; 0: all usable processors.
-
-    Raises:
-        SettingError: if fewer processors are usable.
-    """
+    """Set the threads of torch and the kernels; 0: all usable processors."""
     torch.set_num_threads(thread_count(threads))
 
 

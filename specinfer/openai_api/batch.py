@@ -58,11 +58,7 @@ class BatchTotals:
 
 @contextmanager
 def sole_run(output: Path) -> Iterator[None]:
-    """Lock OUTPUT.lock, so that no other run writes the same output.
-
-    Raises:
-        InvalidInputError: if another run writes the output, the output is not a file, or the lock fails.
-    """
+    """Lock OUTPUT.lock, so that no other run writes the same output."""
     path = output.resolve()
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise InvalidInputError("output", str(output), "must be a regular file")
@@ -83,11 +79,7 @@ def sole_run(output: Path) -> Iterator[None]:
 
 
 def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
-    """Return the ids with answers in the output; remove its other lines.
-
-    Raises:
-        InvalidInputError: if the file has answers of other requests, or cannot be written.
-    """
+    """Return the ids with answers in the output; remove its other lines."""
     if not path.exists():
         return set()
     known, kept = {job.custom_id for job in jobs}, dict[str, str]()
@@ -116,11 +108,7 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Return the complete lines of an output, without a partial last line.
-
-    Raises:
-        InvalidInputError: if the file cannot be read or is not UTF-8.
-    """
+    """Return the complete lines of an output, without a partial last line."""
     data = read_bytes("output", path)
     *_, last = data.split(b"\n")
     if _is_torn(last):
@@ -161,9 +149,6 @@ def answer_all(
         patience_s: seconds for which requests are retried while the server is full, and writes while the
             disk is full.
         done: called after each line.
-
-    Raises:
-        UnavailableError: if an answer cannot be written; earlier answers are complete.
     """
     totals = BatchTotals()
     workers = ThreadPoolExecutor(concurrency)
@@ -194,11 +179,7 @@ def answer_all(
 
 
 def _append(file: AppendFile, output: Path, line: bytes, patience_s: float, ending: threading.Event) -> None:
-    """Append a line, with retries unless the batch is ending.
-
-    Raises:
-        UnavailableError: if the line cannot be written.
-    """
+    """Append a line, with retries unless the batch is ending."""
     until = time.monotonic() + patience_s
     first = True
     while True:
@@ -248,11 +229,7 @@ def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threadi
 
 
 def _reply(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Reply:
-    """Return the server's answer; retry while the server is full.
-
-    Raises:
-        UnavailableError: if the server does not answer.
-    """
+    """Return the server's answer; retry while the server is full."""
     until = time.monotonic() + patience_s
     while True:
         reply = server.call(job.path, job.body)

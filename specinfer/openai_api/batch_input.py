@@ -24,11 +24,7 @@ class BatchJob:
 
 
 def read_jobs(path: Path) -> list[BatchJob]:
-    """Return the requests of a file.
-
-    Raises:
-        InvalidInputError: naming the first line that is no request or repeats a custom_id.
-    """
+    """Return the requests of a file."""
     jobs, lines = list[BatchJob](), dict[str, int]()
     for number, text in enumerate(read_text("input", path).split("\n"), 1):
         if not text.strip():
@@ -67,11 +63,7 @@ def _read_job(place: str, number: int, text: str) -> BatchJob:
 
 
 def read_object(place: str, text: str) -> dict[str, Any]:
-    """Return the JSON object of a line.
-
-    Raises:
-        InvalidInputError: if the line is not a JSON object; `place` (PATH:LINE) is in the message.
-    """
+    """Return the JSON object of a line."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -49,12 +49,7 @@ class Side:
     """Fields added to every body."""
 
     def complete(self, model: str, question: Question) -> Completion:
-        """Return the answer to a question.
-
-        Raises:
-            UnavailableError: if the server does not answer.
-            ServerRefusedError: if the server refuses, with its message.
-        """
+        """Return the answer to a question."""
         body: dict[str, Any] = {
             "model": model,
             "prompt": question.prompt,
@@ -68,11 +63,7 @@ class Side:
 
 
 def read_completion(answer: Any, place: str) -> Completion:
-    """Return the completion in an answer's JSON; `place` appears in errors.
-
-    Raises:
-        ServerRefusedError: if the answer has no completion.
-    """
+    """Return the completion in an answer's JSON; `place` appears in errors."""
     try:
         choice = answer["choices"][0]
         text, logprobs = choice["text"], choice.get("logprobs") or {}

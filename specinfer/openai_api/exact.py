@@ -34,10 +34,6 @@ def sides(
         speculating: the server to check.
         against: another server, which decodes plainly; None: the same server, with `off` in each request.
         off: body fields that switch speculation off; None: from `SWITCHES`.
-
-    Raises:
-        InvalidInputError: if `off` is needed, and the server is not in `SWITCHES`.
-        UnavailableError: if the server does not answer.
     """
     if against is not None:
         return Side(against, off or {}), Side(speculating)
@@ -67,10 +63,6 @@ def check(
         concurrency: maximum requests that run at once.
         model: model id at both servers; None: the first in each server's list.
         done: called after each answer.
-
-    Raises:
-        ServerRefusedError: if all answers are empty.
-        SpecInferError: the errors of `Side.complete`.
     """
     rounds: list[list[Completion]] = []
     for side in (plain, plain, speculating):

@@ -41,11 +41,7 @@ class ApiServer:
 
     @classmethod
     def at(cls, url: str, api_key: str | None = None) -> "ApiServer":
-        """Return the server at a URL, with or without `/v1`.
-
-        Raises:
-            InvalidInputError: if the text is not an HTTP URL.
-        """
+        """Return the server at a URL, with or without `/v1`."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise InvalidInputError("base_url", url, "must be http://HOST:PORT or https://HOST:PORT")
@@ -55,12 +51,7 @@ class ApiServer:
         )
 
     def model(self) -> tuple[str, str]:
-        """Return id and `owned_by` of the model that the server lists first.
-
-        Raises:
-            UnavailableError: if the server does not answer.
-            ServerRefusedError: if the server lists no model.
-        """
+        """Return id and `owned_by` of the model that the server lists first."""
         listed = self.get_json("models", None)
         try:
             first = listed["data"][0]
@@ -69,12 +60,7 @@ class ApiServer:
             raise ServerRefusedError(f"{self.base_url}/models lists no model: {str(listed)[:200]}") from error
 
     def get_json(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        """Return the JSON answer to a GET, or a POST of `body`.
-
-        Raises:
-            UnavailableError: if the server does not answer.
-            ServerRefusedError: if the server refuses, with its message.
-        """
+        """Return the JSON answer to a GET, or a POST of `body`."""
         reply = self.call(path, body)
         if reply.status != http.HTTPStatus.OK or isinstance(reply.content, str):
             words = reply.content if isinstance(reply.content, str) else json.dumps(reply.content)
@@ -83,11 +69,7 @@ class ApiServer:
         return reply.content
 
     def call(self, path: str, body: Mapping[str, Any] | None) -> Reply:
-        """Return the answer to a GET, or to a POST of `body`.
-
-        Raises:
-            UnavailableError: if the server does not answer.
-        """
+        """Return the answer to a GET, or to a POST of `body`."""
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"

@@ -147,11 +147,7 @@ def set_name(names: Iterable[str]) -> str:
 
 
 def save_weights(path: Path, models: Mapping[str, LinearModel], trained: Mapping[str, Any]) -> None:
-    """Write models by set names, with a description of their training.
-
-    Raises:
-        SettingError: if the file cannot be written.
-    """
+    """Write models by set names, with a description of their training."""
     sets = {name: model.weights.tolist() for name, model in models.items()}
     content = {"format": _FORMAT, "features": list(NAMES), "trained": trained, "sets": sets}
     try:
@@ -161,11 +157,7 @@ def save_weights(path: Path, models: Mapping[str, LinearModel], trained: Mapping
 
 
 def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
-    """Return the models of a file.
-
-    Raises:
-        SettingError: naming the setting, the file and its fault.
-    """
+    """Return the models of a file."""
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT or tuple(content["features"]) != NAMES:

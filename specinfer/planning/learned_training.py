@@ -45,11 +45,7 @@ class RecordedStep:
 
 
 def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep], list[str]]:
-    """Return the steps of files, and their speculators' names by number.
-
-    Raises:
-        SettingError: naming the setting, the file, and the line that cannot be read.
-    """
+    """Return the steps of files, and their speculators' names by number."""
     steps, names = list[RecordedStep](), list[str]()
     for path in paths:
         try:

@@ -21,9 +21,6 @@ class PassCurve:
         """Build the curve from measured (tokens, seconds) points.
 
         Each point is lowered to the minimum of all points with more tokens: disturbances only prolong passes.
-
-        Raises:
-            ValueError: if there are no points.
         """
         ordered = sorted(points)
         if not ordered:

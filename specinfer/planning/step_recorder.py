@@ -25,11 +25,7 @@ class StepRecorder:
     """Appends finished steps to a file; without a file it does nothing."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Open the file.
-
-        Raises:
-            SettingError: if the file cannot be written.
-        """
+        """Open the file."""
         try:
             self._file = AppendFile(path) if path is not None else None
         except OSError as error:

@@ -40,21 +40,12 @@ class SpeculatorDirectory:
         """Replicas that ever answered, by service, then by address."""
 
     async def describe(self, service: SpeculatorService) -> None:
-        """Describe a service, and add its speculators to the pool.
-
-        Raises:
-            UnavailableError: if the service does not answer.
-            IncompatibleError: if its speculators do not fit the target.
-        """
+        """Describe a service, and add its speculators to the pool."""
         assert service.stub is not None, "residents are described by the verifier"
         self.enrol(service, await describe_speculators(service.address, service.stub))
 
     def enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Add a service's speculators to the pool, given its description.
-
-        Raises:
-            IncompatibleError: if its speculators do not fit the target.
-        """
+        """Add a service's speculators to the pool, given its description."""
         self._check(service, description)
         self._compare(service, description)
         self._enrol(service, description)

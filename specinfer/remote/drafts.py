@@ -30,11 +30,7 @@ FIRST_ANSWER_S = 1.0
 async def describe_speculators(
     address: str, stub: speculator_pb2_grpc.SpeculatorStub
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """Call `Describe` of a service.
-
-    Raises:
-        UnavailableError: if the service does not answer.
-    """
+    """Call `Describe` of a service."""
     try:
         request = speculator_pb2.DescribeSpeculatorRequest()
         reply: speculator_pb2.DescribeSpeculatorReply = await stub.Describe(request, timeout=CALL_S)
@@ -62,11 +58,7 @@ async def describe_together(
 def _described(
     address: str, answer: speculator_pb2.DescribeSpeculatorReply | BaseException
 ) -> speculator_pb2.DescribeSpeculatorReply | UnavailableError:
-    """Return one description, or the error if the service is unavailable.
-
-    Raises:
-        BaseException: `answer`, if it is any other exception.
-    """
+    """Return one description, or the error if the service is unavailable."""
     if isinstance(answer, asyncio.CancelledError):
         return UnavailableError(f"{address}: Describe was not answered in time")
     if isinstance(answer, BaseException) and not isinstance(answer, UnavailableError):
@@ -97,10 +89,6 @@ async def exchange_drafts(
         request: the message to send.
         description: description of the process that must answer.
         patience_s: timeout in seconds.
-
-    Raises:
-        UnavailableError: if no valid answer arrives.
-        ServiceChangedError: if another process answers.
     """
     reply = await stream.exchange(request, patience_s)
     if reply.step_id != request.step_id:
@@ -123,9 +111,6 @@ def sound_draft(
         root: the last committed token, which must be the tree's root.
         limits: the request's limits of nodes and depth.
         vocab_size: exclusive upper bound of token ids.
-
-    Raises:
-        MalformedTreeError: naming the first broken invariant.
     """
     tree = decode_tree(message, speculator)
     check_draft(tree, root, limits, vocab_size)
@@ -160,11 +145,7 @@ class TreeShare:
         )
 
     def check(self, tree: TokenTree) -> None:
-        """Check a valid tree against this share.
-
-        Raises:
-            MalformedTreeError: naming the exceeded limit.
-        """
+        """Check a valid tree against this share."""
         sizes = {
             "candidates": (sum([len(p.children) for p in tree.proposals]), self.candidates),
             "q_token_ids": (sum([len(p.q_token_ids) for p in tree.proposals]), self.support),
@@ -179,11 +160,7 @@ class TreeShare:
 def sound_tree(
     message: tree_pb2.TokenTree, speculator: int, entry: StepEntry, vocab_size: int, share: TreeShare
 ) -> TokenTree:
-    """Decode a tree; check it against the request and the share.
-
-    Raises:
-        MalformedTreeError: naming the first broken invariant.
-    """
+    """Decode a tree; check it against the request and the share."""
     tree = sound_draft(message, speculator, entry.delta[-1], entry.limits, vocab_size)
     share.check(tree)
     return tree

@@ -65,11 +65,7 @@ class SpeculatorPool:
         self._step_times = UsualStepTime()
 
     def host(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Add the verifier's resident speculators; before `connect`, with the lowest numbers.
-
-        Raises:
-            IncompatibleError: if a speculator does not fit the target.
-        """
+        """Add the verifier's resident speculators; before `connect`, with the lowest numbers."""
         service = SpeculatorService(address, address, None, None)
         self._directory.enrol(service, description)
         self.services.append(service)
@@ -82,9 +78,6 @@ class SpeculatorPool:
 
         Args:
             strict: True: refuse a service that does not fit the target; False: log the reason and retry.
-
-        Raises:
-            IncompatibleError: with `strict`, if a service does not fit the target.
         """
         services = await self._replicas.look()
         patience_s = CALL_S if strict else FIRST_ANSWER_S

@@ -13,11 +13,7 @@ from specinfer.v1 import speculator_pb2_grpc
 
 
 def service_addresses(text: str) -> list[str]:
-    """Split a setting into services at commas; replicas stay joined by `|`.
-
-    Raises:
-        SettingError: if a service is not an address, or one of several replicas is not `host:port`.
-    """
+    """Split a setting into services at commas; replicas stay joined by `|`."""
     services = [part.strip() for part in text.split(",") if part.strip()]
     for service in services:
         _check(service)

@@ -53,11 +53,7 @@ class DraftRound:
             self._trees.setdefault(request_id, []).extend(trees)
 
     async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
-        """Exchange a message with a service; add its trees and time.
-
-        Raises:
-            UnavailableError: if the service does not answer, or another process answers.
-        """
+        """Exchange a message with a service; add its trees and time."""
         assert service.stream is not None, "residents are not called"
         started = self._policy.clock()
         request, features_until = self._message(service, asked)

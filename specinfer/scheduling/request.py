@@ -27,11 +27,7 @@ class Speculation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Parameters of a request, with every default filled in.
-
-    Raises:
-        InvalidInputError: naming the field and its value.
-    """
+    """Parameters of a request, with every default filled in."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -84,11 +80,7 @@ class GenerationRequest:
             raise InvalidInputError("top_logprobs", self.top_logprobs, "must be 0 without logprobs")
 
     def check_against(self, vocab_size: int, max_context_len: int) -> None:
-        """Check the fields against the target model.
-
-        Raises:
-            InvalidInputError: naming the field and its value.
-        """
+        """Check the fields against the target model."""
         references = [("references", text) for text in self.references]
         for name, ids in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids), *references):
             for token in (min(ids, default=0), max(ids, default=0)):
@@ -207,11 +199,7 @@ class RequestState:
         return FinishReason.LENGTH if self.remaining <= 0 else None
 
     def match(self) -> TokenMatcher | None:
-        """Let the matcher read the new generated tokens, and return the matcher.
-
-        Raises:
-            ConstraintError: if the constraint is too complex.
-        """
+        """Let the matcher read the new generated tokens, and return the matcher."""
         if self.matcher is not None:
             generated = self.tokens[len(self.request.prompt) + self.matched :]
             self.matched += self.matcher.try_read(generated)

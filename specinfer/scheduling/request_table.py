@@ -23,20 +23,12 @@ class RequestTable:
         return MappingProxyType(self._states)
 
     def check_new(self, request_id: str) -> None:
-        """Check that no request has this id.
-
-        Raises:
-            AlreadyExistsError: if a request has this id.
-        """
+        """Check that no request has this id."""
         if request_id in self._states:
             raise AlreadyExistsError(f"request_id = {request_id!r}: already waiting or running")
 
     def get(self, request_id: str) -> RequestState:
-        """Return the request of this id.
-
-        Raises:
-            NotFoundError: if no request has this id.
-        """
+        """Return the request of this id."""
         if request_id not in self._states:
             raise NotFoundError(f"request_id = {request_id!r}: neither waiting nor running")
         return self._states[request_id]
@@ -57,11 +49,7 @@ class RequestTable:
         self._deadlines.remove(state.request.request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Mark a request as cancelled.
-
-        Raises:
-            NotFoundError: if no request has this id.
-        """
+        """Mark a request as cancelled."""
         state = self.get(request_id)
         if not state.cancelled:
             state.cancelled = True

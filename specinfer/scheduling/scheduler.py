@@ -88,11 +88,6 @@ class Scheduler:
             drawn_for: the request's value at its first gateway; None derives the value from `draws`.
             arrived_ago_s: seconds since arrival, from which its queue order and deadline are computed.
             adoption: number of the request's owners so far.
-
-        Raises:
-            AlreadyExistsError: if a request of this id is waiting or running.
-            ExhaustedError: if the queue is full, or the caller's share of it.
-            InvalidInputError: if the request could never fit into the cache or the context.
         """
         self._table.check_new(request.request_id)
         drawn_for = request.drawn_for(draws) if drawn_for is None else drawn_for
@@ -117,20 +112,13 @@ class Scheduler:
         return self.could_hold(request) and self._batch.has_room(request, generated)
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next call of `reap`.
-
-        Raises:
-            NotFoundError: if the request is neither waiting nor running.
-        """
+        """End a request at the next call of `reap`."""
         self._table.cancel(request_id)
 
     def drop(self, request_id: str) -> RequestState:
         """Remove an unfinished request: another gateway continues it.
 
         Later answers of the verifier for the request are ignored; the caller must release it at the verifier.
-
-        Raises:
-            NotFoundError: if the request is neither waiting nor running.
         """
         state = self._table.get(request_id)
         self._release(state)

@@ -57,11 +57,7 @@ class ApiKey(BaseModel):
 
 
 def make_key(name: str, **limits: Any) -> tuple[str, ApiKey]:
-    """Return a new key and its entry; `limits` are fields of `ApiKey`.
-
-    Raises:
-        InvalidInputError: for an invalid field.
-    """
+    """Return a new key and its entry; `limits` are fields of `ApiKey`."""
     secret = KEY_PREFIX + secrets.token_urlsafe(32)
     try:
         return secret, ApiKey(name=name, sha256=digest_of(secret).hex(), **limits)
@@ -75,11 +71,7 @@ def digest_of(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Return all keys of a file; empty lines are left out.
-
-    Raises:
-        SettingError: naming the file, and the wrong line and field.
-    """
+    """Return all keys of a file; empty lines are left out."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -92,11 +84,7 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace a key file atomically. A new file has mode 0600.
-
-    Raises:
-        SettingError: if the file cannot be written.
-    """
+    """Replace a key file atomically. A new file has mode 0600."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, NEW_FILE_MODE), "w") as file:
@@ -116,11 +104,7 @@ def limits_of(key: ApiKey) -> dict[str, Any]:
 
 
 def revoke(keys: Sequence[ApiKey], name: str, key_id: str | None = None) -> list[ApiKey]:
-    """Return the keys without those of `name`, or without key `key_id`.
-
-    Raises:
-        NotFoundError: if no key matches.
-    """
+    """Return the keys without those of `name`, or without key `key_id`."""
     left = [key for key in keys if key.name != name or (key_id is not None and key.key_id != key_id)]
     if len(left) == len(keys):
         raise NotFoundError(f"no key {name!r}" + (f" with id {key_id!r}" if key_id else ""))

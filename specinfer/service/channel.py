@@ -18,12 +18,7 @@ _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
 
 
 def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str, int]:
-    """Split `host:port`, and remove the brackets of an IPv6 host.
-
-    Raises:
-        SettingError: if `address` is not `host:port`. Without this check, gRPC uses 443 for a missing port,
-            and the port modulo 65,536 for a port that is too large.
-    """
+    """Split `host:port`, and remove the brackets of an IPv6 host."""
     host, _, port = address.rpartition(":")
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_port = port.isascii() and port.isdecimal() and lowest_port <= int(port) < 2**16
@@ -36,9 +31,6 @@ def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
     """Check a gRPC target.
 
     A target is `host:port`, `dns:///host:port`, `ipv4:` or `ipv6:` with `host:port`, `unix:path` or `in-process:NAME`.
-
-    Raises:
-        SettingError: if `address` is not a target.
     """
     if address.startswith(("unix:", SCHEME)) and address not in ("unix:", SCHEME):
         return address
@@ -51,11 +43,7 @@ def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
 
 
 def split_targets(setting: str, text: str) -> list[str]:
-    """Split and check a comma-separated list of gRPC targets.
-
-    Raises:
-        SettingError: if a part is empty or not a target.
-    """
+    """Split and check a comma-separated list of gRPC targets."""
     targets = [part.strip() for part in text.split(",")]
     if not all(targets):
         raise SettingError(setting, text, "must be host:port, or several separated by commas")
@@ -100,9 +88,6 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
     """Return a channel, which connects on first use and reconnects by itself.
 
     The channel is plaintext unless `tls` names files. `in-process:NAME` calls a service of this process.
-
-    Raises:
-        SettingError: if a file of `tls` is missing, cannot be read or is invalid.
     """
     if address.startswith(SCHEME):
         return cast(grpc.aio.Channel, InProcessChannel(address))

@@ -24,12 +24,7 @@ FLAGS_VARIABLE = "SPECINFER_HEALTH_FLAGS"
 
 
 def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
-    """Check that the service at this address is serving.
-
-    Raises:
-        SettingError: if the address is invalid, or a file of `tls` is missing, cannot be read or is invalid.
-        UnavailableError: if the service is not serving, or does not answer in time.
-    """
+    """Check that the service at this address is serving."""
     with _open(check_target("address", address), tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:

@@ -161,12 +161,7 @@ class _StreamCall:
         self._requests.put_nowait(_ENDED)
 
     async def read(self) -> Any:
-        """Return the next reply, or `grpc.aio.EOF` at the end.
-
-        Raises:
-            AioRpcError: if the method has failed.
-            CancelledError: if the call was cancelled.
-        """
+        """Return the next reply, or `grpc.aio.EOF` at the end."""
         replies = self._context.replies
         if not (self.task.done() and replies.empty()) and (reply := await replies.get()) is not _ENDED:
             return reply

@@ -71,11 +71,7 @@ class Observing:
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
-    """Serve a registry's metrics from a thread; port 0: do nothing.
-
-    Raises:
-        SettingError: if the port is in use, or the host is not an address of this machine.
-    """
+    """Serve a registry's metrics from a thread; port 0: do nothing."""
     if not port:
         return
     try:

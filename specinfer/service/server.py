@@ -72,11 +72,7 @@ class ServiceServer:
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self) -> int:
-        """Bind, start serving and return the port.
-
-        Raises:
-            SettingError: if the address cannot be bound, or a TLS file is invalid.
-        """
+        """Bind, start serving and return the port."""
         port = self._bind()
         await self.grpc.start()
         instance = os.environ.get(INSTANCE_VARIABLE)

@@ -67,11 +67,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, argv: Sequence[str]) -> Self:
-        """Read settings: flags override the environment. `--help` prints help and exits.
-
-        Raises:
-            SettingError: naming field and value.
-        """
+        """Read settings: flags override the environment. `--help` prints help and exits."""
         if _HELP_FLAGS & set(argv):
             from specinfer.settings_help import print_help  # imports rich, which is slow
 
@@ -118,11 +114,7 @@ class ProcessSettings(BaseSettings):
         return error.renamed(variable if variable in os.environ and flag not in flags else flag)
 
     def check(self) -> None:
-        """Check settings that pydantic cannot check by itself.
-
-        Raises:
-            SettingError: for an invalid field.
-        """
+        """Check settings that pydantic cannot check by itself."""
         check_target("listen", self.listen, lowest_port=0)
         self.tls.check()
 

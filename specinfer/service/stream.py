@@ -127,9 +127,6 @@ class MessageStream(Generic[Request, Reply]):
         Args:
             request: the message to send.
             patience_s: timeout in seconds; None: no timeout.
-
-        Raises:
-            UnavailableError: if the stream failed or timed out; the next exchange opens a new stream.
         """
         call = self._call
         if call is None:

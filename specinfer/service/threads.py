@@ -63,9 +63,6 @@ class LoopThread:
         """Wait for a coroutine and return its result.
 
         An exception while waiting, for example by Ctrl-C, cancels the coroutine.
-
-        Raises:
-            UnavailableError: if the loop has ended, or ends before the result.
         """
         with self._lock:
             if self.stopped:

@@ -50,11 +50,7 @@ class ClientTls:
         return bool(self.ca or self.certificate or self.key or self.server_name)
 
     def check(self) -> None:
-        """Check that the files exist, are valid and match.
-
-        Raises:
-            SettingError: naming the setting whose file is missing, unreadable or invalid.
-        """
+        """Check that the files exist, are valid and match."""
         if not self.wanted:
             return
         if self.ca is None:
@@ -85,11 +81,7 @@ class ServerTls:
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
 
     def check(self) -> None:
-        """Check that the files exist, are valid and match.
-
-        Raises:
-            SettingError: naming the setting whose file is missing, unreadable or invalid.
-        """
+        """Check that the files exist, are valid and match."""
         if not self.wanted:
             return
         if self.certificate is None:
@@ -100,11 +92,7 @@ class ServerTls:
 
 
 def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """Return a client's credentials; the files are read only now.
-
-    Raises:
-        SettingError: if a file is missing, unreadable or invalid.
-    """
+    """Return a client's credentials; the files are read only now."""
     tls.check()
     files = {"ca": tls.ca, "key": tls.key, "certificate": tls.certificate}
     read = {name: _read(f"{tls.prefix}_{name}", path) for name, path in files.items() if path is not None}
@@ -112,11 +100,7 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Return a server's credentials; new connections use changed files.
-
-    Raises:
-        SettingError: if a file is missing, unreadable or invalid.
-    """
+    """Return a server's credentials; new connections use changed files."""
     tls.check()
     certificates = ServerCertificates(tls)
     return grpc.dynamic_ssl_server_credentials(
@@ -129,11 +113,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 def redis_tls(
     url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> dict[str, Any]:
-    """Return TLS arguments for `Redis.from_url(url)`.
-
-    Raises:
-        SettingError: if a file is missing, unreadable or invalid, or if the URL is not `rediss://`.
-    """
+    """Return TLS arguments for `Redis.from_url(url)`."""
     files = {"ssl_ca_certs": ca, "ssl_certfile": certificate, "ssl_keyfile": key}
     named = {name: str(path) for name, path in files.items() if path is not None}
     if not url.startswith("rediss://"):

@@ -105,9 +105,6 @@ def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -
         service: name of the service.
         settings: settings with `otlp_endpoint`.
         ratio: traced share of calls without a trace context, 0 to 1.
-
-    Raises:
-        SettingError: if the packages are missing, or the endpoint is invalid.
     """
     endpoint = settings.otlp_endpoint
     if not endpoint:

@@ -21,11 +21,6 @@ def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
     """Start a module's process; yield a function that returns its output.
 
     The function waits for the end, and raises the errors. Leaving the context kills a running process.
-
-    Raises:
-        IncompatibleError: if the module ended with a SpecInferError.
-        OSError: if the module could not read or write a file.
-        UnavailableError: if the process failed otherwise.
     """
     command = ending_with_us([sys.executable, "-m", module, *arguments])
     pipe = subprocess.PIPE

@@ -21,11 +21,7 @@ class AppendFile:
     """A file of records without line breaks, private if new."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create a file; remove a partial last record.
-
-        Raises:
-            OSError: if the file cannot be opened.
-        """
+        """Open or create a file; remove a partial last record."""
         self._path = path
         self._file = private(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -41,11 +37,7 @@ class AppendFile:
         """Bytes of the last record if its write failed; 0 after success."""
 
     def append(self, record: bytes) -> None:
-        """Append a record.
-
-        Raises:
-            OSError: if the record cannot be written; the file is then unchanged.
-        """
+        """Append a record."""
         data = record + b"\n"
         assert b"\n" not in record
         try:
@@ -58,11 +50,7 @@ class AppendFile:
         self._refused = 0
 
     def check(self) -> None:
-        """Check, after a failed append, that the record could be written now.
-
-        Raises:
-            OSError: if it would fail again.
-        """
+        """Check, after a failed append, that the record could be written now."""
         if self._refused:
             self._cut_torn_end()
             self._write(b"\n" * self._refused)  # if the process ends here, only empty records remain
@@ -71,11 +59,7 @@ class AppendFile:
             self._refused = 0
 
     def replace(self, records: Iterable[bytes]) -> None:
-        """Replace all records of the file.
-
-        Raises:
-            OSError: if the records cannot be written; the file is then unchanged.
-        """
+        """Replace all records of the file."""
         fresh = self._path.with_name(f"{self._path.name}.new")
         fresh.unlink(missing_ok=True)
         written = AppendFile(fresh)
@@ -113,11 +97,7 @@ class AppendFile:
 
 
 def read_records(path: Path) -> tuple[list[bytes], bytes]:
-    """Return a file's complete records, and its partial last record or b"".
-
-    Raises:
-        OSError: if the file cannot be read.
-    """
+    """Return a file's complete records, and its partial last record or b""."""
     *records, torn = path.read_bytes().split(b"\n")
     return records, torn
 

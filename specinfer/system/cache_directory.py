@@ -16,9 +16,6 @@ def cache_directory() -> Path:
 
     It is $SPECINFER_CACHE, else specinfer/ in $XDG_CACHE_HOME, else in ~/.cache. A relative $XDG_CACHE_HOME
     is ignored, as the XDG specification requires.
-
-    Raises:
-        SettingError: if neither variable is set and the user has no home directory.
     """
     explicit, base = os.environ.get("SPECINFER_CACHE", ""), Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

@@ -8,11 +8,7 @@ from specinfer.errors import SettingError
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: if the text is not valid, or nested too deeply.
-    """
+    """Return the value of a JSON text."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -20,11 +16,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if the file is missing.
-
-    Raises:
-        SettingError: if the file does not contain a JSON object.
-    """
+    """Return the JSON object in a file; {} if the file is missing."""
     try:
         content = parse_json(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:

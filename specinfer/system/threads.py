@@ -20,11 +20,7 @@ THREADS_HELP = "0: as many as affinity and cgroup quotas allow"
 
 
 def thread_count(threads: int) -> int:
-    """Return the number of threads; 0 means all usable processors.
-
-    Raises:
-        SettingError: if `threads` is below 0 or above the machine's processors.
-    """
+    """Return the number of threads; 0 means all usable processors."""
     limit = os.cpu_count() or 1
     if not 0 <= threads <= limit:
         raise SettingError(

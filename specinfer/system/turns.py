@@ -16,11 +16,7 @@ def alternate(modes: Iterable[Mode], turn: int) -> list[Mode]:
 
 
 def ratios(rates: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Return the ratio of two modes' rates in each turn.
-
-    Raises:
-        ValueError: if they had different numbers of turns.
-    """
+    """Return the ratio of two modes' rates in each turn."""
     return [rate / other for rate, other in zip(rates, base, strict=True)]
 
 

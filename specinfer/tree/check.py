@@ -20,9 +20,6 @@ def check_tree(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
     Args:
         vocab_size: size of the target's vocabulary.
         max_nodes: maximum nodes, root included.
-
-    Raises:
-        MalformedTreeError: naming the first broken invariant.
     """
     _check_nodes(tree, vocab_size, max_nodes)
     _check_sizes(tree, max_nodes)
@@ -45,9 +42,6 @@ def check_draft(tree: TokenTree, root: int, limits: TreeLimits, vocab_size: int)
         root: the last committed token.
         limits: limits of the request's tree.
         vocab_size: size of the target's vocabulary.
-
-    Raises:
-        MalformedTreeError: naming the first broken invariant.
     """
     check_tree(tree, vocab_size, limits.nodes + 1)
     if tree.root_token_id != root:  # a late draft, for an earlier context

@@ -28,9 +28,6 @@ def merge_trees(
         trees: at least one. Index None: the tree is merged already, and its proposals keep their indices.
         max_nodes: maximum nodes of the result, root included; None: no maximum.
         beliefs: see `cut_trees`.
-
-    Raises:
-        MalformedTreeError: if the roots differ.
     """
     if max_nodes is None and len(trees) == 1 and _all_by(*trees[0]):
         return trees[0][1]

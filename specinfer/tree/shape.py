@@ -58,11 +58,7 @@ class ExpansionVector:
 
     @classmethod
     def parse(cls, text: str) -> "ExpansionVector":
-        """Parse a vector such as "1,1,3,1".
-
-        Raises:
-            SettingError: if it is not a list of positive integers.
-        """
+        """Parse a vector such as "1,1,3,1"."""
         parts = [part.strip() for part in text.strip("<> ").split(",")]
         if not all(part.isdigit() and int(part) > 0 for part in parts):
             raise SettingError("expansion", text, "must be positive integers with commas, such as 1,1,3,1")

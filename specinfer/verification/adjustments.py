@@ -112,12 +112,7 @@ class Constrained:
         self.masks.read(tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Forbid tokens after the committed tokens and `path`.
-
-        Raises:
-            MaskLateError: if the mask is not ready in time.
-            ConstraintError: if the constraint is too complex or too expensive, or a token has broken it.
-        """
+        """Forbid tokens after the committed tokens and `path`."""
         allowed = self.masks.mask(path)
         if allowed is not None:
             row[~allowed] = -np.inf
@@ -165,11 +160,7 @@ class RequestAdjustment:
         return generated_of(self._prompt_len, position, tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] after the committed tokens and `path` in place.
-
-        Raises:
-            ConstraintError, MaskLateError: see `Constrained.change`.
-        """
+        """Change the logits [V] after the committed tokens and `path` in place."""
         if self._repetition is not None:
             self._repetition.change(row, path)
         for part in self._parts:
@@ -188,11 +179,7 @@ def generated_of(prompt_len: int, position: int, tokens: Sequence[int]) -> Seque
 def adjustment_of(
     job: VerifyJob, vocab_size: int, masks: RequestMasks | None = None
 ) -> RequestAdjustment | None:
-    """Return a request's adjustments, from its first job; None: there are none.
-
-    Raises:
-        InvalidInputError: if a bias has a token outside the vocabulary.
-    """
+    """Return a request's adjustments, from its first job; None: there are none."""
     job.sampling.check_tokens(vocab_size)
     parts = [Biases(job.sampling, vocab_size)] if job.sampling.adjusts else []
     constrained = None if masks is None else Constrained(masks)

@@ -62,12 +62,7 @@ class Constraining:
         self._wait()
 
     def open(self, job: VerifyJob) -> RequestMasks | None:
-        """Return masks for a request that starts over; None: no constraint.
-
-        Raises:
-            ConstraintError: if the constraint cannot be compiled.
-            ExhaustedError: while the constraint is being compiled.
-        """
+        """Return masks for a request that starts over; None: no constraint."""
         constraint = job.constraint
         if constraint is None or job.base_len:
             return None
@@ -98,9 +93,6 @@ class Constraining:
         Args:
             opened: masks of a request that starts over.
             adjustment: adjustments of a known request.
-
-        Raises:
-            ExhaustedError: while the root's mask is being computed, or while another expensive request runs.
         """
         if job.tree is None:
             return

@@ -34,11 +34,7 @@ class EngineLimits:
 
 
 def checked_context(field: str, wanted: int, positions: int) -> int:
-    """Return `wanted`, a maximum context in tokens; 0: the model's positions.
-
-    Raises:
-        SettingError: naming `field`, if the model has fewer positions.
-    """
+    """Return `wanted`, a maximum context in tokens; 0: the model's positions."""
     if wanted > positions:
         raise SettingError(field, wanted, f"must be at most {positions}, the model's positions")
     return wanted or positions
@@ -131,10 +127,6 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
         room: number of tokens and nodes that the step can still take.
         vocab_size: size of the target's vocabulary.
         limits: limits of this verifier.
-
-    Raises:
-        InvalidInputError: naming the invalid field.
-        MalformedTreeError: naming the broken invariant of its tree.
     """
     _check_tokens(job, vocab_size)
     total = job.base_len + len(job.delta)

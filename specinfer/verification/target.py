@@ -53,11 +53,7 @@ class LogitsTarget:
         self.logits, self._sampling = logits, sampling
 
     def best(self, node: int) -> int:
-        """Return the most probable next token.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
+        """Return the most probable next token."""
         row = self.row(node).cpu().numpy()
         index = int(row.argmax())  # NaN if the row has one
         if not math.isfinite(row[index]):
@@ -65,22 +61,14 @@ class LogitsTarget:
         return index
 
     def probabilities(self, node: int) -> Float64:
-        """Return the distribution [V] under the request's sampling parameters.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
+        """Return the distribution [V] under the request's sampling parameters."""
         p = probabilities(self.row(node), self._sampling)
         if not math.isfinite(p[0]):  # one NaN makes all of them NaN
             raise BrokenModelError(_NOT_FINITE)
         return p
 
     def choose(self, node: int, noise: Noise) -> int:
-        """Return a token sampled from the node's distribution.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
+        """Return a token sampled from the node's distribution."""
         try:
             return noise.choose_by_logits(self.row(node), self._sampling)
         except ValueError as error:
@@ -107,12 +95,7 @@ class AdjustedTarget(LogitsTarget):
         """Node -> adjusted logits [V]."""
 
     def row(self, node: int) -> torch.Tensor:
-        """Return the adjusted logits [V] after a node.
-
-        Raises:
-            LateNodeError: if the constraint's mask for the node is not ready in time.
-            ConstraintError: if the constraint is too complex or too expensive, or a token has broken it.
-        """
+        """Return the adjusted logits [V] after a node."""
         if node not in self._rows:
             row = self.logits[node].cpu().numpy().copy()
             try:

@@ -80,11 +80,7 @@ class TreeVerifier:
         target: Target | Exception | None,
         adjustment: RequestAdjustment | None = None,
     ) -> Verification | SpecInferError:
-        """Return a job's result or error, from its logits.
-
-        Raises:
-            SpecInferError: if a rule raises an exception, or returns an impossible verdict.
-        """
+        """Return a job's result or error, from its logits."""
         if isinstance(target, UnavailableError):
             return target
         if isinstance(target, Exception):

@@ -39,9 +39,6 @@ def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -
     """Decode sampling parameters; an unset temperature is 1.
 
     Results are cached, since every step of a request has the same message.
-
-    Raises:
-        InvalidInputError: for an invalid field.
     """
     return _decoded(message.SerializeToString(), default_seed)
 
@@ -72,11 +69,7 @@ def encode_constraint(constraint: Constraint) -> common_pb2.Constraint:
 
 
 def decode_constraint(message: common_pb2.Constraint) -> Constraint | None:
-    """Return the constraint of a message; None if no kind is set.
-
-    Raises:
-        InvalidInputError: if the constraint is empty or too large.
-    """
+    """Return the constraint of a message; None if no kind is set."""
     kind = message.WhichOneof("kind")
     if kind is None:
         return None

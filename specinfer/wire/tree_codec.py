@@ -52,11 +52,7 @@ def max_bytes(tree: TokenTree) -> int:
 
 
 def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> TokenTree:
-    """Decode a tree; `speculator` replaces the number in all proposals unless None.
-
-    Raises:
-        MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.
-    """
+    """Decode a tree; `speculator` replaces the number in all proposals unless None."""
     try:
         token_ids = np.array(message.token_ids[:], np.int64).astype(np.int32)
         if len(token_ids) == 1 and _is_bare_root(message):  # as in each plain step

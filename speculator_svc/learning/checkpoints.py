@@ -15,11 +15,7 @@ class Checkpoints:
     """Files of an offered checkpoint and of accepted versions."""
 
     def __init__(self, directory: Path) -> None:
-        """Lock a directory, created if missing.
-
-        Raises:
-            SettingError: if the directory cannot be written, or another service uses it.
-        """
+        """Lock a directory, created if missing."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = (directory / ".lock").open("w")
@@ -70,11 +66,7 @@ class Checkpoints:
         self._size = 0
 
     def add(self, name: str, data: bytes) -> None:
-        """Append bytes to a file of the offer.
-
-        Raises:
-            InvalidInputError: for an unknown file name, or too many bytes.
-        """
+        """Append bytes to a file of the offer."""
         if name not in FILES:
             raise InvalidInputError("file", name, f"must be one of {', '.join(FILES)}")
         if len(data) > MAX_PART_BYTES:
@@ -86,11 +78,7 @@ class Checkpoints:
             file.write(data)
 
     def check_whole(self) -> None:
-        """Check that no file is missing.
-
-        Raises:
-            InvalidInputError: naming a missing file.
-        """
+        """Check that no file is missing."""
         for name in FILES:
             if not (self.offered / name).is_file():
                 raise InvalidInputError("file", name, "is missing in the offer")

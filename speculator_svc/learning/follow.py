@@ -87,11 +87,7 @@ def train_follow(
 
 
 def one_round(link: "LearningLink", training: OnlineTraining, out: Path, seconds: float) -> str:
-    """Fetch new texts, train, offer the weights; return a log line.
-
-    Raises:
-        UnavailableError: if the service does not answer.
-    """
+    """Fetch new texts, train, offer the weights; return a log line."""
     training.add(asyncio.run(link.texts(training.newest)))
     if len(training.texts) < MIN_TEXTS:
         time.sleep(max(0.0, seconds))
@@ -116,12 +112,7 @@ class LearningLink:
     tls: ClientTls
 
     async def model(self, given: str) -> str:
-        """Return the given SSM; if empty, the SSM of the service's start.
-
-        Raises:
-            SettingError: if the service does not learn.
-            UnavailableError: if the service does not answer.
-        """
+        """Return the given SSM; if empty, the SSM of the service's start."""
         async with open_channel(self.address, self.tls) as channel:
             stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
             with self._explained():
@@ -133,11 +124,7 @@ class LearningLink:
         )
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
-        """Return the texts with numbers above `after`.
-
-        Raises:
-            UnavailableError: if the service does not answer.
-        """
+        """Return the texts with numbers above `after`."""
         async with open_channel(self.address, self.tls) as channel:
             stub = learning_pb2_grpc.LearningStub(channel)  # type: ignore[no-untyped-call]
             with self._explained():
@@ -145,12 +132,7 @@ class LearningLink:
                 return [text async for text in stub.Replay(request, timeout=CALLS_S)]
 
     async def offer(self, directory: Path) -> learning_pb2.OfferReply:
-        """Offer a checkpoint; return the service's answer.
-
-        Raises:
-            UnavailableError: if the service does not answer.
-            FaultError: if the service refuses the call or fails.
-        """
+        """Offer a checkpoint; return the service's answer."""
         async with open_channel(self.address, self.tls) as channel:
             stub = learning_pb2_grpc.LearningStub(channel)  # type: ignore[no-untyped-call]
             with self._explained():

@@ -98,14 +98,7 @@ class Learner:
         return self._served.version
 
     async def offer(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> learning_pb2.OfferReply:
-        """Judge a checkpoint, and serve a better checkpoint.
-
-        Raises:
-            InvalidInputError: naming the invalid field of a part.
-            IncompatibleError: if the checkpoint is not an SSM of the same target.
-            ExhaustedError: if another offer is being evaluated.
-            UnavailableError: if the offer is late or cannot be written; nothing changes then.
-        """
+        """Judge a checkpoint, and serve a better checkpoint."""
         if self._busy.locked():
             raise ExhaustedError("another offer is being evaluated: offer again later")
         async with self._busy:
@@ -232,9 +225,6 @@ class Learner:
         """Serve the last version in the directory, if any.
 
         Call this on the engine's thread, before any draft.
-
-        Raises:
-            SettingError: if the weights cannot be loaded, for example for a replaced target.
         """
         number = self._checkpoints.current
         if not number:
@@ -272,11 +262,7 @@ async def unbroken(work: Coroutine[Any, Any, None]) -> None:
 
 
 def check_learnable(drafters: Sequence[str], model: str) -> None:
-    """Check that a service with these drafters can learn.
-
-    Raises:
-        SettingError: if no drafter is an SSM, or its model is not a trained speculator.
-    """
+    """Check that a service with these drafters can learn."""
     if LEARNT not in drafters:
         raise SettingError("drafter", "+".join(drafters), "must include ssm for --learn")
     directory = resolve_model(model)

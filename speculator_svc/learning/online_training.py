@@ -39,11 +39,7 @@ class OnlineTraining:
     """An SSM in training, and its texts."""
 
     def __init__(self, name: str, out: Path, learning_rate: float, place: str) -> None:
-        """Start from a trained SSM; `place` is the torch device.
-
-        Raises:
-            SettingError: if the model is missing or not a trained SSM.
-        """
+        """Start from a trained SSM; `place` is the torch device."""
         directory = resolve_model(name)
         self._target_name = verifier_of(directory)
         self._target = resolve_model(self._target_name)

@@ -29,11 +29,7 @@ SPARE_TOKENS = 64
 async def run_trials(
     drafter: str, options: DrafterOptions, models: Sequence[str], episodes: Sequence[Episode]
 ) -> list[Sequence[int]]:
-    """Return the number of steps [texts, models] to decode each text.
-
-    Raises:
-        FaultError: if the process fails.
-    """
+    """Return the number of steps [texts, models] to decode each text."""
     asked = {
         "drafter": drafter,
         "options": asdict(options),

@@ -79,11 +79,7 @@ class Continuation:
 
 
 def read_corpus(path: Path) -> list[Continuation]:
-    """Return all continuations of a file.
-
-    Raises:
-        InvalidInputError: naming file and line.
-    """
+    """Return all continuations of a file."""
     continuations = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
     if not continuations:
         reason = "is empty: must have lines of JSON with token ids `p` (prompt) and `o` (output)"
@@ -151,9 +147,6 @@ def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[
     """Return training data by file, and held-out data of the first file.
 
     Continuations of held-out prompts are removed from all training data.
-
-    Raises:
-        InvalidInputError: for an invalid line, or a first file with one continuation.
     """
     whole = read_corpus(paths[0])
     first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))

@@ -170,9 +170,6 @@ def distil(
     `report(minutes, loss, tokens seen)` is called after every step; `loss_of` gets a student and a batch.
     With `score`, which measures the student on held-out data, the student with the best score is restored at
     the end, and training stops early after `PATIENCE` scores without improvement.
-
-    Raises:
-        InterruptionError: if a signal came; the state is saved.
     """
     optimizer = torch.optim.AdamW(
         student.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True

@@ -77,11 +77,7 @@ class TrainingMethod(Generic[S]):
 
 class FeatureTraining:
     def __init__(self, asked: TrainingOptions) -> None:
-        """Check the options.
-
-        Raises:
-            SettingError: naming the invalid option.
-        """
+        """Check the options."""
         if not asked.overwrite and is_draft_checkpoint(asked.out):
             raise SettingError(
                 "out", str(asked.out), "has a finished speculator; --overwrite replaces it at the end"
@@ -92,11 +88,7 @@ class FeatureTraining:
         self._vocabulary = draft_vocabulary(asked.vocabulary, self.config.vocab_size)
 
     def run(self, reader: TrainingMethod[S]) -> None:
-        """Train and save a speculator.
-
-        Raises:
-            InterruptionError: if a signal came; finished work is kept.
-        """
+        """Train and save a speculator."""
         asked = self._asked
         training, held_out, token_ids = self._prepare(reader)
         target = open_weights(self.directory, self.config)

@@ -130,10 +130,6 @@ class CorpusMaker:
         """Return the results by id, in the order of the jobs.
 
         Jobs that did not start within `seconds` have no result.
-
-        Raises:
-            SettingError: if the file has results of other prompts.
-            InterruptionError: if a signal came; finished results are in the file.
         """
         done = finished_jobs(path)
         for job_id, prompt, _ in jobs:

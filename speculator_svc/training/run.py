@@ -20,22 +20,14 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if present.
 
 
 def place_for(device: str, threads: int) -> str:
-    """Return the device to train on; set the number of threads.
-
-    Raises:
-        SettingError: if the device is missing, or `threads` exceeds the number of processors.
-    """
+    """Return the device to train on; set the number of threads."""
     place = pick_device(device)
     use_threads(threads)
     return place
 
 
 def pick_device(name: str) -> str:
-    """Return the torch device for `--device`.
-
-    Raises:
-        SettingError: if the device is missing.
-    """
+    """Return the torch device for `--device`."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -78,11 +70,7 @@ Overwrite = Annotated[
 
 
 def layer_numbers(name: str, text: str) -> list[int]:
-    """Return the numbers of a comma-separated option.
-
-    Raises:
-        SettingError: if an entry is not a number.
-    """
+    """Return the numbers of a comma-separated option."""
     try:
         return [int(number) for number in text.split(",") if number]
     except ValueError as error:
@@ -158,11 +146,7 @@ def save_state(
 
 
 def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> TrainingProgress:
-    """Load an interrupted run's state, if there is one; return the progress.
-
-    Raises:
-        SettingError: if the state is of a run with other options.
-    """
+    """Load an interrupted run's state, if there is one; return the progress."""
     if not path.is_file():
         return TrainingProgress()
     state = torch.load(path, map_location=next(student.parameters()).device, weights_only=True)
@@ -182,11 +166,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def draft_vocabulary(asked: int | None, target: int) -> int:
-    """Return the size of the draft vocabulary.
-
-    Raises:
-        SettingError: if the size exceeds the target's, or is below `LABEL_WIDTH`.
-    """
+    """Return the size of the draft vocabulary."""
     size = min(_USUAL_VOCABULARY, target) if asked is None else asked
     if not LABEL_WIDTH <= size <= target:
         raise SettingError("vocabulary", size, f"must be from {LABEL_WIDTH} to {target}")

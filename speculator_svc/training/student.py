@@ -79,11 +79,7 @@ class Student(nn.Module):
     def from_target(
         cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
     ) -> "Student":
-        """Start from target layers, and the target head's rows of `vocabulary`.
-
-        Raises:
-            IncompatibleError: if drafts with layers of the target's family are not supported.
-        """
+        """Start from target layers, and the target head's rows of `vocabulary`."""
         config.like_llama("trained drafts")
         head = output_head(config, target)[vocabulary]
         return cls(config, target, [LayerStart(target, layer) for layer in layers], head)
@@ -158,12 +154,7 @@ class Start(NamedTuple):
 
     @classmethod
     def read(cls, target: Path, start: Path | None, layers: str, insert: str) -> "Start":
-        """Parse `layers` and `insert`: comma-separated numbers, or empty.
-
-        Raises:
-            SettingError: if a layer is missing, or `insert` is given without an SSM.
-            IncompatibleError: if the start has other embeddings than the target.
-        """
+        """Parse `layers` and `insert`: comma-separated numbers, or empty."""
         if start is not None and is_draft_checkpoint(start):
             ssm = load_ssm(start, target)
             return cls(target, ssm, target, _inserted(insert, ssm.config, load_config(target)))

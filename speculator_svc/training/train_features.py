@@ -160,9 +160,6 @@ def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:
 
     EAGLE-3's authors use 2, the middle, and three below the last. We use the last, which Medusa's heads read, too, so
     that one message of features serves both.
-
-    Raises:
-        SettingError: for an invalid number.
     """
     if not text:
         return tuple(sorted({min(2, config.layers), config.layers // 2, config.layers}))

@@ -106,11 +106,7 @@ class RunProgress:
 
     @classmethod
     def resume(cls, work: Path, fresh: "RunProgress") -> "RunProgress":
-        """Return an interrupted run's state; `fresh` if there is none.
-
-        Raises:
-            SettingError: for an option that has changed.
-        """
+        """Return an interrupted run's state; `fresh` if there is none."""
         path = work / "progress.json"
         if not path.is_file():
             work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -265,11 +261,7 @@ def _layers_read(method: SpeculatorMethod, config: ModelConfig) -> tuple[int, ..
 
 
 def _check_time(runner: ModelRunner, minutes: float) -> None:
-    """Check that the time suffices, by a pass of one token.
-
-    Raises:
-        SettingError: if `minutes` is too small.
-    """
+    """Check that the time suffices, by a pass of one token."""
     sequence = runner.open()
     pass_s = math.inf
     for _ in range(4):  # the first pass warms up; the fastest counts

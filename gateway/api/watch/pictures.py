@@ -168,12 +168,7 @@ class WatchReplies:
         self._pace, self._texts = Pace(), TokenTexts(tokenizer)
 
     async def of(self, request_id: str, caller: Caller) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-        """Yield the steps of one request, or of a caller's requests.
-
-        Raises:
-            InvalidInputError, ExhaustedError: as in `Watches.open`.
-            UnavailableError: when this gateway shuts down.
-        """
+        """Yield the steps of one request, or of a caller's requests."""
         texts: dict[str, RequestText] = {}
         with self._watches.open(caller, request_id) as watch:
             yield generation_pb2.WatchReply()

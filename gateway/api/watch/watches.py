@@ -81,11 +81,7 @@ class Watch:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Wait for an event.
-
-        Raises:
-            UnavailableError: after `close`, if no event is left.
-        """
+        """Wait for an event."""
         while not self._unread:
             if self._closed:
                 raise UnavailableError("this gateway is shutting down; watch at another gateway")
@@ -113,12 +109,7 @@ class Watches:
 
     @contextmanager
     def open(self, caller: Caller, request_id: str) -> Iterator[Watch]:
-        """Open a watch of one request, or of all the caller's requests.
-
-        Raises:
-            InvalidInputError: if the id is empty and there are no API keys: then only its id protects a request.
-            ExhaustedError: if there are too many watches.
-        """
+        """Open a watch of one request, or of all the caller's requests."""
         if not request_id and not caller.name:
             raise InvalidInputError("request_id", request_id, "required if the gateway has no API keys")
         self._check_room(caller)

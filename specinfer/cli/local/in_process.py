@@ -95,11 +95,7 @@ class InProcessClient:
 
 
 def prompt_of(message: generation_pb2.GenerateRequest) -> Prompt:
-    """Return the prompt of a request.
-
-    Raises:
-        InvalidInputError: if the request has no prompt.
-    """
+    """Return the prompt of a request."""
     match message.WhichOneof("prompt"):
         case "text":
             return message.text

@@ -41,11 +41,7 @@ class LocalOptions:
 
     @property
     def hosted(self) -> Flags | None:
-        """Flags of the speculators in the verifier's process; None: no such speculators.
-
-        Raises:
-            InvalidInputError: if the draft does not fit the model, or cannot be read.
-        """
+        """Flags of the speculators in the verifier's process; None: no such speculators."""
         executor = str(self.verifier.get("executor", "auto"))
         target = executor, self.dtype, self.device or "cpu"
         return draft_group(self.model, self.hosted_draft, self.offloaded, *target)

@@ -27,11 +27,7 @@ _next_port = itertools.count(random.randrange(len(PORTS)))
 
 
 def check_metrics_port() -> None:
-    """Check that the port of the gateway's metrics is free.
-
-    Raises:
-        InvalidInputError: naming the variable that sets the port.
-    """
+    """Check that the port of the gateway's metrics is free."""
     variable, host = "SPECINFER_GATEWAY_METRICS_PORT", "SPECINFER_GATEWAY_METRICS_HOST"
     port = os.environ.get(variable, str(DEFAULT_METRICS_PORT))
     if port == "0":
@@ -44,11 +40,7 @@ def check_metrics_port() -> None:
 
 
 def check_http(address: str) -> None:
-    """Check that the HTTP service could listen at an address.
-
-    Raises:
-        InvalidInputError: if the address cannot be used, or the extra `http` is not installed.
-    """
+    """Check that the HTTP service could listen at an address."""
     if find_spec("fastapi") is None:
         raise InvalidInputError(
             "http_listen", address, "needs `pip install '.[http]'`; or give --http-listen none"
@@ -83,9 +75,6 @@ def check_listen_address(
         address: `host:port`.
         setting: name of the setting in errors.
         otherwise: advice in the error if the address is in use.
-
-    Raises:
-        InvalidInputError: if the address is malformed, not of this machine, or in use.
     """
     if address.startswith("unix:"):
         return
@@ -183,11 +172,7 @@ def describe_exit(code: int) -> str:
 
 
 def wait_for_port(child: Child, address: str, timeout_s: float) -> None:
-    """Wait until something listens on `host:port`.
-
-    Raises:
-        UnavailableError: if the child ends, or nothing listens after `timeout_s`.
-    """
+    """Wait until something listens on `host:port`."""
     place = split_address(child.name, address)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -21,12 +21,7 @@ def redis_url_from_environment() -> str | None:
 
 
 def check_redis(url: str) -> None:
-    """Check a Redis' URL and connection, before a model is loaded.
-
-    Raises:
-        SettingError: if the URL is malformed.
-        UnavailableError: if nothing listens at this address.
-    """
+    """Check a Redis' URL and connection, before a model is loaded."""
     shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
     try:
         parts = urlsplit(url)
@@ -45,11 +40,7 @@ def check_redis(url: str) -> None:
 
 
 def find_redis_binary() -> str:
-    """Return the path of a `redis-server` binary.
-
-    Raises:
-        UnavailableError: if there is no binary; the message lists ways to get Redis.
-    """
+    """Return the path of a `redis-server` binary."""
     python_folder = str(Path(sys.executable).parent)
     path = os.pathsep.join([os.environ.get("PATH", ""), python_folder])
     if path_found := shutil.which("redis-server", path=path):

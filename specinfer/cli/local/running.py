@@ -40,11 +40,7 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
 
 
 def load_in_process(model: str, **options: Any) -> "InProcessClient":
-    """Load an in-process client, with progress.
-
-    Raises:
-        SettingError: for an invalid option.
-    """
+    """Load an in-process client, with progress."""
     from specinfer.cli.local.in_process import InProcessClient  # loads torch
 
     with waiting("loading"):

@@ -124,11 +124,7 @@ class LocalSystem:
         self.children.clear()
 
     def check(self) -> None:
-        """Restart speculators that have ended.
-
-        Raises:
-            UnavailableError: if a process other than a speculator has ended; its log is kept.
-        """
+        """Restart speculators that have ended."""
         try:
             for name, child in list(self.children.items()):
                 if name in self._pool and (reason := child.end()):
@@ -151,12 +147,7 @@ class LocalSystem:
             self._launch(name)
 
     def _check_first(self) -> None:
-        """Check models, addresses and Redis before any process starts.
-
-        Raises:
-            InvalidInputError: if the model, the gateway's address or $REDIS_URL is unusable.
-            UnavailableError: if there is no Redis.
-        """
+        """Check models, addresses and Redis before any process starts."""
         check_model_folder(self._options.model)
         for flags in self._pool.values():
             check_speculator("speculator", flags, SERVICE_FLAGS)
@@ -240,11 +231,7 @@ class LocalSystem:
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
     def _wait(self, name: str, address: str) -> None:
-        """Wait until our own service at `address` is serving.
-
-        Raises:
-            UnavailableError: if the process ends, or after `START_TIMEOUT_S`.
-        """
+        """Wait until our own service at `address` is serving."""
         self.report(f"starting {name}")
         child, shown = self.children[name], ""
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -145,11 +145,7 @@ LocalDevice = Annotated[
 
 
 def read_constraint(text: str | None) -> ConstraintOptions:
-    """Parse a constraint, `KIND=VALUE` or `KIND=@FILE`; {} for None.
-
-    Raises:
-        InvalidInputError: if the kind is unknown, the file unreadable, or a choice not a JSON list of texts.
-    """
+    """Parse a constraint, `KIND=VALUE` or `KIND=@FILE`; {} for None."""
     if text is None:
         return {}
     kind, mark, value = text.partition("=")
@@ -171,11 +167,7 @@ def _read_list(text: str) -> list[str]:
 
 
 def refuse_with(context: typer.Context, options: tuple[str, ...], reason: str) -> None:
-    """Refuse options that have no effect with another option.
-
-    Raises:
-        InvalidInputError: naming the first of `options` (parameter names) that the user gave.
-    """
+    """Refuse options that have no effect with another option."""
     for name in options:
         if was_given(context, name):
             value = context.params[name]
@@ -190,11 +182,7 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 def read_modes(field: str, text: str) -> tuple[str, ...]:
-    """Return the modes of a comma-separated list.
-
-    Raises:
-        InvalidInputError: naming an unknown or repeated mode.
-    """
+    """Return the modes of a comma-separated list."""
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in MODES:
@@ -205,11 +193,7 @@ def read_modes(field: str, text: str) -> tuple[str, ...]:
 
 
 def read_numbers(field: str, text: str) -> tuple[int, ...]:
-    """Return the positive numbers of a comma-separated list.
-
-    Raises:
-        InvalidInputError: if an entry is not a positive integer.
-    """
+    """Return the positive numbers of a comma-separated list."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise InvalidInputError(field, text, "must be positive integers such as 1,4")
@@ -217,22 +201,14 @@ def read_numbers(field: str, text: str) -> tuple[int, ...]:
 
 
 def check_positive(field: str, value: int | None) -> int | None:
-    """Return a value that is positive or None.
-
-    Raises:
-        InvalidInputError: if the value is 0 or negative.
-    """
+    """Return a value that is positive or None."""
     if value is not None and value <= 0:
         raise InvalidInputError(field, value, "must be positive")
     return value
 
 
 def check_writable(field: str, path: Path) -> None:
-    """Create a result's directory and file before a long run.
-
-    Raises:
-        InvalidInputError: if the file cannot be written.
-    """
+    """Create a result's directory and file before a long run."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         open(path, "ab", opener=private).close()

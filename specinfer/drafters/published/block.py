@@ -90,11 +90,7 @@ B = TypeVar("B", bound=BlockSource)
 
 
 def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> B:
-    """Read a checkpoint.
-
-    Raises:
-        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
-    """
+    """Read a checkpoint."""
     spark = issubclass(kind, DSparkSource)
     with naming(directory):
         config = read_published(

@@ -52,11 +52,7 @@ class DraftLayers:
 
 
 def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
-    """Read a `transformer_layer_config`, or the same fields under another prefix.
-
-    Raises:
-        IncompatibleError: naming an unknown field or value.
-    """
+    """Read a `transformer_layer_config`, or the same fields under another prefix."""
     from transformers import AutoConfig
 
     if not isinstance(fields, dict):
@@ -195,9 +191,6 @@ def read_published(
 
     Args:
         known: the algorithm's fields with the library's default values.
-
-    Raises:
-        IncompatibleError: naming a field that is unknown or does not match the target.
     """
     config = checked_config(directory, target_directory, algorithm)
     known = {**known, **_UNTIED}
@@ -218,11 +211,7 @@ def read_published(
 
 
 def must_be(fields: Mapping[str, Any], only: Mapping[str, Any], prefix: str = "") -> None:
-    """Check fields that have only one supported value.
-
-    Raises:
-        IncompatibleError: naming a field with another value.
-    """
+    """Check fields that have only one supported value."""
     for name, value in only.items():
         if fields.get(name, value) != value:
             raise IncompatibleError(f"{prefix}{name} = {fields[name]!r}: only {value!r} is supported")

@@ -93,11 +93,7 @@ def save_eagle(
 
 
 def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
-    """Read a checkpoint.
-
-    Raises:
-        IncompatibleError: if the checkpoint has another kind or target, or an unknown field or tensor.
-    """
+    """Read a checkpoint."""
     config = checked_config(directory, target_directory, ALGORITHM)
     if FINGERPRINT not in verifier_fields(config):
         with naming(directory):

@@ -37,11 +37,7 @@ _DESCRIBED = frozenset({"architectures", "auto_map"})
 
 
 def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
-    """Read a DFlash or JetSpec checkpoint in either layout.
-
-    Raises:
-        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
-    """
+    """Read a DFlash or JetSpec checkpoint in either layout."""
     if not is_flat_draft(read_json(directory / "config.json")):
         return load_block_draft(DFlashSource, directory, target_directory)
     with naming(directory):

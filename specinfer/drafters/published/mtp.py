@@ -59,11 +59,7 @@ class MtpSource(PublishedSource):
 
 
 def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
-    """Read a checkpoint.
-
-    Raises:
-        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
-    """
+    """Read a checkpoint."""
     with naming(directory):
         config = read_published(
             directory, target_directory, MtpSource.algorithm, {"num_nextn_predict_layers": 1}

@@ -42,9 +42,6 @@ def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
 
     Args:
         vocabulary: number of tokens to draft, the most frequent ones; 0: all.
-
-    Raises:
-        IncompatibleError: naming an unknown tensor.
     """
     config = load_config(directory)
     weights, names = _stored(directory, config)

@@ -75,11 +75,7 @@ class PEagleSource(PublishedSource):
 
 
 def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
-    """Read a checkpoint.
-
-    Raises:
-        IncompatibleError: naming a field or tensor that is unknown or does not match the target.
-    """
+    """Read a checkpoint."""
     with naming(directory):
         config = read_published(directory, target_directory, PEagleSource.algorithm, _FIELDS)
         must_be(config.fields, {"norm_output": False})

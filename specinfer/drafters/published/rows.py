@@ -104,11 +104,7 @@ _OF_TARGET = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
 def read_tensors(
     directory: Path, wanted: Shapes, optional: Shapes, draft_vocabulary: int, vocabulary: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return a checkpoint's tensors, and the target token of each draft token.
-
-    Raises:
-        IncompatibleError: naming a tensor that is missing, unexpected or of another shape.
-    """
+    """Return a checkpoint's tensors, and the target token of each draft token."""
     tensors, token_ids = own_tensors(directory)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_TARGET}
     if missing := sorted(wanted.keys() - tensors.keys()):
@@ -168,12 +164,7 @@ class Published(Generic[P]):
 
 
 def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
-    """Load the checkpoint `options.model`, with its target's shared tensors.
-
-    Raises:
-        SettingError: if the directory has no checkpoint of this kind.
-        IncompatibleError: for a field that is unknown or does not match the target.
-    """
+    """Load the checkpoint `options.model`, with its target's shared tensors."""
     _check_torch(options, f"a draft of {kind.algorithm}")
     trained = load_trained(options, kind)
     draft, config = trained.draft, trained.config
@@ -203,12 +194,7 @@ class PublishedDrafter(FeatureRowsDrafter):
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> Self:
-        """Load a checkpoint.
-
-        Raises:
-            SettingError: naming the invalid option.
-            IncompatibleError: naming a field or tensor that is unknown or does not match the target.
-        """
+        """Load a checkpoint."""
         shape, published = shape_of(options), load_published(options, cls.kind)
         runner = cls.runner(
             cls.model(published.draft, published.borrowed, *published.memory), published.memory[2]
@@ -217,11 +203,7 @@ class PublishedDrafter(FeatureRowsDrafter):
 
 
 def _check_torch(options: DrafterOptions, what: str) -> None:
-    """Check the options of a draft that only runs in torch.
-
-    Raises:
-        SettingError: if the executor is neither torch nor auto.
-    """
+    """Check the options of a draft that only runs in torch."""
     runner_options = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
     check_options(runner_options)
     if runner_options.executor not in ("auto", "torch"):

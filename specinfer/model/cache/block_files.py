@@ -43,11 +43,7 @@ def _found(directory: str | Path, suffix: str, level: int = 2) -> Iterator[os.Di
 
 
 def read_regular(path: Path, size: int) -> bytes:
-    """Return a regular file's content; b"" for other files or sizes.
-
-    Raises:
-        OSError: if the file cannot be read, or is a link.
-    """
+    """Return a regular file's content; b"" for other files or sizes."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         return file.read() if stat.S_ISREG(status.st_mode) and status.st_size == size else b""

@@ -29,9 +29,6 @@ def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: 
         weights: bytes of the weights.
         bytes_per_token: see `token_bytes`; 0 for a model without attention.
         longest: maximum context length of the model, in tokens.
-
-    Raises:
-        SettingError: if fewer than 512 tokens fit.
     """
     room = int((available - weights) * SHARE)
     tokens = min(room // max(1, bytes_per_token), MAX_REQUESTS * longest)

@@ -87,9 +87,6 @@ class PagedKVCache:
             nodes: number of tentative nodes to add.
             parents: parents of the nodes, if known. Recurrent layers need more memory for nodes that have children and
                 end a block.
-
-        Raises:
-            ExhaustedError: if too few blocks or states are free; the sequence is unchanged.
         """
         missing = blocks_for(sequence.cached + sequence.nodes + delta + nodes) - len(sequence.blocks)
         if missing > self.pool.free_blocks:
@@ -131,9 +128,6 @@ class PagedKVCache:
         """Add `count` context tokens whose keys and values are arbitrary.
 
         Only measurements of passes use it.
-
-        Raises:
-            ExhaustedError: if too few blocks are free.
         """
         assert self.states is None, "a model with recurrent layers needs its states"
         self.reserve(sequence, count)

@@ -70,9 +70,6 @@ class RecurrentStates(Generic[State]):
             states: number of full states that the pass writes for the context.
             nodes: number of new tentative nodes.
             ends: number of nodes, old and new, that end a block and have children (see `note_ends`).
-
-        Raises:
-            ExhaustedError: if too little memory is free; earlier reservations are unchanged.
         """
         if self.limit is None:
             return

@@ -31,22 +31,14 @@ GGUF: dict[str, GgufLayout] = {
 
 
 def family_of(model_type: str) -> Family:
-    """Return the family of a `model_type`.
-
-    Raises:
-        IncompatibleError: if our decoder does not support the family.
-    """
+    """Return the family of a `model_type`."""
     if model_type not in FAMILIES:
         raise IncompatibleError(f"model_type = {model_type!r}: supported are {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
 
 
 def gguf_layout(architecture: str) -> GgufLayout:
-    """Return the layout of GGUF files of an architecture.
-
-    Raises:
-        IncompatibleError: if the architecture is not supported.
-    """
+    """Return the layout of GGUF files of an architecture."""
     if architecture not in GGUF:
         raise IncompatibleError(f"GGUF architecture = {architecture!r}: supported are {', '.join(GGUF)}")
     return GGUF[architecture]

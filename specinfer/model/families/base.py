@@ -131,9 +131,6 @@ class Family:
         """Check the fields of `counts` and `numbers` in a configuration.
 
         A field may be None if `transformers` computes it from other fields.
-
-        Raises:
-            IncompatibleError: naming a field and its value.
         """
         for name in (*_COUNTS, *self.counts):
             value = values.get(name, 1)

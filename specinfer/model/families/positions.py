@@ -23,9 +23,6 @@ def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
 
     Args:
         partial: True if the family may rotate only a part of each head.
-
-    Raises:
-        IncompatibleError: if the frequencies depend on the input.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -45,11 +42,7 @@ def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
 
 
 def head_width(hf: Any) -> int:
-    """Return the size of an attention head.
-
-    Raises:
-        IncompatibleError: if `hidden_size` is below the number of heads.
-    """
+    """Return the size of an attention head."""
     width: int = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     if width < 1:
         raise IncompatibleError(
@@ -65,11 +58,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def fields_by_kind(hf: Any) -> dict[str, Any]:
-    """Return rotary fields of models whose windowed layers have other frequencies.
-
-    Raises:
-        IncompatibleError: if the windowed layers have an attention factor.
-    """
+    """Return rotary fields of models whose windowed layers have other frequencies."""
     inv_freq, scale = _of_kind(hf, FULL)
     local, local_scale = _of_kind(hf, SLIDING)
     if local_scale != 1:
@@ -99,9 +88,6 @@ def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
 
     Args:
         kinds: `layer_types`; None: all layers have the window.
-
-    Raises:
-        IncompatibleError: for an unknown kind of layer.
     """
     window = getattr(hf, "sliding_window", None)
     if not window or window >= hf.max_position_embeddings or not getattr(hf, "use_sliding_window", True):
@@ -118,9 +104,6 @@ def longest_text(text: Any) -> int:
 
     LongRoPE rotates all keys differently, even cached ones, once a context exceeds the original length. So such models
     are served up to that length.
-
-    Raises:
-        IncompatibleError: if the configuration lacks `max_position_embeddings`.
     """
     longest = getattr(text, "max_position_embeddings", None)
     if not longest:

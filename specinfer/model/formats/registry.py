@@ -71,11 +71,7 @@ _RENAMED = {
 
 
 def find_format(name: str) -> Format:
-    """Return the format of this name.
-
-    Raises:
-        SettingError: if no format has this name.
-    """
+    """Return the format of this name."""
     if name in FORMATS:
         return FORMATS[name]
     raise SettingError("weights", name, unknown_format(name))

@@ -92,11 +92,7 @@ if interpreted():
 
 
 def check_device(device: str) -> None:
-    """Check that kernels can run on a model's device.
-
-    Raises:
-        SettingError: if the device is no GPU and the interpreter is off.
-    """
+    """Check that kernels can run on a model's device."""
     if torch.device(device).type == "cuda" or interpreted():
         return
     raise SettingError("device", device, "the gpu executor needs cuda (TRITON_INTERPRET=1 for tests)")

@@ -52,11 +52,7 @@ class ShownWeights(Mapping[str, torch.Tensor]):
 
 
 def quantiser(kind: str) -> Quantise | None:
-    """Return a function that quantises a layer's matrix; None: it stays unquantised.
-
-    Raises:
-        SettingError: if torchao is not installed.
-    """
+    """Return a function that quantises a layer's matrix; None: it stays unquantised."""
     if kind not in QUANTISED:
         return None
     try:

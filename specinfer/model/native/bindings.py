@@ -230,11 +230,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 def bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the library's functions; check that both layouts agree.
-
-    Raises:
-        AssertionError: naming the differences; a bug, as both sides come from one source tree.
-    """
+    """Declare the library's functions; check that both layouts agree."""
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -81,11 +81,7 @@ _NEEDED = {"avx2", "fma", "f16c"}
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Return the compiled kernels.
-
-    Raises:
-        UnavailableError: if this machine cannot build or run them.
-    """
+    """Return the compiled kernels."""
     missing = _NEEDED - processor_flags()
     if missing:
         raise UnavailableError(f"native kernels: the processor lacks {', '.join(sorted(missing))}")
@@ -115,10 +111,6 @@ def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> l
     """Compile missing libraries in parallel; return the paths of all.
 
     On machines other than x86-64, return an empty list and compile nothing.
-
-    Raises:
-        UnavailableError: if no compiler is found, or it fails.
-        OSError: if the compiler cannot be run, or the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if platform.machine() not in _X86_64:

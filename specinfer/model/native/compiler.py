@@ -23,11 +23,7 @@ THIS_PROCESSOR = ("-march=native",)
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler's command.
-
-    Raises:
-        UnavailableError: if no compiler is found.
-    """
+    """Return the C++ compiler's command."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise UnavailableError("native kernels: no C++ compiler (set CXX or install g++)")
@@ -56,10 +52,6 @@ def compile_library(compiler: str, options: Sequence[str], path: Path) -> None:
 
     Args:
         options: options that select the processor.
-
-    Raises:
-        UnavailableError: if the compiler fails, with the end of its error output.
-        OSError: if the compiler cannot be run, or the library cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -18,12 +18,7 @@ from specinfer.model.weights.config import ModelConfig
 
 
 def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-    """Check that the kernels can run a model.
-
-    Raises:
-        UnavailableError: if this machine cannot compile or run the kernels.
-        IncompatibleError: naming the property that the kernels do not support.
-    """
+    """Check that the kernels can run a model."""
     if device != "cpu":
         raise IncompatibleError(f"native kernels: device = {device!r}: must be cpu")
     if dtype not in (torch.float32, torch.bfloat16):

@@ -23,11 +23,7 @@ def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | No
 
 
 def native_choose(p: NDArray[np.float64], key: int) -> int | None:
-    """Return a token chosen by noise, given unnormalised probabilities p [V].
-
-    Raises:
-        ValueError: if all probabilities are 0.
-    """
+    """Return a token chosen by noise, given unnormalised probabilities p [V]."""
     library = loaded_library()
     if library is None:
         return None
@@ -36,11 +32,7 @@ def native_choose(p: NDArray[np.float64], key: int) -> int | None:
 
 
 def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: int) -> int | None:
-    """Return a token chosen by noise from softmax(row / temperature).
-
-    Raises:
-        ValueError: if a logit is a NaN or infinite, or all are -infinity.
-    """
+    """Return a token chosen by noise from softmax(row / temperature)."""
     library = loaded_library()
     if library is None:
         return None

@@ -71,11 +71,7 @@ class DiskStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Create the file.
-
-        Raises:
-            SettingError: if the directory cannot be written.
-        """
+        """Create the file."""
         self._sizes: list[int] = []
         self._starts = [0]
         try:
@@ -100,11 +96,7 @@ class DiskStore:
         return self._sizes
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Add the next layer.
-
-        Raises:
-            UnavailableError: if the layer cannot be written, for example on a full disk.
-        """
+        """Add the next layer."""
         at = self._starts[-1]
         try:
             for piece in pieces:
@@ -162,9 +154,6 @@ def open_store(offload: str, device: str, directory: str = "") -> LayerStore | N
         offload: one of `OFFLOADS`.
         device: device of the passes.
         directory: directory of the file for "disk"; empty: the cache directory.
-
-    Raises:
-        SettingError: if `offload` is unknown, or is "host" for a CPU.
     """
     if offload not in OFFLOADS:
         raise SettingError("offload", offload, f"must be one of {', '.join(OFFLOADS)}")

@@ -157,9 +157,6 @@ class LayerStream:
         """Yield the index of the buffer with a layer.
 
         All work on the layer must be issued within the block.
-
-        Raises:
-            UnavailableError: if the layer cannot be read after retries; the next pass tries again.
         """
         index = self._take(layer)
         try:

@@ -197,11 +197,7 @@ def parallel_executor(
     num_blocks: int,
     executor: str,
 ) -> ParallelExecutor:
-    """Build this rank's part of a model; all ranks must call it.
-
-    Raises:
-        SettingError: if the model cannot be divided among these ranks, or `executor` cannot run it.
-    """
+    """Build this rank's part of a model; all ranks must call it."""
     if executor not in EXECUTORS:
         raise SettingError(
             "executor", executor, f"must be {' or '.join(EXECUTORS)} for ranks that share a model"

@@ -42,9 +42,6 @@ class Layout:
         """Return the configuration as ranks support it.
 
         Windows limit the context (`ModelConfig.like_llama`).
-
-        Raises:
-            IncompatibleError: naming the setting and the property of the layers that ranks do not support.
         """
         divided = self.tensor > 1 or self.stages == 1
         name, value = ("tensor_parallel", self.tensor) if divided else ("pipeline_parallel", self.stages)
@@ -113,12 +110,7 @@ class Place:
 
 
 def check_layout(config: ModelConfig, layout: Layout) -> None:
-    """Check that a model can be divided by a layout.
-
-    Raises:
-        SettingError: naming the setting, and the model's size that it does not divide.
-        IncompatibleError: naming the property of the layers that ranks do not support.
-    """
+    """Check that a model can be divided by a layout."""
     layout.known_part(config)
     if not 1 <= layout.stages <= config.layers:
         raise SettingError(

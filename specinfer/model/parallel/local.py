@@ -33,11 +33,7 @@ _END_S = 10.0
 
 
 class LocalRanks:
-    """A model divided among this process (rank 0) and child processes.
-
-    Raises:
-        SettingError: if the layout cannot divide the model, or this process has a divided model already.
-    """
+    """A model divided among this process (rank 0) and child processes."""
 
     def __init__(self, directory: Path, options: RunnerOptions, layout: Layout) -> None:
         if torch.distributed.is_initialized():

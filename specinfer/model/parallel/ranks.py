@@ -49,9 +49,6 @@ class Ranks:
         Args:
             device: "cpu", or "cuda": each rank then uses the GPU with its LOCAL_RANK.
             timeout_s: seconds after which a rank that does not answer is lost.
-
-        Raises:
-            SettingError: if the number of started ranks is not the layout's.
         """
         started = int(os.environ["WORLD_SIZE"])
         if started != layout.ranks:

@@ -61,11 +61,7 @@ class Probe(NamedTuple):
 
 
 def probe_generic(model: Any) -> Probe:
-    """Compare some layers of a `transformers` model, run by the generic executor.
-
-    Raises:
-        IncompatibleError: if the logits differ, naming the ways and differences.
-    """
+    """Compare some layers of a `transformers` model, run by the generic executor."""
     family = model.config.model_type
     with quiet():
         small = few_layers(model)
@@ -78,11 +74,7 @@ def probe_generic(model: Any) -> Probe:
 
 
 def probe_gguf(path: Path, hf: Any, generation: Any | None, executor: str) -> Probe:
-    """Compare some layers of a GGUF file with `transformers`, in float32.
-
-    Raises:
-        IncompatibleError: if the logits differ, naming the ways and differences.
-    """
+    """Compare some layers of a GGUF file with `transformers`, in float32."""
     small, tensors = read_sample(path, hf)
     with quiet():
         config = from_transformers(small, generation)
@@ -94,11 +86,7 @@ def probe_gguf(path: Path, hf: Any, generation: Any | None, executor: str) -> Pr
 
 
 def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
-    """Compare some layers of a loaded checkpoint with `transformers`, in float32.
-
-    Raises:
-        IncompatibleError: if the logits differ, naming the ways and differences.
-    """
+    """Compare some layers of a loaded checkpoint with `transformers`, in float32."""
     if isinstance(loaded.executor, GenericExecutor):
         return probe_generic(loaded.executor.model)
     hf, generation = load_transformers_config(directory)
@@ -118,12 +106,7 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
 
 
 def check_gguf_model(directory: Path, executor: str) -> None:
-    """Check a GGUF file's tensors, probe the model, and cache the result.
-
-    Raises:
-        SettingError: if the directory has no GGUF file.
-        IncompatibleError: naming a wrong tensor, or the ways and differences of logits.
-    """
+    """Check a GGUF file's tensors, probe the model, and cache the result."""
     gguf = kept_gguf(directory)
     if gguf is None:
         raise SettingError("model", str(directory), f"the directory has no {KEPT_GGUF}")
@@ -136,12 +119,7 @@ def check_gguf_model(directory: Path, executor: str) -> None:
 
 
 def check_directory(directory: Path) -> Probe:
-    """Load a model and probe it; cached results are not used.
-
-    Raises:
-        SettingError: if the directory has no model.
-        IncompatibleError: naming an unsupported part, or the ways and differences of logits.
-    """
+    """Load a model and probe it; cached results are not used."""
     hf, generation = load_transformers_config(directory)
     try:
         config = from_transformers(hf, generation)
@@ -156,11 +134,7 @@ def check_directory(directory: Path) -> Probe:
 
 
 def require_right(directory: Path, loaded: LoadedModel) -> Probe:
-    """Probe a loaded checkpoint, and cache the result.
-
-    Raises:
-        IncompatibleError: if the logits differ, naming the ways and differences.
-    """
+    """Probe a loaded checkpoint, and cache the result."""
     with progress(WHAT):
         probe = probe_loaded(directory, loaded)
     _keep(directory, loaded.executor.name, probe)

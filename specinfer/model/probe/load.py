@@ -29,9 +29,6 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
     """Check a GGUF file before or while the block loads it.
 
     Yields True if the file is being checked, or was checked by an earlier process. A running check ends with the block.
-
-    Raises:
-        IncompatibleError: if the check fails.
     """
     name, gguf = planned_executor(directory, options), kept_gguf(directory)
     if _is_recorded(directory, name):
@@ -84,11 +81,7 @@ log = logging.getLogger(__name__)
 
 
 def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> ModelRunner:
-    """Load a model directory (see `load_model`), unless the probe fails.
-
-    Raises:
-        IncompatibleError: if its logits differ from those of `transformers`.
-    """
+    """Load a model directory (see `load_model`), unless the probe fails."""
     check_options(options)
     if ranks is None:
         with checked_early(directory, options) as checked:

@@ -116,11 +116,7 @@ def _plain(part: torch.nn.Module) -> dict[str, str]:
 
 
 def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
-    """Load a checkpoint's first layers in float32.
-
-    Raises:
-        IncompatibleError: if tensors are missing in the checkpoint.
-    """
+    """Load a checkpoint's first layers in float32."""
     from transformers import AutoModelForCausalLM
 
     config = with_layers(hf, count)

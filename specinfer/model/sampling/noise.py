@@ -34,11 +34,7 @@ class Noise:
     position: int
 
     def choose(self, p: Float64 | Excerpt) -> int:
-        """Return the token that the noise chooses from unnormalised p [V].
-
-        Raises:
-            ValueError: if all probabilities are 0.
-        """
+        """Return the token that the noise chooses from unnormalised p [V]."""
         key = noise_key(self.seed, self.position)
         if isinstance(p, Excerpt):
             token_ids, q = p.candidates()
@@ -47,11 +43,7 @@ class Noise:
         return reference_choice(p, key) if token is None else token
 
     def choose_by_logits(self, logits: torch.Tensor, sampling: Sampling) -> int:
-        """Return the token that the noise chooses from `probabilities(logits)`.
-
-        Raises:
-            ValueError: if all probabilities are 0, for example with NaN or infinite logits.
-        """
+        """Return the token that the noise chooses from `probabilities(logits)`."""
         if sampling.greedy or sampling.cuts:
             return self.choose(probabilities(logits, sampling))
         row, key = logits.float().cpu().numpy(), noise_key(self.seed, self.position)
@@ -64,9 +56,6 @@ def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> in
     """Return the token with the smallest E / p, the rule of `Noise`.
 
     `token_ids` [n] are the tokens of p; None: 0, 1, ...
-
-    Raises:
-        ValueError: if all probabilities are 0.
     """
     possible = np.flatnonzero(p > 0)
     if not len(possible):

@@ -56,11 +56,7 @@ class GenericExecutor:
         return self._recurrent.states if self._recurrent else None
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass and return its logits [R, V].
-
-        Raises:
-            IncompatibleError: if a position exceeds the served maximum.
-        """
+        """Run a pass and return its logits [R, V]."""
         if batch.positions and max(batch.positions) >= self._max_positions:
             raise IncompatibleError(
                 f"position {max(batch.positions)}: the model is {self.limit or f'served up to {self._max_positions}'}"

@@ -36,9 +36,6 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
 
     Args:
         weights: tensors under Llama's names.
-
-    Raises:
-        IncompatibleError: naming tensors that are missing, unexpected or of another shape.
     """
     wanted = expected_tensors(hf, config)
     originals = {name: original_name(weights, name) for name in weights}
@@ -108,9 +105,6 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
     """Check that `config.json` and the GGUF file have equal rotary frequencies.
 
     A file without rotary metadata is not checked.
-
-    Raises:
-        IncompatibleError: if they differ: an earlier conversion ignored the file's scaling.
     """
     meta = weights.metadata
     if not (weights.rope_factors or meta.has("rope.freq_base")):
@@ -130,11 +124,7 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
 
 
 def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:
-    """Load a whole model with `transformers`; every tensor must be used.
-
-    Raises:
-        IncompatibleError: naming tensors that are missing, unexpected or of another shape.
-    """
+    """Load a whole model with `transformers`; every tensor must be used."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     gguf = kept_gguf(directory)
@@ -146,11 +136,7 @@ def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:
 
 
 def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
-    """Return the `transformers` model of a configuration, with these tensors.
-
-    Raises:
-        IncompatibleError: naming tensors that are missing, unexpected or of another shape.
-    """
+    """Return the `transformers` model of a configuration, with these tensors."""
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping[type(config)]

@@ -184,9 +184,6 @@ class ModelConfig:
 
         Args:
             what: name of the part, for the error.
-
-        Raises:
-            IncompatibleError: naming the properties that such a part does not support.
         """
         if beyond := [name for name, has in self._beyond_llama() if has]:
             raise IncompatibleError(

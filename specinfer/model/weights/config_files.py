@@ -18,23 +18,13 @@ _WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read the model configuration of a directory.
-
-    Raises:
-        SettingError: if there is no `config.json`.
-        IncompatibleError: naming an unsupported family or option, or a size out of range.
-    """
+    """Read the model configuration of a directory."""
     with naming(directory / "config.json"):
         return from_transformers(*load_transformers_config(directory))
 
 
 def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
-    """Read a directory's configuration, and its generation configuration or None.
-
-    Raises:
-        SettingError: if `config.json` is missing, or `transformers` cannot read it.
-        IncompatibleError: naming a size out of range.
-    """
+    """Read a directory's configuration, and its generation configuration or None."""
     from transformers import AutoConfig, GenerationConfig
 
     if not (directory / "config.json").is_file():
@@ -96,11 +86,7 @@ def _text_part(hf: Any) -> Any:
 
 
 def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
-    """Convert a `transformers` configuration to ours.
-
-    Raises:
-        IncompatibleError: naming an unsupported family or option.
-    """
+    """Convert a `transformers` configuration to ours."""
     family = family_of(hf.model_type)
     family.check_fields(vars(hf))
     family_fields = family.fields(hf)
@@ -132,9 +118,6 @@ def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
     """Return the ids of the tokens that end an answer.
 
     The generation configuration takes precedence over the model's. Ids outside the vocabulary are ignored.
-
-    Raises:
-        IncompatibleError: naming a value that is not a number.
     """
     value = getattr(generation, "eos_token_id", None)
     if value is None:

@@ -27,10 +27,6 @@ def convert_gguf(gguf: Path, directory: Path, report: Report = _silent) -> dict[
 
     Args:
         report: called with the number of finished steps, and of all steps.
-
-    Raises:
-        IncompatibleError: naming an unsupported part of the file.
-        OSError: if the result cannot be written.
     """
     try:
         with naming(gguf):

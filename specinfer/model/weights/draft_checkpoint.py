@@ -43,11 +43,7 @@ class DraftModel:
 
 
 def verifier_of(directory: Path) -> str:
-    """Return the name of a checkpoint's target.
-
-    Raises:
-        IncompatibleError: if the checkpoint does not name its target.
-    """
+    """Return the name of a checkpoint's target."""
     name = verifier_fields(read_json(directory / "config.json")).get("name_or_path")
     if not isinstance(name, str):
         field = "speculators_config.verifier.name_or_path"
@@ -56,11 +52,7 @@ def verifier_of(directory: Path) -> str:
 
 
 def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that describe a checkpoint's target (verifier).
-
-    Raises:
-        IncompatibleError: if they are missing or not an object.
-    """
+    """Return the fields that describe a checkpoint's target (verifier)."""
     described = config.get("speculators_config")
     verifier = described.get("verifier") if isinstance(described, dict) else None
     if not isinstance(verifier, dict):
@@ -169,9 +161,6 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
     """Check that a draft was trained with this target's embeddings.
 
     Checkpoints of other libraries have no fingerprint and are accepted.
-
-    Raises:
-        IncompatibleError: if the embeddings differ.
     """
     expected = verifier_fields(config).get(FINGERPRINT)
     if expected is not None and (actual := fingerprint_in(target_directory)) != expected:
@@ -181,11 +170,7 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
 
 
 def checked_config(directory: Path, target_directory: Path, algorithm: str) -> dict[str, Any]:
-    """Return a checkpoint's `config.json`, after checking algorithm and target.
-
-    Raises:
-        IncompatibleError: if the algorithm is not `algorithm`, or the draft was trained for another target.
-    """
+    """Return a checkpoint's `config.json`, after checking algorithm and target."""
     config: dict[str, Any] = read_json(directory / "config.json")
     if config.get(KIND) != algorithm:
         raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r}: must be {algorithm!r}")
@@ -196,20 +181,12 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
 
 
 def target_config(directory: Path) -> ModelConfig:
-    """Return a target's configuration, if trained drafts support its layers.
-
-    Raises:
-        IncompatibleError: naming the unsupported property of its layers.
-    """
+    """Return a target's configuration, if trained drafts support its layers."""
     return load_config(directory).like_llama("trained drafts")
 
 
 def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
-    """Load an SSM, with its target's embeddings.
-
-    Raises:
-        IncompatibleError: if the checkpoint is of another algorithm or target, or tensors are inconsistent.
-    """
+    """Load an SSM, with its target's embeddings."""
     config = checked_config(directory, target_directory, ALGORITHM)
     target = target_config(target_directory)
     target_weights = open_weights(target_directory, target)
@@ -237,9 +214,6 @@ def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabu
         token_ids: from d2t; None: the checkpoint has no d2t.
         draft_vocabulary: `draft_vocab_size` of `config.json`.
         vocabulary: size of the target's vocabulary.
-
-    Raises:
-        IncompatibleError: if their number is wrong, or they are not distinct tokens of the target.
     """
     if token_ids is None or len(token_ids) != draft_vocabulary:
         what = "is missing" if token_ids is None else f"has {len(token_ids)} entries"

@@ -79,12 +79,7 @@ class SafetensorsWeights(NamedTensors):
 
 
 def _index(directory: Path) -> dict[str, Path]:
-    """Return the path of the file that contains each tensor.
-
-    Raises:
-        SettingError: if there are no *.safetensors.
-        IncompatibleError: if `model.safetensors.index.json` contradicts the files' headers.
-    """
+    """Return the path of the file that contains each tensor."""
     index_file = directory / f"{_WHOLE}.index.json"
     files = sorted(directory.glob("*.safetensors"))
     if not files:

@@ -31,12 +31,7 @@ Span = tuple[int, int]
 
 
 def weights_fingerprint(directory: Path) -> str:
-    """Return a hash of a directory's configuration and weight files.
-
-    Raises:
-        SettingError: if there are no weight files.
-        IncompatibleError: if a safetensors file has no readable header.
-    """
+    """Return a hash of a directory's configuration and weight files."""
     digest = sha256()
     for name in _CONFIGURATION:
         path = directory / name
@@ -121,9 +116,6 @@ def model_fingerprint(
     Args:
         text: fingerprint of tokenizer and chat template.
         blocks: GGUF types of the quantised matrices.
-
-    Raises:
-        SettingError: if the directory lacks a configuration or weights.
     """
     window = (kv_window,) if kv_window else ()
     cache = (kv_type,) if kv_type != AUTO_KV else ()

@@ -43,9 +43,6 @@ class GgufWeights(NamedTensors):
         Args:
             blocks: False: `blocks` returns None for all tensors, so they are dequantised.
             further: True: only the layers for multi-token prediction; False: all other tensors.
-
-        Raises:
-            IncompatibleError: naming a missing part or key, or an unknown tensor.
         """
         self._blocks = blocks
         readers = read_parts(path)
@@ -97,11 +94,7 @@ class GgufWeights(NamedTensors):
 
     @property
     def rope_factors(self) -> dict[str, list[float]]:
-        """Lists of divisors of the rotary frequencies, by tensor name.
-
-        Raises:
-            IncompatibleError: if a divisor is not a number above 0.
-        """
+        """Lists of divisors of the rotary frequencies, by tensor name."""
         stored = {name: self._tensors[name][1].data for name in ROPE_TENSORS & self._tensors.keys()}
         for name, divisors in stored.items():
             if not (np.isfinite(divisors) & (divisors > 0)).all():
@@ -120,11 +113,7 @@ class GgufWeights(NamedTensors):
         return sizes
 
     def config(self) -> Any:
-        """Return the `transformers` configuration for the file's metadata.
-
-        Raises:
-            IncompatibleError: naming a missing or unknown key.
-        """
+        """Return the `transformers` configuration for the file's metadata."""
         shapes = {
             name: tuple(map(int, reversed(tensor.shape))) for name, (_, tensor) in self._tensors.items()
         }

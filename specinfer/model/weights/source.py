@@ -31,11 +31,7 @@ FLAT_FIELD, FLAT_ARCHITECTURE = "dflash_config", "DFlashDraftModel"
 
 
 def kept_gguf(directory: Path) -> Path | None:
-    """Return a directory's GGUF file; None if it has none.
-
-    Raises:
-        SettingError: if the directory links to a file that is missing or was replaced.
-    """
+    """Return a directory's GGUF file; None if it has none."""
     path = directory / KEPT_GGUF
     if not path.is_symlink():
         return path if path.is_file() else None
@@ -105,11 +101,7 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 
 def check_gguf(path: Path) -> None:
-    """Check that a file begins like a GGUF file.
-
-    Raises:
-        SettingError: if the file is not GGUF, or cannot be read.
-    """
+    """Check that a file begins like a GGUF file."""
     try:
         with path.open("rb") as file:
             start = file.read(len(_MAGIC))

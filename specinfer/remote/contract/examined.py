@@ -53,11 +53,7 @@ class Examined:
         self.described = False
 
     async def describe(self) -> speculator_pb2.DescribeSpeculatorReply:
-        """Request the service's description.
-
-        Raises:
-            UnavailableError: if the service does not answer.
-        """
+        """Request the service's description."""
         self.description = await describe_speculators(self.address, self._stub)
         self.described = True
         return self.description
@@ -102,12 +98,7 @@ class Examined:
     async def ask(
         self, entries: Sequence[speculator_pb2.DraftEntry], client: str = CLIENT
     ) -> list[speculator_pb2.DraftResult]:
-        """Send entries; return one result per entry, in the same order.
-
-        Raises:
-            UnavailableError: if the service does not answer.
-            BrokenContractError: if the answer does not belong to this message.
-        """
+        """Send entries; return one result per entry, in the same order."""
         self._steps += 1
         self._asked.setdefault(client, set()).update(entry.request_id for entry in entries)
         request = speculator_pb2.DraftRequest(step_id=self._steps, entries=entries, client=client)
@@ -130,11 +121,7 @@ class Examined:
     async def served(
         self, entry: speculator_pb2.DraftEntry, client: str = CLIENT
     ) -> speculator_pb2.DraftResult:
-        """Return the result of a single entry; its status must be OK.
-
-        Raises:
-            BrokenContractError: if the status or `cached_len` is wrong.
-        """
+        """Return the result of a single entry; its status must be OK."""
         result = await self.one(entry, client)
         expect_status(result, OK, f"{len(entry.delta_token_ids)} tokens from position {entry.base_len}")
         expected_len = entry.base_len + len(entry.delta_token_ids)
@@ -143,11 +130,7 @@ class Examined:
         return result
 
     async def release(self, request_ids: Sequence[str], client: str = CLIENT) -> int:
-        """Release requests; return the number of known requests in the reply.
-
-        Raises:
-            UnavailableError: if the service does not answer.
-        """
+        """Release requests; return the number of known requests in the reply."""
         request = common_pb2.ReleaseRequest(request_ids=request_ids, client=client)
         try:
             reply: common_pb2.ReleaseReply = await self._stub.Release(request, timeout=CALL_S)
@@ -156,11 +139,7 @@ class Examined:
         return reply.released
 
     async def close(self) -> None:
-        """Release all requests, and end the stream.
-
-        Raises:
-            UnavailableError: if the service does not answer.
-        """
+        """Release all requests, and end the stream."""
         self._stream.reset()
         for client, names in self._asked.items():
             await self.release(sorted(names), client)
@@ -168,11 +147,7 @@ class Examined:
     def trees(
         self, entry: speculator_pb2.DraftEntry, result: speculator_pb2.DraftResult
     ) -> dict[int, TokenTree]:
-        """Check a result's trees; return them by speculator.
-
-        Raises:
-            BrokenContractError: if a tree breaks a rule or was not requested.
-        """
+        """Check a result's trees; return them by speculator."""
         asked = set(entry.speculators) or set(range(len(self.description.speculators)))
         limits, trees = TreeLimits(entry.node_budget, entry.max_depth), dict[int, TokenTree]()
         for draft in result.drafts:
@@ -218,11 +193,7 @@ class Examined:
 
 
 def expect_status(result: speculator_pb2.DraftResult, status: int, what: str) -> None:
-    """Check the status of an answer.
-
-    Raises:
-        BrokenContractError: if the status differs.
-    """
+    """Check the status of an answer."""
     if result.status != status:
         names = {int(entry_status): entry_status.name for entry_status in EntryStatus}
         shown = f"{names.get(result.status, result.status)} {result.message}".strip()

@@ -89,11 +89,7 @@ class AcceptanceRule(Protocol):
 
 
 def find_rule(name: str) -> AcceptanceRule:
-    """Return the rule of this name.
-
-    Raises:
-        SettingError: if no rule has this name.
-    """
+    """Return the rule of this name."""
     if name not in RULES:
         raise SettingError("acceptance", name, f"must be one of {', '.join(RULES)}")
     module, function = RULES[name].split(":")

@@ -29,9 +29,6 @@ def check_state_space(hf: Any, known: Mapping[str, Any]) -> None:
 
     Args:
         known: supported value of each option.
-
-    Raises:
-        IncompatibleError: naming an option, its value and the supported one.
     """
     for name, value in {"hidden_act": "silu", **known}.items():
         if (found := getattr(hf, name)) not in (value, None):

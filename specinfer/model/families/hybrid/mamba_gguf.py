@@ -121,11 +121,7 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
 
 
 def decay_logarithms(name: str, decays: torch.Tensor) -> torch.Tensor:
-    """Return log(-a) of decays a, the content of `ssm_a`.
-
-    Raises:
-        IncompatibleError: naming a decay that is not below 0.
-    """
+    """Return log(-a) of decays a, the content of `ssm_a`."""
     if not decays.is_meta and len(wrong := decays[~(decays < 0)]):
         raise IncompatibleError(f"GGUF: {name} (ssm_a) has the decay {wrong[0].item():g}: must be below 0")
     return torch.log(-decays)

@@ -37,11 +37,7 @@ class Metadata:
     """Metadata of a GGUF file; records which values were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Check that the file contains a model.
-
-        Raises:
-            IncompatibleError: if `general.type` is not "model".
-        """
+        """Check that the file contains a model."""
         self._values, self._used = values, set[str]()
         self.architecture = str(values.get("general.architecture"))
         kind = values.get("general.type", "model")
@@ -53,11 +49,7 @@ class Metadata:
         return f"{self.architecture}.{name}" in self._values
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a key of the architecture.
-
-        Raises:
-            IncompatibleError: if the key is missing and there is no default.
-        """
+        """Return the value of a key of the architecture."""
         key = f"{self.architecture}.{name}"
         self._used.add(key)
         value = self._values.get(key, default)
@@ -157,11 +149,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def checked_id(key: str, get: Callable[[str], Any], size: int) -> int | None:
-    """Return a token id of the metadata; None if it is missing.
-
-    Raises:
-        IncompatibleError: if it is not one of the vocabulary's `size` ids.
-    """
+    """Return a token id of the metadata; None if it is missing."""
     if (value := get(key)) is None:
         return None
     token = whole_number(value)

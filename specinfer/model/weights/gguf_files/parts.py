@@ -39,9 +39,6 @@ def read_parts(path: Path) -> "list[QuickReader]":
     """Return a reader for each part of a GGUF model.
 
     The parts must be next to the file, or next to its target if the file is a link with another name.
-
-    Raises:
-        IncompatibleError: if a part is missing or does not fit the first one.
     """
     first = _reader(path)
     count, number = (_number(first, f"split.{name}") for name in ("count", "no"))

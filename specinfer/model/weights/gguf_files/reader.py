@@ -42,11 +42,7 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         return self._read_list(offset + 12, *self._lists[offset])
 
     def bytes_of(self, tensor: Any, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read rows `start` to `stop` of a tensor, as stored.
-
-        Raises:
-            IncompatibleError: if the file ends within the rows.
-        """
+        """Read rows `start` to `stop` of a tensor, as stored."""
         rows = tensor.data[start:stop]
         row = rows.nbytes // len(rows) if len(rows) else 0
         read: Any = np.empty(rows.nbytes, np.uint8)
@@ -107,11 +103,7 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         return "little" if self.endianess == GGUFEndian.LITTLE else "big"
 
     def _size_of(self, start: int, kind: GGUFValueType, count: int) -> int:
-        """Return the size of a list in bytes.
-
-        Raises:
-            IndexError: if the file ends within the list.
-        """
+        """Return the size of a list in bytes."""
         if kind != GGUFValueType.STRING:
             return count * int(np.dtype(self.gguf_scalar_to_np[kind]).itemsize)
         data, at, end, order = memoryview(self.data), start, len(self.data) - 8, self._order

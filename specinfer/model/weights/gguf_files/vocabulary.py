@@ -84,11 +84,7 @@ class Vocabulary:
                 yield token
 
     def chat_templates(self) -> dict[str, str]:
-        """Return chat templates besides the default one, by name.
-
-        Raises:
-            IncompatibleError: if a name cannot be a file's name.
-        """
+        """Return chat templates besides the default one, by name."""
         templates = {
             key.removeprefix(_TEMPLATES): str(text)
             for key, text in self._fields.items()
@@ -99,11 +95,7 @@ class Vocabulary:
         return templates
 
     def adapt(self, stages: dict[str, Any]) -> None:
-        """Change a `tokenizer.json` of `transformers` to agree with the GGUF file.
-
-        Raises:
-            IncompatibleError: naming a key with an unsupported value.
-        """
+        """Change a `tokenizer.json` of `transformers` to agree with the GGUF file."""
         match self._get("model"):
             case "gpt2":
                 self._adapt_bytes(stages)
@@ -165,11 +157,7 @@ class Vocabulary:
 
 
 def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -> None:
-    """Write the tokenizer of a GGUF file into a model directory.
-
-    Raises:
-        IncompatibleError: naming an unknown value.
-    """
+    """Write the tokenizer of a GGUF file into a model directory."""
     tokenizer = _of_transformers(architecture, vocabulary)
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     plain = [token for token in vocabulary.end_tokens() if not (token in added and added[token].special)]

@@ -22,12 +22,7 @@ from specinfer.model.weights.source import kept_gguf
 
 
 def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.Tensor]:
-    """Open a model directory's tensors; quantised ones are dequantised on reading.
-
-    Raises:
-        SettingError: if there are no *.safetensors.
-        IncompatibleError: naming an unsupported quantisation.
-    """
+    """Open a model directory's tensors; quantised ones are dequantised on reading."""
     gguf = kept_gguf(directory)
     if gguf is not None:
         return GgufWeights(gguf, blocks=False)

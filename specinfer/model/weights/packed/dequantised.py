@@ -20,11 +20,7 @@ class DequantisedWeights(NamedTensors):
     """Weights whose quantised matrices are dequantised to float32 on reading."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
-        """Find the quantised matrices.
-
-        Raises:
-            IncompatibleError: if a matrix lacks a tensor, such as its scales, or no matrix is quantised.
-        """
+        """Find the quantised matrices."""
         self._weights, self._scheme = weights, scheme
         groups = self._scaled() if scheme.kind == "fp8" else self._grouped()
         self._parts: dict[str, dict[str, str]] = dict(groups)

@@ -57,11 +57,7 @@ class Scheme:
 
 
 def read_scheme(directory: Path) -> Scheme | None:
-    """Return a model directory's quantisation; None if it is not quantised.
-
-    Raises:
-        IncompatibleError: naming an unsupported key and its value.
-    """
+    """Return a model directory's quantisation; None if it is not quantised."""
     path = directory / "config.json"
     config = read_json(path)
     fields = config.get("quantization_config") or config.get("compression_config")
