@@ -9,8 +9,8 @@ import torch
 from specinfer.drafters import DrafterOptions
 from specinfer.drafters.checkpoint import load_trained
 from specinfer.drafters.feature_rows import FeatureRowsDrafter
+from specinfer.drafters.growth import runner_options, shape_of
 from specinfer.drafters.published.eagle3 import EagleSource
-from specinfer.drafters.ssm import runner_options, shape_of
 from specinfer.errors import SettingError
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.cache.kv_cache import KVStorage, PagedKVCache

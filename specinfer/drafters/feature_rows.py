@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from specinfer.drafters import DrafterDescription, DraftJob, Features
-from specinfer.drafters.ssm import growth_task
+from specinfer.drafters.growth import growth_task
 from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.checkpoint import load_trained
+from specinfer.drafters.growth import growth_task, shape_of
 from specinfer.drafters.heads_layers import (
     BlockwiseSource,
     Heads,
@@ -25,7 +26,6 @@ from specinfer.drafters.heads_layers import (
     MedusaSource,
     tensors_of_target,
 )
-from specinfer.drafters.ssm import growth_task, shape_of
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.levels import grow_edges, grow_levels

@@ -16,7 +16,7 @@ import torch
 
 from specinfer.drafters.published.config import DraftLayers
 from specinfer.drafters.published.mtp import GATE, MtpSource
-from specinfer.drafters.ssm import drafted_tokens
+from specinfer.drafters.vocabulary import drafted_tokens
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.experts import ROUTER
 from specinfer.model.weights.config import ModelConfig

@@ -10,9 +10,9 @@ import torch
 from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.drafters.checkpoint import load_trained
 from specinfer.drafters.feature_rows import FeatureRowsDrafter, RowRunner
+from specinfer.drafters.growth import shape_of
 from specinfer.drafters.heads_layers import output_head
 from specinfer.drafters.published.config import DraftLayers, Shapes
-from specinfer.drafters.ssm import shape_of
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
