@@ -38,7 +38,10 @@ def run_service(
     name_of: Callable[[Settings], str],
     serve: Callable[[Settings], Coroutine[Any, Any, None]],
 ) -> None:
-    """Serve until signalled; exit with 2 for bad settings, 1 for failures. `--help` prints help and exits."""
+    """Serve until signalled, or print help.
+
+    Exits with 2 for bad settings, 1 for failures.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     if _HELP_FLAGS & set(arguments):
         from specinfer.settings_help import print_help  # imports rich, which is slow
