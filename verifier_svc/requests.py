@@ -126,11 +126,12 @@ class HostedRequests:
 
     def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:
         """Return the step's entry; store the message's tokens in the request."""
-        delta, longest = tuple(part.delta_token_ids), self._host.verifier.limits.max_context_len
+        delta = tuple(part.delta_token_ids)
         if not delta:
             raise InvalidInputError("delta_token_ids", [], "must not be empty")
-        if part.prompt_len > longest:
-            raise InvalidInputError("prompt_len", part.prompt_len, f"must be at most {longest} tokens")
+        if part.prompt_len > len(delta) and part.base_len == 0:
+            reason = f"must be at most {len(delta)}, the tokens of delta_token_ids"
+            raise InvalidInputError("prompt_len", part.prompt_len, reason)
         state = self._states.get(part.request_id)
         if part.base_len == 0:
             state = self._begin(part, delta, state)
@@ -179,7 +180,7 @@ class _UnknownError(Exception):
 def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState:
     request = GenerationRequest(
         part.request_id,
-        prompt=(0,) * (part.prompt_len or len(tokens)),  # the host only reads its length
+        prompt=tuple(tokens[: part.prompt_len or len(tokens)]),
         max_new_tokens=part.max_new_tokens or _UNLIMITED,
         sampling=decode_sampling(part.sampling),
         stop_token_ids=frozenset(part.stop_token_ids),
