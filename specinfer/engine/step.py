@@ -19,7 +19,8 @@ from specinfer.planning.choice import PLAIN, Choice, SpeculatorSet
 from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
 from specinfer.planning.step_report import DraftTime, StepPlanner
 from specinfer.planning.trees import trees_to_verify
-from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.statistics import count_all
@@ -62,7 +63,7 @@ class Verified(NamedTuple):
 
     trees: Mapping[str, TokenTree]
     """Verified trees, including the host's drafts."""
-    verdicts: Mapping[str, VerdictEntry]
+    verdicts: Mapping[str, Verdict]
     pass_s: float
     host_s: float
     """Seconds of the step at the host."""
