@@ -8,7 +8,7 @@ from specinfer.errors import SettingError
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import ExpansionVector, ProposalKind, TreeLimits
 
 _DRAFT_FORMAT = "q8_0"

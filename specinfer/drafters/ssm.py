@@ -24,7 +24,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.source import is_draft_checkpoint
-from specinfer.tokenizer import tokenizer_facts
+from specinfer.text.tokenizer import tokenizer_facts
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)

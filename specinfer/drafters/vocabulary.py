@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from specinfer.model.weights.config_files import load_config
-from specinfer.tokenizer import tokenizer_facts
+from specinfer.text.tokenizer import tokenizer_facts
 
 _SMALL = 1.5
 """Minimum ratio of vocabulary to draft vocabulary for trimming a head."""
