@@ -37,7 +37,7 @@ class DraftQuery(NamedTuple):
 
 
 class DraftInputs(NamedTuple):
-    """What a step gives to the entries of a group."""
+    """Inputs of the entries of a group in one step."""
 
     outputs: TargetOutputs
     feature_bytes: int
@@ -87,7 +87,7 @@ class DraftRecord:
 
 @dataclass(kw_only=True)
 class DraftGroup(DraftRecord, ABC):
-    """Drafters that share contexts, and the requests that they have read."""
+    """Drafters with common contexts, and the requests that they have read."""
 
     cached_len: dict[str, int] = field(default_factory=dict)
     """Context tokens in the drafters' cache, by request id."""
