@@ -38,8 +38,9 @@ from gateway.session.token_stream import TokenStreams
 from gateway.settings import RETENTION_SECONDS, GatewaySettings
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, LeaseStore
-from gateway.store.requests import RequestStore
+from gateway.store.leases import EmbeddedLeases, RedisLeases
+from gateway.store.protocol import Leases, Store
+from gateway.store.redis import RedisStore
 from specinfer.errors import UnavailableError
 from specinfer.hub import model_name, resolve_model
 from specinfer.planning.learned import load_weights
@@ -50,7 +51,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
-Stores: TypeAlias = tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]
+Stores: TypeAlias = tuple[Store, Leases, Callable[[], Awaitable[None]]]
 """Stores of requests and leases, and the function that closes both."""
 _DRAIN_POLL_S = 0.05
 _HEALTH_S = 0.2
@@ -61,7 +62,7 @@ class Gateway:
     settings: GatewaySettings
     sessions: VerifierSessions
     lease_manager: LeaseManager
-    store: RequestStore
+    store: Store
     token_streams: TokenStreams
     watches: Watches
     servicer: GenerationServicer
@@ -218,8 +219,8 @@ def open_store(settings: GatewaySettings, gateway_id: str) -> Stores:
 
         return embedded, EmbeddedLeases(embedded, settings.lease_seconds), close
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
-    store = RequestStore(connection, gateway_id, RETENTION_SECONDS, settings.max_waiting)
-    return store, LeaseStore(connection, gateway_id, settings.lease_seconds), connection.close
+    store = RedisStore(connection, gateway_id, RETENTION_SECONDS, settings.max_waiting)
+    return store, RedisLeases(connection, gateway_id, settings.lease_seconds), connection.close
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from gateway.cluster.rules import somebody_serves, somebody_stays, verifiers_to_
 from gateway.cluster.sessions import VerifierSessions, models_of
 from gateway.events import Events
 from gateway.settings import GatewaySettings
-from gateway.store.leases import GatewayReport, LeaseStore, Renewal
+from gateway.store.protocol import GatewayReport, Leases, Renewal
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.service.outage import Outage
 from specinfer.system.log_lines import LogPace
@@ -35,7 +35,7 @@ class LeaseManager:
     def __init__(
         self,
         settings: GatewaySettings,
-        leases: LeaseStore,
+        leases: Leases,
         sessions: VerifierSessions,
         rebalancer: Rebalancer,
         events: Events,

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from gateway.cluster.rules import best_session
 from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.session import Shared, VerifierSession
-from gateway.store.leases import LeaseStore, VerifierLease
+from gateway.store.protocol import Leases, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.scheduling.entries import Progress
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class VerifierSessions:
     """Verifiers by address, sessions by the verifier's instance id."""
 
-    def __init__(self, shared: Shared, leases: LeaseStore) -> None:
+    def __init__(self, shared: Shared, leases: Leases) -> None:
         self._shared, self._leases = shared, leases
         self.links: dict[str, VerifierLink] = {}
         self.by_instance: dict[str, VerifierSession] = {}

@@ -3,59 +3,20 @@
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
+from gateway.store.protocol import GatewayReport, Leases, Renewal, VerifierLease
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayReport:
-    """State that a gateway reports when it renews its lease."""
-
-    gateway_id: str
-    sessions: int = 0
-    """Number of verifiers that the gateway drives."""
-    room: int = 0
-    """Number of additional requests that the gateway could run at once."""
-    draining: bool = False
-    models: tuple[str, ...] = ()
-    """Fingerprints of its models; requests with tokens need the same model."""
-    number: int = 0
-    """Sequence number of the gateway's reports, from 1; 0 in old versions."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierLease:
-    """Right to drive one verifier; newer leases have a higher `fence`."""
-
-    instance_id: str
-    fence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """Outcome of renewing a gateway's lease."""
-
-    epoch: str
-    """Random id in Redis; a changed id means lost data."""
-    alive: list[GatewayReport]
-    """Reports of all live gateways, this one included."""
-    cancels: list[str]
-    """Ids of this gateway's requests to cancel."""
-    lost: list[str]
-    """Instance ids of verifiers whose leases were lost."""
-
-
-class LeaseStore:
+class RedisLeases(Leases):
     name = "Redis"
-    """Name in log lines."""
 
     def __init__(self, connection: RedisConnection, gateway_id: str, lease_s: float) -> None:
         self._connection, self.gateway_id, self.lease_s = connection, gateway_id, lease_s
 
     async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
-        """Renew the leases of the gateway and its verifiers."""
         epoch, alive, cancels, lost = await self._connection.run(
             "renew",
             self.gateway_id,
@@ -68,16 +29,13 @@ class LeaseStore:
         return Renewal(epoch, reports, list(cancels), list(lost))
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
-        """Claim a verifier; return the lease, or the current owner's id."""
         fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._milliseconds)
         return str(holder) if holder else VerifierLease(instance_id, int(fence))
 
     async def release(self, lease: VerifierLease) -> None:
-        """Release a verifier for other gateways."""
         await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
 
     async def leave(self, leases: Sequence[VerifierLease]) -> None:
-        """Release all leases and requests of this gateway at its end."""
         await self._connection.run("leave", self.gateway_id, *_pairs(leases))
 
     @property
@@ -96,7 +54,7 @@ def _pairs(leases: Sequence[VerifierLease]) -> list[str]:
     return [text for lease in leases for text in (lease.instance_id, str(lease.fence))]
 
 
-class EmbeddedLeases(LeaseStore):
+class EmbeddedLeases(Leases):
     """Leases of the only gateway, whose claims always succeed."""
 
     name = "the store"
@@ -106,9 +64,7 @@ class EmbeddedLeases(LeaseStore):
         self._store, self._fence = store, 0
 
     async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
-        """Return the requests to cancel."""
-        self._store.check()
-        return Renewal("embedded", [report], self._store.take_cancelled(), [])
+        return Renewal("embedded", [report], await self._store.cancelled(), [])
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
         self._fence += 1
@@ -118,4 +74,4 @@ class EmbeddedLeases(LeaseStore):
         """Do nothing, as there are no other gateways."""
 
     async def leave(self, leases: Sequence[VerifierLease]) -> None:
-        """Do nothing: there are no other gateways."""
+        """Do nothing: a later process adopts the requests."""

@@ -10,9 +10,10 @@ import pytest
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, GatewayReport, LeaseStore
+from gateway.store.leases import EmbeddedLeases, RedisLeases
+from gateway.store.protocol import GatewayReport, Leases, Store, Written
 from gateway.store.records import Glimpse, Known, Record
-from gateway.store.requests import RequestStore, Written
+from gateway.store.redis import RedisStore
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
@@ -26,9 +27,9 @@ KEY = "idempotency_key"
 class Alone:
     """Store and leases of a single gateway."""
 
-    store: RequestStore
-    leases: LeaseStore
-    reopened: Callable[[], RequestStore]
+    store: Store
+    leases: Leases
+    reopened: Callable[[], Store]
     """Return the store as another reader has it; with a file, as a new process opens it."""
 
     async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
@@ -61,18 +62,18 @@ async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     if request.param == "redis":
         connection = RedisConnection.open(request.getfixturevalue("redis_url"))
         records = Alone(
-            RequestStore(connection, me, 60),
-            LeaseStore(connection, me, 60),
-            lambda: RequestStore(connection, "another", 60),
+            RedisStore(connection, me, 60),
+            RedisLeases(connection, me, 60),
+            lambda: RedisStore(connection, "another", 60),
         )
         await records.cancels()  # makes the gateway alive
         yield records
         await connection.close()
         return
-    path = tmp_path / "store.jsonl" if request.param == "file" else None
+    path = tmp_path / "store.sqlite" if request.param == "file" else None
     opened = [EmbeddedStore(me, 60, path=path)]
 
-    def reopened() -> RequestStore:
+    def reopened() -> Store:
         if path is not None:
             opened[-1].close()
             opened.append(EmbeddedStore("next", 60, path=path))

@@ -13,8 +13,9 @@ from gateway.api.callers import ANYBODY, Caller
 from gateway.session.token_stream import TokenStream
 from gateway.store.connection import RedisConnection
 from gateway.store.keys import logprobs_key, request_key, tokens_key, verifier_key
-from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
-from gateway.store.requests import RequestStore, Written
+from gateway.store.leases import RedisLeases
+from gateway.store.protocol import GatewayReport, VerifierLease, Written
+from gateway.store.redis import RedisStore
 from specinfer.errors import AlreadyExistsError, ExhaustedError, UnavailableError
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
@@ -41,8 +42,8 @@ class Pair:
 
     def __init__(self, connection: RedisConnection, lease_s: float = 30.0) -> None:
         names = [secrets.token_hex(4) for _ in range(2)]
-        self.a, self.b = (RequestStore(connection, name, 60) for name in names)
-        self.lease_a, self.lease_b = (LeaseStore(connection, name, lease_s) for name in names)
+        self.a, self.b = (RedisStore(connection, name, 60) for name in names)
+        self.lease_a, self.lease_b = (RedisLeases(connection, name, lease_s) for name in names)
 
     async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
         """Renew gateway A's lease, and create a request that it owns."""
@@ -210,7 +211,7 @@ async def test_an_absent_redis_is_unavailable() -> None:
         with pytest.raises(UnavailableError, match="Redis"):
             await connection.check()
         with pytest.raises(UnavailableError, match="Redis"):
-            await RequestStore(connection, "a", 60).create(state_of([]).request, "", ANYBODY, owned=True)
+            await RedisStore(connection, "a", 60).create(state_of([]).request, "", ANYBODY, owned=True)
 
 
 async def test_many_concurrent_calls_wait_for_connections(redis_url: str) -> None:

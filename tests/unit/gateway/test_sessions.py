@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.cluster.sessions import VerifierSessions
-from gateway.store.leases import VerifierLease
+from gateway.store.protocol import VerifierLease
 
 
 def session_of(fence: int) -> Any:
