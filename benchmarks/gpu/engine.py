@@ -17,7 +17,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
@@ -200,10 +200,9 @@ def _run(engine: VerifierEngine, batch: int, nodes: int, context: GpuContext) ->
         engine.settle()
         taken = time.perf_counter() - started
         for i, outcome in enumerate(outcomes):
-            assert outcome.verdict is not None, outcome.message
             new = [
-                *(int(trees[i].token_ids[node]) for node in outcome.verdict.accepted),
-                outcome.verdict.bonus,
+                *(int(trees[i].token_ids[node]) for node in outcome.accepted),
+                outcome.bonus,
             ]
             texts[i] += new
             cached[i] = outcome.cached_len

@@ -28,11 +28,11 @@ from gateway.store.records import (
     read_record,
 )
 from specinfer.errors import FaultError, NotFoundError, UnavailableError
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.threads import EngineThread
-from specinfer.statuses import FinishReason
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

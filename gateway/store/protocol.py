@@ -77,7 +77,8 @@ class Store(Protocol):
     async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
         """Adopt at most `max_count` requests that no gateway owns.
 
-        Callers take turns, each with its oldest request. Adopted requests have no tokens yet, or tokens of one of these models.
+        Callers take turns, each with its oldest request. Adopted requests have no tokens yet, or tokens of one of
+        these models.
         """
 
     async def disown(self, adoptions: Mapping[str, int], not_run: bool = False) -> None:

@@ -36,10 +36,10 @@ from gateway.store.records import (
     read_record,
 )
 from specinfer.errors import FaultError, NotFoundError
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason
 
 log = logging.getLogger(__name__)
 _FIELDS = ("content", "idempotency_key", "caller", "owner", "created", "model", "drawn", "adoption", "end")

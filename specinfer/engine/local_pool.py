@@ -16,10 +16,11 @@ from specinfer.drafters.refusals import Refusals
 from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, SpecInferError
 from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.step_report import DraftTime, tokens_read
-from specinfer.sampling import draft_seed
-from specinfer.scheduling.entries import LatestDrafts, StepEntry, VerdictEntry
+from specinfer.request.sampling import draft_seed
+from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import LatestDrafts, StepEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
-from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, check_draft
 
 log = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ class LocalPool:
         return self.outputs.wanted(entries, self._groups)
 
     def keep(
-        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, Verdict]
     ) -> None:
         """Store the target's outputs of a pass until the next draft."""
         self.outputs.arrived(wanted, trees, verdicts)

@@ -24,7 +24,8 @@ from specinfer.remote.replicas import SpeculatorReplicas
 from specinfer.remote.resident import HostOrder, ResidentDrafts, grant_of
 from specinfer.remote.round import NO_DRAFTS, DraftRound, Drafts
 from specinfer.remote.service import DraftQuery, SpeculatorService
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
 from specinfer.tree import TokenTree
@@ -121,7 +122,7 @@ class SpeculatorPool:
         return self._target.wanted(entries, remote, lambda place, name: remote[place].address in places[name])
 
     def keep(
-        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, Verdict]
     ) -> None:
         """Keep the wanted outputs of verified trees."""
         if wanted is not NOTHING_WANTED:

@@ -20,10 +20,10 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.account import load_whole
-from specinfer.prompts import read_prompts
-from specinfer.sampling import GREEDY, Sampling
-from specinfer.statuses import EntryStatus
-from specinfer.tokenizer import Tokenizer
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.request.statuses import EntryStatus
+from specinfer.text.prompts import read_prompts
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
@@ -92,9 +92,8 @@ def decode_batch(
         ]
         for i, outcome in zip(active, engine.verify(jobs), strict=True):
             assert outcome.status is EntryStatus.OK, outcome.message
-            assert outcome.verdict is not None
-            contexts[i] += [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
-            contexts[i].append(outcome.verdict.bonus)
+            contexts[i] += [int(trees[i].token_ids[node]) for node in outcome.accepted]
+            contexts[i].append(outcome.bonus)
             cached_lens[i] = outcome.cached_len
     ids = [str(i) for i in range(len(prompts))]
     engine.release(ids)

@@ -16,7 +16,7 @@ from specinfer.errors import SettingError
 from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.distributions import generator
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import Sampling, StreamDomain
+from specinfer.request.sampling import Sampling, StreamDomain
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 
@@ -73,7 +73,7 @@ class RequestRandomness:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Acceptance:
     """Result of a rule: the accepted path, and the token after it."""
 
     accepted: tuple[int, ...]
@@ -85,7 +85,7 @@ class Verdict:
 class AcceptanceRule(Protocol):
     """Accepts a path from the root, and adds a token after it."""
 
-    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict: ...
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance: ...
 
 
 def find_rule(name: str) -> AcceptanceRule:

@@ -17,10 +17,10 @@ from gateway.store.leases import RedisLeases
 from gateway.store.protocol import GatewayReport, VerifierLease, Written
 from gateway.store.redis import RedisStore
 from specinfer.errors import AlreadyExistsError, ExhaustedError, UnavailableError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason, LogprobRow
 
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 

@@ -18,10 +18,10 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.store.leases import EmbeddedLeases
 from gateway.store.protocol import GatewayReport
 from specinfer.errors import UnavailableError
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason, LogprobRow
 
 STEPS = st.lists(
     st.tuples(
