@@ -17,7 +17,7 @@ from gateway.api.callers import Caller
 from gateway.session.token_stream import TokenStream
 from gateway.store.database import open_database
 from gateway.store.keys import TOKEN_WIDTH, logprobs_width
-from gateway.store.protocol import Store, Written, is_new
+from gateway.store.protocol import GatewayReport, Renewal, Store, VerifierLease, Written, is_new
 from gateway.store.records import (
     Glimpse,
     Known,
@@ -59,7 +59,7 @@ def _transaction(
 
 
 class EmbeddedStore(Store):
-    """Store of the only gateway's requests."""
+    """Store of the only gateway, whose claims always succeed."""
 
     name = "the store"
 
@@ -82,7 +82,8 @@ class EmbeddedStore(Store):
         self.database = open_database(path)
         self._opened = clock()
         self._failed = False
-        """True if a write has failed since the latest success of `cancelled`."""
+        """True if a write has failed since the latest renewal."""
+        self._fence = 0
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run `work` as one transaction; after an error, nothing is changed."""
@@ -189,17 +190,25 @@ class EmbeddedStore(Store):
         return glimpses
 
     @_transaction
-    def cancelled(self) -> list[str]:
-        """Return owned requests that a client has cancelled.
-
-        Raises `UnavailableError` if the latest write failed and a write would still fail.
-        """
+    def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
+        """Return requests to cancel; if a write has failed, check that one would succeed now."""
         if self._failed:
             self.database.execute("PRAGMA user_version = 1")
             self._failed = False
-        return [row["id"] for row in self._sql(f"SELECT id FROM request WHERE {_OWNED} AND cancelled")]
+        rows = self._sql(f"SELECT id FROM request WHERE {_OWNED} AND cancelled")
+        return Renewal("embedded", [report], [row["id"] for row in rows], [])
 
-    def close(self) -> None:
+    async def claim(self, instance_id: str) -> VerifierLease | str:
+        self._fence += 1
+        return VerifierLease(instance_id, self._fence)
+
+    async def release(self, lease: VerifierLease) -> None:
+        """Do nothing, as there are no other gateways."""
+
+    async def resign(self, leases: Sequence[VerifierLease]) -> None:
+        """Do nothing: a later process adopts the requests."""
+
+    async def close(self) -> None:
         self.thread.stop()
         self.database.close()
 

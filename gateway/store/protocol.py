@@ -30,8 +30,46 @@ class Written(Enum):
     """The request or its earlier tokens are missing; nothing was written."""
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """State that a gateway reports when it renews its lease."""
+
+    gateway_id: str
+    sessions: int = 0
+    """Number of verifiers that the gateway drives."""
+    room: int = 0
+    """Number of additional requests that the gateway could run at once."""
+    draining: bool = False
+    models: tuple[str, ...] = ()
+    """Fingerprints of its models; requests with tokens need the same model."""
+    number: int = 0
+    """Sequence number of the gateway's reports, from 1; 0 in old versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierLease:
+    """Right to drive one verifier; newer leases have a higher `fence`."""
+
+    instance_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Outcome of renewing a gateway's lease."""
+
+    epoch: str
+    """Random id in the store; a changed id means lost data."""
+    alive: list[GatewayReport]
+    """Reports of all live gateways, this one included."""
+    cancels: list[str]
+    """Ids of this gateway's requests to cancel."""
+    lost: list[str]
+    """Instance ids of verifiers whose leases were lost."""
+
+
 class Store(Protocol):
-    """Reads all requests; writes the requests that one gateway owns.
+    """Reads all requests; writes the requests and leases of one gateway.
 
     Finished requests stay for a while; a limited number of requests may wait for an owner.
     """
@@ -122,6 +160,21 @@ class Store(Protocol):
         A value is None for a missing request, and an error for a request that cannot be decoded.
         """
 
+    async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
+        """Renew the leases of the gateway and its verifiers."""
+
+    async def claim(self, instance_id: str) -> VerifierLease | str:
+        """Claim a verifier; return the lease, or the current owner's id."""
+
+    async def release(self, lease: VerifierLease) -> None:
+        """Release a verifier for other gateways."""
+
+    async def resign(self, leases: Sequence[VerifierLease]) -> None:
+        """Release all leases and requests of this gateway at its end."""
+
+    async def close(self) -> None:
+        """Close the connection or the file; called once, last."""
+
 
 def is_new(word: str, request_id: str, caller: Caller, max_unowned: int) -> bool:
     """Return whether a request was created; raise the error of a refusal."""
@@ -140,62 +193,3 @@ def is_new(word: str, request_id: str, caller: Caller, max_unowned: int) -> bool
                 retry_after_s=10.0,
             )
     return word == "created"
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayReport:
-    """State that a gateway reports when it renews its lease."""
-
-    gateway_id: str
-    sessions: int = 0
-    """Number of verifiers that the gateway drives."""
-    room: int = 0
-    """Number of additional requests that the gateway could run at once."""
-    draining: bool = False
-    models: tuple[str, ...] = ()
-    """Fingerprints of its models; requests with tokens need the same model."""
-    number: int = 0
-    """Sequence number of the gateway's reports, from 1; 0 in old versions."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierLease:
-    """Right to drive one verifier; newer leases have a higher `fence`."""
-
-    instance_id: str
-    fence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """Outcome of renewing a gateway's lease."""
-
-    epoch: str
-    """Random id in the store; a changed id means lost data."""
-    alive: list[GatewayReport]
-    """Reports of all live gateways, this one included."""
-    cancels: list[str]
-    """Ids of this gateway's requests to cancel."""
-    lost: list[str]
-    """Instance ids of verifiers whose leases were lost."""
-
-
-class Leases(Protocol):
-    """Leases of a gateway and of the verifiers that it drives."""
-
-    name: str
-    """Name in log lines."""
-    gateway_id: str
-    lease_s: float
-
-    async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
-        """Renew the leases of the gateway and its verifiers."""
-
-    async def claim(self, instance_id: str) -> VerifierLease | str:
-        """Claim a verifier; return the lease, or the current owner's id."""
-
-    async def release(self, lease: VerifierLease) -> None:
-        """Release a verifier for other gateways."""
-
-    async def leave(self, leases: Sequence[VerifierLease]) -> None:
-        """Release all leases and requests of this gateway at its end."""

@@ -1,12 +1,13 @@
-"""Store requests in Redis.
+"""Store requests and leases in Redis.
 
 One script call per step writes the whole batch in one atomic step; the scripts check the owner.
 """
 
 import json
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from redis.asyncio import Redis
@@ -23,7 +24,7 @@ from gateway.store.keys import (
     request_key,
     tokens_key,
 )
-from gateway.store.protocol import Store, Written, is_new
+from gateway.store.protocol import GatewayReport, Renewal, Store, VerifierLease, Written, is_new
 from gateway.store.records import (
     Glimpse,
     Known,
@@ -46,12 +47,17 @@ _FIELDS = ("content", "idempotency_key", "caller", "owner", "created", "model", 
 
 
 class RedisStore(Store):
-    """Requests of all gateways that use this Redis."""
+    """Requests and leases of all gateways that use this Redis."""
 
     name = "Redis"
 
     def __init__(
-        self, connection: RedisConnection, gateway_id: str, retention_s: int, max_unowned: int = 1024
+        self,
+        connection: RedisConnection,
+        gateway_id: str,
+        retention_s: int,
+        max_unowned: int = 1024,
+        lease_s: float = 30.0,
     ) -> None:
         """Create a store.
 
@@ -59,6 +65,7 @@ class RedisStore(Store):
         """
         self._connection, self.gateway_id = connection, gateway_id
         self._retention_s, self._max_unowned = retention_s, max_unowned
+        self._lease_ms = round(lease_s * 1000)
 
     async def create(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
@@ -182,6 +189,31 @@ class RedisStore(Store):
             for (name, (_, top)), fields, tokens, logprobs in rows
         }
 
+    async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
+        epoch, alive, cancels, lost = await self._connection.run(
+            "renew",
+            self.gateway_id,
+            self._lease_ms,
+            json.dumps(asdict(report)),
+            secrets.token_hex(8),
+            *_pairs(leases),
+        )
+        reports = [_report(text) for text in alive]
+        return Renewal(epoch, reports, list(cancels), list(lost))
+
+    async def claim(self, instance_id: str) -> VerifierLease | str:
+        fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._lease_ms)
+        return str(holder) if holder else VerifierLease(instance_id, int(fence))
+
+    async def release(self, lease: VerifierLease) -> None:
+        await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
+
+    async def resign(self, leases: Sequence[VerifierLease]) -> None:
+        await self._connection.run("leave", self.gateway_id, *_pairs(leases))
+
+    async def close(self) -> None:
+        await self._connection.close()
+
     async def _cancel(self, request_id: str, edge: str) -> str:
         return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
 
@@ -189,6 +221,17 @@ class RedisStore(Store):
         """End an unowned request, else mark it; return the script's outcome."""
         arguments = (request_id, ending.to_json(), self._retention_s, edge)
         return str(await self._connection.run("cancel", *arguments))
+
+
+def _report(text: str) -> GatewayReport:
+    """Parse a gateway's report; ignore fields that this version does not know."""
+    known = {field.name for field in fields(GatewayReport)}
+    said = {name: value for name, value in json.loads(text).items() if name in known}
+    return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})
+
+
+def _pairs(leases: Sequence[VerifierLease]) -> list[str]:
+    return [text for lease in leases for text in (lease.instance_id, str(lease.fence))]
 
 
 def _deadline(request: GenerationRequest) -> float | str:

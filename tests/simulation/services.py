@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from gateway.app import Gateway, Stores, build_gateway
+from gateway.app import Gateway, build_gateway
 from gateway.session.constraints import Constraints
 from gateway.settings import GatewaySettings
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, RedisLeases
 from gateway.store.protocol import Store
 from gateway.store.redis import RedisStore
 from specinfer.drafters import DrafterDescription, DraftJob
@@ -229,14 +228,13 @@ class GatewayProcess:
                 "adaptive": plan.seed % 2 == 0,
             }
         )
-        stores = self._stores(plan)
-        self.store = stores[0]
+        self.store = self._store(plan)
         async with build_gateway(
             settings,
             TOKENIZER,
             CollectorRegistry(),
             clock=self.world.loop.time,
-            stores=stores,
+            store=self.store,
             constraints=_Checked(TOKENIZER),
         ) as self.gateway:
             server = Server(address, self.process, self.world.network)
@@ -246,27 +244,19 @@ class GatewayProcess:
             await self.gateway.drain()
             server.close()
 
-    def _stores(self, plan: Plan) -> Stores:
-        if plan.embedded:
-            thread: Any = SimulatedThread(Random(f"{plan.seed} store {self.name}"), (0.0, 0.002))
-            store = EmbeddedStore(
-                self.name, 600, path=self.world.file, clock=self.world.loop.time, thread=thread
-            )
-
-            async def close() -> None:
-                store.close()
-
-            return store, EmbeddedLeases(store, plan.lease_s), close
-        connection = SimulatedConnection(self.world.redis)
-        requests = RedisStore(connection, self.name, 600)
-        return requests, RedisLeases(connection, self.name, plan.lease_s), connection.close
+    def _store(self, plan: Plan) -> Store:
+        if not plan.embedded:
+            return RedisStore(SimulatedConnection(self.world.redis), self.name, 600, lease_s=plan.lease_s)
+        thread: Any = SimulatedThread(Random(f"{plan.seed} store {self.name}"), (0.0, 0.002))
+        clock = self.world.loop.time
+        return EmbeddedStore(self.name, 600, path=self.world.file, clock=clock, thread=thread)
 
     def kill(self) -> None:
         if not self.process.alive:
             return
         self.process.kill()
         if isinstance(self.store, EmbeddedStore):
-            self.store.close()  # the system closes the files of a dead process
+            self.store.database.close()  # the system closes the files of a dead process
 
 
 @cache

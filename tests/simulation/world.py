@@ -8,7 +8,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 
 from gateway.session import persist
@@ -214,8 +213,9 @@ class World:
         if not self.plan.embedded:
             return self.parts.redis.stored(name)
         if not self.gateways[0].process.alive:  # its store is closed
-            with closing(EmbeddedStore("reader", 600, path=self.parts.file)) as store:
-                record = store._load(name)
+            reader = EmbeddedStore("reader", 600, path=self.parts.file)
+            record = reader._load(name)
+            reader.database.close()
         else:
             running = self.gateways[0].store
             record = running._load(name) if isinstance(running, EmbeddedStore) else None

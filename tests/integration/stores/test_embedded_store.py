@@ -12,7 +12,6 @@ import pytest
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import RedisLeases
 from gateway.store.protocol import GatewayReport, Store, Written
 from gateway.store.records import Known, Record
 from gateway.store.redis import RedisStore
@@ -148,20 +147,20 @@ async def test_it_answers_as_redis_does_and_its_file_stores_everything(
     connection, me = RedisConnection.open(redis_url), secrets.token_hex(4)
     path = tmp_path / "store.sqlite"
     redis, embedded = RedisStore(connection, me, 60), EmbeddedStore(me, 60, path=path)
-    await RedisLeases(connection, me, 60).renew(GatewayReport(me), [])
+    await redis.renew(GatewayReport(me), [])
     twins = Twins(redis, embedded, random.Random(seed))
     for _ in range(150):
         await twins.step()
     names = list(twins.states)
     before = [shown(await embedded.load(name)) for name in names]
-    embedded.close()
+    await embedded.close()
     again = EmbeddedStore("next", 60, path=path)
     for name, known in zip(names, before, strict=True):
         actual = shown(await again.load(name))
         assert {**actual, "adoption": known["adoption"]} == known
     waiting = {name for name, known in zip(names, before, strict=True) if known["ending"] is None}
     assert {record.request.request_id for record in await again.adopt(1000, ["m"])} == waiting
-    again.close()
+    await again.close()
     for name in names:
         await redis.disown({name: (await redis.owned()).get(name, 0)})
         await redis.cancel(name, None) if name in waiting else None

@@ -32,6 +32,7 @@ from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.text.constraints.constraint import Constraint
 from tests.support.network.redis_pair import RedisPair, redis_pair_fixture  # noqa: F401  # the fixture
+from tests.unit.gateway.test_full_disk import opened
 
 BOB = Caller("bob")
 
@@ -155,7 +156,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
 
 async def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with closing(EmbeddedStore("me", 60, path=path)) as store:
+    async with opened(path) as store:
         for name in "abc":
             await store.create(request_of(name, tuple(range(2000))), "k", ANYBODY, owned=True)
     content = path.read_bytes()
@@ -169,7 +170,7 @@ async def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 async def test_a_record_that_cannot_be_decoded_ends(tmp_path: Path) -> None:
-    with closing(EmbeddedStore("me", 60, path=tmp_path / "store")) as store:
+    async with opened(tmp_path / "store") as store:
         for name in ("a", "b"):
             await store.create(request_of(name), "k", ANYBODY, owned=False)
         store.database.execute("UPDATE request SET content = '{}' WHERE id = 'a'")
@@ -179,31 +180,28 @@ async def test_a_record_that_cannot_be_decoded_ends(tmp_path: Path) -> None:
         assert await store.adopt(10, []) == []
 
 
-def test_a_file_has_one_writer(tmp_path: Path) -> None:
+async def test_a_file_has_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "store"
     link = tmp_path / "link"
     link.symlink_to(path)
-    first = EmbeddedStore("me", 60, path=path)
-    for name in (path, link):
-        with pytest.raises(SettingError, match="in use"):
-            EmbeddedStore("other", 60, path=name)
-    first.close()
-    EmbeddedStore("other", 60, path=link).close()
-    assert link.is_symlink()
-    EmbeddedStore("other", 60, path=path).close()
+    async with opened(path):
+        for name in (path, link):
+            with pytest.raises(SettingError, match="in use"):
+                EmbeddedStore("other", 60, path=name)
+    async with opened(link):
+        assert link.is_symlink()
+    async with opened(path):
+        pass
 
 
-def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
+async def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
     """It has all callers' texts; so has the log next to it."""
     path = tmp_path / "store"
     path.touch(0o644)
     before = os.umask(0)
     try:
-        with (
-            closing(EmbeddedStore("me", 60, path=path)),
-            closing(EmbeddedStore("me", 60, path=tmp_path / "new")),
-        ):
-            modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+        async with opened(path), opened(tmp_path / "new"):
+            modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in os.listdir(tmp_path)}
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(("store", "store-wal", "new", "new-wal"), 0o600)
@@ -214,7 +212,7 @@ def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
 
 async def test_deleted_requests_are_removed_from_the_file(tmp_path: Path) -> None:
     now, path, sizes = [1000.0], tmp_path / "store", list[int]()
-    with closing(EmbeddedStore("me", 60, path=path, clock=lambda: now[0])) as store:
+    async with opened(path, clock=lambda: now[0]) as store:
         await store.create(request_of("kept"), "k", ANYBODY, owned=True)
         for number in range(60):
             name = f"r{number}"
@@ -236,7 +234,7 @@ async def test_deleted_requests_are_removed_from_the_file(tmp_path: Path) -> Non
 async def test_counts_of_callers_are_deleted() -> None:
     now, request = [1000.0], request_of("a", caller="bob")
     state = RequestState(request, 0.0, 0, request.sampling, [1, 2])
-    with closing(EmbeddedStore("me", 60, clock=lambda: now[0])) as store:
+    async with opened(None, clock=lambda: now[0]) as store:
         await store.create(request, "k", BOB, owned=True)
         for place in range(20):
             await store.append([Progress(state, [5], [], place, False)], [], "m")
