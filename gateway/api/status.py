@@ -9,7 +9,7 @@ from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.limits import longest_request
 from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
-from gateway.store.leases import GatewayReport
+from gateway.store.protocol import GatewayReport
 from specinfer.planning.calibration import Calibration
 from specinfer.remote.service import SpeculatorRecord
 from specinfer.scheduling.statistics import SpeculatorCounts
