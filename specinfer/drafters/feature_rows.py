@@ -14,15 +14,14 @@ import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
 from specinfer.drafters.checkpoint import load_trained
-from specinfer.drafters.growth import growth_task, runner_options, shape_of
+from specinfer.drafters.growth import GrowingDrafter, growth_task, runner_options, shape_of
 from specinfer.drafters.published.tensors import PublishedSource
-from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence, blocks_for
 from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import DTYPES, RunnerOptions, check_torch
-from specinfer.tree import ProposalKind, TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits
 
 
 class RowRunner(ABC):
@@ -64,7 +63,7 @@ class _CachedContext:
         return self.start + self.sequence.length
 
 
-class FeatureRowsDrafter:
+class FeatureRowsDrafter(GrowingDrafter[EagleTask]):
     """Draft with a checkpoint of one kind."""
 
     kind: ClassVar[type[PublishedSource]]
@@ -77,9 +76,8 @@ class FeatureRowsDrafter:
         shape: GrowthShape,
         token_ids: torch.Tensor,
     ) -> None:
-        self._runner, self._shape = runner, shape
-        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
-        self._token_ids = token_ids.to(torch.int32)
+        super().__init__(description, shape, token_ids)
+        self._runner = runner
         self._cached: dict[str, _CachedContext] = {}
 
     @classmethod
@@ -102,33 +100,13 @@ class FeatureRowsDrafter:
         """Check the options before a checkpoint is read."""
         check_torch(options, f"a draft of {cls.kind.algorithm}")
 
-    @property
-    def description(self) -> DrafterDescription:
-        return self._description
-
     def release(self, request_id: str) -> None:
         cached = self._cached.pop(request_id, None)
         if cached is not None:
             self._runner.cache.release(cached.sequence)
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        results: dict[int, TokenTree | SpecInferError] = {}
-        tasks: dict[int, EagleTask] = {}
-        for index, job in enumerate(jobs):
-            try:
-                task = self._task(job)
-            except ExhaustedError as error:
-                self.release(job.request_id)
-                results[index] = error
-                continue
-            if task is None:
-                results[index] = TokenTree.root_only(job.context[-1])
-            else:
-                tasks[index] = task
-        if tasks:
-            trees = self._runner.grow(list(tasks.values()), self._shape, self._token_ids)
-            results.update(zip(tasks, trees, strict=True))
-        return [results[index] for index in range(len(jobs))]
+    def _grow(self, tasks: list[EagleTask]) -> list[TokenTree]:
+        return self._runner.grow(tasks, self._shape, self._token_ids)
 
     def _task(self, job: DraftJob) -> EagleTask | None:
         """Return a job's new rows and tree limits; None without new rows."""
