@@ -28,7 +28,6 @@ class NgramIndex:
         self._lengths = range(longest, shortest - 1, -1)
         self._ends: dict[tuple[int, ...], list[int]] = {}
         self.indexed = 0
-        """Number of indexed tokens."""
 
     def extend(self, context: Sequence[int]) -> None:
         """Index the tokens added since the last call."""

@@ -113,7 +113,6 @@ class Family:
     rename: Callable[[HeadSizes, str], dict[str, TensorSource]] | None = None
     """Returns our tensors that come from a checkpoint's tensor; None: equal names."""
     gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
-    """Layouts of GGUF files by architecture."""
     to_transformers: Callable[[Any, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     """Converts a GGUF file's tensors to those of `transformers`; None: no change.
 

@@ -108,7 +108,6 @@ class ModelConfig:
 
     @property
     def has_mlp(self) -> bool:
-        """True if layers have an MLP or experts."""
         return bool(self.intermediate_size) or self.experts is not None
 
     @property

@@ -89,7 +89,6 @@ class GgufWeights(NamedTensors):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Metadata about the tokenizer."""
         return Vocabulary({name: self._first.value(name) for name in self._first.fields})
 
     @property
@@ -106,14 +105,12 @@ class GgufWeights(NamedTensors):
         return sum(int(tensor.n_elements) for _, tensor in self._tensors.values())
 
     def bytes_by_type(self) -> Counter[str]:
-        """Return the total bytes of tensors, by type."""
         sizes = Counter[str]()
         for _, tensor in self._tensors.values():
             sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
         return sizes
 
     def config(self) -> Any:
-        """Return the `transformers` configuration for the file's metadata."""
         shapes = {
             name: tuple(map(int, reversed(tensor.shape))) for name, (_, tensor) in self._tensors.items()
         }
