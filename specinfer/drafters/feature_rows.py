@@ -18,7 +18,7 @@ from specinfer.drafters.growth import GrowingDrafter, growth_task, runner_option
 from specinfer.drafters.published.tensors import PublishedSource
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence, blocks_for
-from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import DTYPES, RunnerOptions, check_torch
 from specinfer.tree import TokenTree, TreeLimits
@@ -41,9 +41,7 @@ class RowRunner(ABC):
         """Return the number of temporary cache rows that a growing tree needs."""
 
     @abstractmethod
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:
         """Read every task's new rows and grow its tree, in order.
 
         Temporary rows are dropped afterwards. Callers must have reserved `rows_ahead` rows.
@@ -63,7 +61,7 @@ class _CachedContext:
         return self.start + self.sequence.length
 
 
-class FeatureRowsDrafter(GrowingDrafter[EagleTask]):
+class FeatureRowsDrafter(GrowingDrafter[RowsTask]):
     """Draft with a checkpoint of one kind."""
 
     kind: ClassVar[type[PublishedSource]]
@@ -105,10 +103,10 @@ class FeatureRowsDrafter(GrowingDrafter[EagleTask]):
         if cached is not None:
             self._runner.cache.release(cached.sequence)
 
-    def _grow(self, tasks: list[EagleTask]) -> list[TokenTree]:
+    def _grow(self, tasks: list[RowsTask]) -> list[TokenTree]:
         return self._runner.grow(tasks, self._shape, self._token_ids)
 
-    def _task(self, job: DraftJob) -> EagleTask | None:
+    def _task(self, job: DraftJob) -> RowsTask | None:
         """Return a job's new rows and tree limits; None without new rows."""
         cached = self._arrived(job)
         if cached is None or cached.waiting is None:
@@ -126,7 +124,7 @@ class FeatureRowsDrafter(GrowingDrafter[EagleTask]):
         left = cached.waiting.states[first + rows :]
         cached.waiting = Features(cached.rows + rows, left) if len(left) else None
         task = growth_task(self._shape, job, cached.sequence, delta, limits, offset=cached.start + 1)
-        return EagleTask(task, states.view(torch.bfloat16))
+        return RowsTask(task, states.view(torch.bfloat16))
 
     def _arrived(self, job: DraftJob) -> _CachedContext | None:
         """Store a job's hidden states; return the request's state."""

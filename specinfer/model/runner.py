@@ -45,8 +45,7 @@ class ModelRunner:
         head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor
-        self.head = head
-        self.weights = weights
+        self.head, self.weights = head, weights
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of cached tokens, for layers set by `keep_features`."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
