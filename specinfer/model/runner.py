@@ -167,7 +167,8 @@ class ModelRunner:
         logits = self._executor.run(batch)
         features = []
         if batch.features is None:
-            self.features.forget(batch.write_slots)
+            if self.features.layers:
+                self.features.forget(batch.write_slots)
         else:
             states = torch.from_numpy(batch.features.states).to(torch.bfloat16)
             features = [states[part.start : part.stop] for part in batch.rows]
