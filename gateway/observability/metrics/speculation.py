@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from gateway.session.totals import Named
 from specinfer.planning.calibration import Reliability
 from specinfer.planning.feedback import FinishedStep
 from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.statistics import SpeculatorCounts
-from specinfer.service.metrics import StepCounter, StepHistogram
+from specinfer.service.metrics import Declaring
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
 """Outcomes of draft calls, defined in `specinfer.remote.faults`."""
@@ -22,50 +22,41 @@ class SpeculationMetrics:
     """Metrics of trees, drafts and their acceptance."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, documentation: str, *labels: str) -> StepCounter:
-            return StepCounter(f"specinfer_{name}", documentation, labels, registry)
-
-        self._drafts = counter(
+        new = Declaring(registry)
+        self._drafts = new.counter(
             "spec_decode_num_drafts",
             "Verified trees with nodes of a speculator; a node of two speculators counts for both.",
             *_SPECULATOR,
         )
-        self._drafted = counter(
+        self._drafted = new.counter(
             "spec_decode_num_draft_tokens", "Verified nodes that a speculator proposed.", *_SPECULATOR
         )
-        self._accepted = counter(
+        self._accepted = new.counter(
             "spec_decode_num_accepted_tokens", "Accepted nodes that a speculator proposed.", *_SPECULATOR
         )
-        self._positions = counter(
+        self._positions = new.counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted nodes by depth; position 0 is the child of the root.",
             "position",
         )
-        self._nodes = counter(
+        self._nodes = new.counter(
             "tree_nodes",
             "Nodes of a speculator: proposed; kept for verification; duplicate, kept and also proposed by another.",
             *("speculator", "stage"),
         )
-        self._depth = StepHistogram(
-            "specinfer_accepted_depth",
-            "Accepted nodes per verified tree.",
-            range(17),
-            registry,
-        )
-        self._wins = counter(
+        self._depth = new.histogram("accepted_depth", "Accepted nodes per verified tree.", range(17))
+        self._wins = new.counter(
             "speculator_wins", "Trees in which a speculator proposed the whole accepted path.", "speculator"
         )
-        self._outcomes = counter(
+        self._outcomes = new.counter(
             "drafts",
             "Requested drafts by outcome: ok (may be empty), late, failed, malformed, stale (the request had ended).",
             *("service", "outcome"),
         )
-        self._quarantines = counter(
-            "speculator_quarantines",
-            "Exclusions of a speculator for repeated malformed trees.",
-            "speculator",
+        self._quarantines = new.counter(
+            "speculator_quarantines", "Exclusions of a speculator for repeated malformed trees.", "speculator"
         )
-        self._resyncs = counter(
+        self._resyncs = new.counter(
             "resyncs",
             "Requests whose cached length at a service differed from the gateway's; `verifier` is the verifier.",
             "service",
@@ -119,23 +110,21 @@ class ScoreMetrics:
     """Gauges of speculators' acceptance and of their scores' reliability."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._collapsed = Gauge(
-            "specinfer_speculator_collapsed",
+        new = Declaring(registry)
+        self._collapsed = new.gauge(
+            "speculator_collapsed",
             "1: a speculator's last thousand drafts yielded no token, or less than a tenth of the usual.",
-            _SPECULATOR,
-            registry=registry,
+            *_SPECULATOR,
         )
-        self._errors = Gauge(
-            "specinfer_speculator_calibration_error",
+        self._errors = new.gauge(
+            "speculator_calibration_error",
             "Expected calibration error of a speculator's scores: `said` as received, `corrected` as used.",
-            (*_SPECULATOR, "scores"),
-            registry=registry,
+            *(*_SPECULATOR, "scores"),
         )
-        self._auc = Gauge(
-            "specinfer_speculator_auc",
+        self._auc = new.gauge(
+            "speculator_auc",
             "Probability that an accepted candidate has a higher score than a rejected one (area under the ROC curve).",
-            _SPECULATOR,
-            registry=registry,
+            *_SPECULATOR,
         )
 
     def announce(self, named: Named) -> None:
