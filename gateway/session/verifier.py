@@ -10,7 +10,7 @@ from gateway.session.verdicts import following_entries, made_trees, sound_verdic
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.remote.description import scope_of
-from specinfer.remote.drafts import add_references
+from specinfer.remote.draft_codec import add_references
 from specinfer.remote.resident import NO_ORDER, HostOrder
 from specinfer.request.verdict import Verdict
 from specinfer.scheduling.entries import StepEntry

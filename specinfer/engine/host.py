@@ -122,7 +122,7 @@ class Host:
             verdicts = {name: self._narrowed(name, made, plan.asked) for name, made in verdicts.items()}
         done = self._clock()
         return HostStep(
-            *(plan, jobs, trees, drafts, times, self.pool.counts),
+            *(plan, jobs, trees, drafts, times, dict(self.pool.counts)),
             list(self.verifier.passes),
             drafted - started,
             done - drafted,
@@ -182,7 +182,7 @@ class Host:
 
         If drafting fails, the step decodes plainly.
         """
-        self.pool.counts = {}
+        self.pool.counts.clear()
         drafted_entries = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
         trees = {name: plan.given[name] for name in plan.verbatim if name in plan.given}
         given = {name: tree for name, tree in plan.given.items() if name not in plan.verbatim}

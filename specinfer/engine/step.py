@@ -130,7 +130,7 @@ class StepMachine:
 
 
 class RunningStep:
-    """A step between its plan and its commit; each method is called at most once, in order."""
+    """A step between its plan and its commit; call `merge`, then `commit`."""
 
     def __init__(self, machine: StepMachine, plan: StepPlan, clock: Callable[[], float]) -> None:
         self._machine, self._plan, self._clock = machine, plan, clock

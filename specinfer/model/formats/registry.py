@@ -1,53 +1,21 @@
 """Lists all values of `--weights`, with their help texts and checks."""
 
-from collections.abc import Callable
-
 from specinfer.errors import SettingError
 from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
-from specinfer.model.formats.iq4 import quantise_iq4_nl, quantise_iq4_xs
-from specinfer.model.formats.k_quants import (
-    quantise_q2_k,
-    quantise_q3_k,
-    quantise_q4_k,
-    quantise_q5_k,
-    quantise_q6_k,
-)
-from specinfer.model.formats.rounding import Bytes, Floats
 
 
-def _simple(type_name: str) -> Callable[[Floats], Bytes]:
-    """Return the function by which the `gguf` package quantises to a type."""
-
-    def quantise(x: Floats) -> Bytes:
-        import gguf
-
-        rows: Bytes = gguf.quantize(x, gguf.GGMLQuantizationType[type_name])
-        return rows
-
-    return quantise
-
-
-def _block(
-    type_name: str, block: int, size: int, quantise: Callable[[Floats], Bytes], use: str, fallback: str = ""
-) -> BlockFormat:
-    words = f"{8 * size / block:g} bits a weight; {use}"
-    return BlockFormat(type_name.lower(), words, type_name, block, size, quantise, fallback)
+def _block(type_name: str, size: int, use: str) -> BlockFormat:
+    return BlockFormat(type_name.lower(), f"{size / 4:g} bits a weight; {use}", type_name, 32, size)
 
 
 BLOCK_FORMATS = (
-    _block("Q8_0", 32, 34, _simple("Q8_0"), "hardly differs from bfloat16"),
-    _block("Q4_0", 32, 18, _simple("Q4_0"), "an old format, for files in it"),
-    _block("Q4_1", 32, 20, _simple("Q4_1"), "for rows that fill no blocks of 256"),
-    _block("Q5_0", 32, 22, _simple("Q5_0"), "for rows that fill no blocks of 256"),
-    _block("Q5_1", 32, 24, _simple("Q5_1"), "for rows that fill no blocks of 256"),
-    _block("Q4_K", 256, 144, quantise_q4_k, "the usual choice", "q5_0"),
-    _block("Q5_K", 256, 176, quantise_q5_k, "half the error of q4_k", "q5_1"),
-    _block("Q6_K", 256, 210, quantise_q6_k, "a quarter of the error of q4_k", "q8_0"),
-    _block("Q3_K", 256, 110, quantise_q3_k, "twice the error of q4_k", "q4_0"),
-    _block("Q2_K", 256, 84, quantise_q2_k, "the smallest; for drafts", "q4_0"),
-    _block("IQ4_NL", 32, 18, quantise_iq4_nl, "better than q4_0 in as many bits"),
-    _block("IQ4_XS", 256, 136, quantise_iq4_xs, "almost q4_k in fewer bits", "iq4_nl"),
+    _block("Q8_0", 34, "hardly differs from bfloat16"),
+    _block("Q5_1", 24, "slightly less error than q5_0"),
+    _block("Q5_0", 22, "half the error of q4_0"),
+    _block("Q4_1", 20, "slightly less error than q4_0"),
+    _block("Q4_0", 18, "the smallest"),
 )
+"""Formats to which the `gguf` package quantises. Files may have blocks of more types."""
 AUTO = "auto"
 _NUMBERS = (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
 FORMATS: dict[str, Format] = {
@@ -68,6 +36,16 @@ _RENAMED = {
     "w8a8": "q8_0",
 }
 """Former name of a format -> present name."""
+_OF_FILES = {
+    "q2_k": "q4_0",
+    "q3_k": "q4_0",
+    "q4_k": "q5_0",
+    "q5_k": "q5_1",
+    "q6_k": "q8_0",
+    "iq4_nl": "q4_0",
+    "iq4_xs": "q4_0",
+}
+"""Type that only files have -> format of a similar size."""
 
 
 def find_format(name: str) -> Format:
@@ -80,6 +58,8 @@ def find_format(name: str) -> Format:
 def unknown_format(name: str) -> str:
     if name in _RENAMED:
         return f"is called {_RENAMED[name]} now"
+    if name in _OF_FILES:
+        return f"is read from GGUF files, not made: use auto with such a file, or {_OF_FILES[name]}"
     return f"must be one of {', '.join(FORMATS)}"
 
 
@@ -93,17 +73,3 @@ def weights_help() -> str:
         "blocks of these GGUF types on a CPU; matrices of other types are quantised while loading, which "
         f"changes the output; {gpu}: with the gpu executor"
     )
-
-
-def format_for_rows(chosen: BlockFormat, columns: int) -> BlockFormat | None:
-    """Return a format for rows of `columns` weights: `chosen` or its fallback.
-
-    None: neither divides the rows into whole blocks.
-    """
-    if columns % chosen.block == 0:
-        return chosen
-    if not chosen.fallback:
-        return None
-    fallback = FORMATS[chosen.fallback]
-    assert isinstance(fallback, BlockFormat)
-    return format_for_rows(fallback, columns)

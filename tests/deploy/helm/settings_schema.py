@@ -8,7 +8,7 @@ from all_in_one.settings import ServeSettings
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.drafters import DRAFTERS
-from specinfer.drafters.ssm import PROPOSALS
+from specinfer.drafters.growth import PROPOSALS
 from specinfer.model.backends import EXECUTORS
 from specinfer.model.cache.kv_types import KV_TYPES
 from specinfer.model.formats.registry import FORMATS
