@@ -16,6 +16,17 @@ OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
 VERIFIER = "verifier"
 """Value of label `service` for the verifier's RESYNC verdicts."""
 _SPECULATOR = ("service", "speculator")
+_BY_SERVICE = {
+    "drafts": (
+        "drafts",
+        "Verified trees with nodes of a speculator; a node of two speculators counts for both.",
+    ),
+    "drafted": ("draft_tokens", "Verified nodes that a speculator proposed."),
+    "accepted": ("accepted_tokens", "Accepted nodes that a speculator proposed."),
+}
+"""Names and documentation of the metrics `spec_decode_num_*`, by field of `SpeculatorCounts`."""
+_STAGES = {"proposed": "proposed", "kept": "drafted", "duplicate": "duplicate"}
+"""Fields of `SpeculatorCounts` by stage of a node."""
 
 
 class SpeculationMetrics:
@@ -23,17 +34,10 @@ class SpeculationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         new = Declaring(registry)
-        self._drafts = new.counter(
-            "spec_decode_num_drafts",
-            "Verified trees with nodes of a speculator; a node of two speculators counts for both.",
-            *_SPECULATOR,
-        )
-        self._drafted = new.counter(
-            "spec_decode_num_draft_tokens", "Verified nodes that a speculator proposed.", *_SPECULATOR
-        )
-        self._accepted = new.counter(
-            "spec_decode_num_accepted_tokens", "Accepted nodes that a speculator proposed.", *_SPECULATOR
-        )
+        self._by_service = {
+            field: new.counter(f"spec_decode_num_{name}", documentation, *_SPECULATOR)
+            for field, (name, documentation) in _BY_SERVICE.items()
+        }
         self._positions = new.counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted nodes by depth; position 0 is the child of the root.",
@@ -96,14 +100,11 @@ class SpeculationMetrics:
             self.service(named.service, dict.fromkeys(OUTCOMES, 0), 0, {})
 
     def _count_speculator(self, named: Named, did: SpeculatorCounts) -> None:
-        name = named.speculator
-        self._drafts.add(did.drafts, *named)
-        self._drafted.add(did.drafted, *named)
-        self._accepted.add(did.accepted, *named)
-        self._nodes.add(did.proposed, name, "proposed")
-        self._nodes.add(did.drafted, name, "kept")
-        self._nodes.add(did.duplicate, name, "duplicate")
-        self._wins.add(did.wins, name)
+        for field, counter in self._by_service.items():
+            counter.add(getattr(did, field), *named)
+        for stage, field in _STAGES.items():
+            self._nodes.add(getattr(did, field), named.speculator, stage)
+        self._wins.add(did.wins, named.speculator)
 
 
 class ScoreMetrics:
