@@ -19,7 +19,6 @@ DRAFT_HELP = (
     "A smaller model with the same tokenizer, used with n-grams: registry name, hub id, directory or GGUF file. "
     "auto: a matching model in the cache; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
 )
-"""Help text of `--draft` in all commands."""
 _SMALLER = 2.0
 """Minimum ratio of a model's bytes to the bytes of its draft."""
 _METHODS = {"eagle3": "eagle"}

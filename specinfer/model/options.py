@@ -60,7 +60,6 @@ def check_options(options: RunnerOptions) -> None:
 
 
 def check_kv_type(options: RunnerOptions, executor: str) -> None:
-    """Check that an executor supports `kv_type`."""
     if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
         reason = f"must be auto for the {executor} executor in {options.dtype}; others need --executor native"
         raise SettingError("kv_type", options.kv_type, reason)

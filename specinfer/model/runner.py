@@ -45,10 +45,7 @@ class ModelRunner:
         head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor
-        self.head = head
-        """Output head whose rows can be replaced; None: the rows are fixed."""
-        self.weights = weights
-        """Types of the weights in memory."""
+        self.head, self.weights = head, weights
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of cached tokens, for layers set by `keep_features`."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
@@ -111,7 +108,6 @@ class ModelRunner:
         return prefixes
 
     def open(self, scope: str = "") -> KVSequence:
-        """Return an empty sequence; sequences of the same scope share blocks."""
         return self.cache.open(scope)
 
     @torch.inference_mode()

@@ -8,20 +8,15 @@ KV_TYPE_HELP = (
     "Storage of keys and values: q8_0 (8 bits, half the memory of bf16), bf16, or auto (the model's numeric type). "
     "Types that differ from the model's need the native executor"
 )
-"""Help of `--kv-type`."""
 KV_TOKENS_HELP = (
     "Capacity of the KV cache in context tokens, for all requests; auto: three quarters of the free memory of "
     "machine or container after loading"
 )
-"""Help of `--kv-tokens`."""
 PREFIXES_HELP = (
     "Directory for cached prompt prefixes: those that the cache evicts, and all at the end of the process. Needs the "
     "native executor. Empty: prefixes are not stored"
 )
-"""Help of `--prefix-cache-directory`."""
 PREFIX_MEGABYTES = 4096
-"""Default of `--prefix-cache-megabytes`."""
 PREFIX_MEGABYTES_HELP = (
     "Maximum megabytes in the prefix directory; the least recently used prefixes are deleted"
 )
-"""Help of `--prefix-cache-megabytes`."""
