@@ -34,7 +34,7 @@ from specinfer.service.server import NOT_SERVING, SERVING
 from specinfer.service.settings import ProcessSettings
 from specinfer.service.threads import EngineThread
 from specinfer.service.tls import ClientTls
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2_grpc, verifier_pb2_grpc
 
 PROGRAM = "specinfer serve"

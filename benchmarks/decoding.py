@@ -13,7 +13,7 @@ from benchmarks.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
-from specinfer.sampling import GREEDY, Sampling, draft_seed
+from specinfer.request.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob

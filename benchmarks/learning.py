@@ -37,9 +37,9 @@ from specinfer.client import AsyncClient
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.pools import TRAINED
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
+from specinfer.training.online.trials import LIMITS, steps_of
 from specinfer.v1 import generation_pb2
-from speculator_svc.learning.trials import LIMITS, steps_of
 
 FIXED = {"adaptive": "false", "tree-nodes": "4", "step-nodes": "16", "max-batch": "8"}
 """Trees of one size, independent of the planner."""
@@ -48,7 +48,7 @@ FIXED = {"adaptive": "false", "tree-nodes": "4", "step-nodes": "16", "max-batch"
 @contextmanager
 def trainer(address: str, directory: Path, round_seconds: float) -> Iterator[Child]:
     """Run `specinfer train follow` for the service within the context."""
-    command = [sys.executable, "-m", "speculator_svc.training", "follow", address]
+    command = [sys.executable, "-m", "specinfer.training", "follow", address]
     command += ["--out", str(directory / "offered"), "--round-seconds", str(round_seconds), "--threads", "1"]
     child = Child("trainer", command, directory / "trainer.log", {})
     try:

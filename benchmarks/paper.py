@@ -23,7 +23,7 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob

@@ -7,8 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.prompts import read_prompts
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.prompts import read_prompts
+from specinfer.text.tokenizer import Tokenizer
 
 LONGEST = 1024
 

@@ -21,7 +21,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = "auto,bf16,q8_0,q6_k,q5_k,q4_k,q4_0,q4_1,q5_0,iq4_xs,q3_k,q2_k"

@@ -46,7 +46,7 @@ from specinfer.planning.learned import load_weights
 from specinfer.planning.step_recorder import StepRecorder
 from specinfer.service.stream import MeterInterceptor
 from specinfer.service.tracing import Tracer
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)

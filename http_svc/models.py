@@ -11,10 +11,10 @@ from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from http_svc.errors import ApiError
-from specinfer.chat.forms import ChatForm
 from specinfer.client import AsyncClient
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
+from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import generation_pb2
 
 _TIMEOUT_S = 2.0

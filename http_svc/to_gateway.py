@@ -13,11 +13,11 @@ from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.any_object import form_rule
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar, form_named
-from specinfer.chat.forms import HARMONY, ChatForm
 from specinfer.client import make_request
 from specinfer.client.options import RequestOptions
 from specinfer.client.request import Prompt
 from specinfer.errors import InvalidInputError
+from specinfer.text.chat.forms import HARMONY, ChatForm
 from specinfer.v1 import generation_pb2
 
 MAX_REQUESTS = 128

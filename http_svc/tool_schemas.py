@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from http_svc.body.tools import Function
-from specinfer.constraints.schemas import NAMED_SCHEMAS, NOTES, VALUES
+from specinfer.text.constraints.schemas import NAMED_SCHEMAS, NOTES, VALUES
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """llguidance's options: JSON with fixed white space."""

@@ -17,17 +17,17 @@ from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
+from specinfer.training.online.checkpoints import Checkpoints
+from specinfer.training.online.replay import Replay
+from specinfer.training.online.trials import run_trials
 from specinfer.v1 import learning_pb2, learning_pb2_grpc, speculator_pb2, speculator_pb2_grpc
-from speculator_svc.learning.checkpoints import Checkpoints
-from speculator_svc.learning.replay import Replay
-from speculator_svc.learning.servicer import LearningServicer
-from speculator_svc.learning.trials import run_trials
+from speculator_svc.learning_servicer import LearningServicer
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from speculator_svc.settings import SpeculatorSettings
 
 if TYPE_CHECKING:
-    from speculator_svc.learning.learner import Learner
+    from specinfer.training.online.learner import Learner
 
 _LEARN_TOKENS, _LEARN_SECONDS = 1_000_000, 3600.0
 """Maximum tokens and age in seconds of texts stored for training."""
@@ -52,7 +52,7 @@ def build_learner(
     """Return the learner of `--learn`; None without this option."""
     if not settings.learn:
         return None
-    from speculator_svc.learning.learner import Learner, check_learnable  # imports torch
+    from specinfer.training.online.learner import Learner, check_learnable  # imports torch
 
     check_learnable(settings.drafters, settings.model)
     checkpoints = Checkpoints(Path(settings.learn))

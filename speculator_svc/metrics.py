@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.remote.draft_counts import DraftCounts
+from specinfer.request.statuses import EntryStatus
 from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build_info
-from specinfer.statuses import EntryStatus
 
 if TYPE_CHECKING:
-    from speculator_svc.learning.learner import Learner
+    from specinfer.training.online.learner import Learner
 
 
 class SpeculatorMetrics:

@@ -13,20 +13,20 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.remote.description import encode_draft
+from specinfer.request.statuses import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
-from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LogPace, about
+from specinfer.training.online.replay import record
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
+from specinfer.wire.client_ids import own_id, request_id_of
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_limits
-from speculator_svc.clients import own_id, request_id_of
-from speculator_svc.learning.replay import record
 from speculator_svc.metrics import SpeculatorMetrics
 
 if TYPE_CHECKING:
-    from speculator_svc.learning.learner import Learner
+    from specinfer.training.online.learner import Learner
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

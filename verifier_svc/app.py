@@ -6,8 +6,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.default_sampling import default_sampling
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
@@ -15,9 +13,11 @@ from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
+from specinfer.request.default_sampling import default_sampling
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context

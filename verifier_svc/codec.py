@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from specinfer.engine.host import HostStep
 from specinfer.engine.local_pool import MemberCounts
-from specinfer.statuses import LogprobRow
+from specinfer.request.statuses import LogprobRow
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2
 from specinfer.verification.jobs import VerifyOutcome

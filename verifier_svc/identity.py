@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specinfer.model.weights.fingerprint import model_fingerprint
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from verifier_svc.settings import VerifierSettings
 
 

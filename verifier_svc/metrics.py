@@ -13,6 +13,7 @@ from specinfer.engine.host import HostStep
 from specinfer.engine.local_pool import MemberCounts
 from specinfer.model.parallel.executor import RankMemory, StageSeconds
 from specinfer.remote.draft_counts import DraftCounts
+from specinfer.request.statuses import EntryStatus
 from specinfer.service.metrics import (
     COUNTS,
     TO_SECONDS_S,
@@ -20,7 +21,6 @@ from specinfer.service.metrics import (
     declare_build_info,
     declare_model_info,
 )
-from specinfer.statuses import EntryStatus
 from specinfer.v1 import verifier_pb2
 
 _PASS_SIZES = ((1, "1"), (4, "2-4"), (16, "5-16"), (64, "17-64"), (256, "65-256"))

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from specinfer.engine.host import Grant, Host, HostPlan
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedFeatures, WantedOutputs
-from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.cut import Keeps

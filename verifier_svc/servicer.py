@@ -9,10 +9,10 @@ import grpc
 
 from specinfer.engine.host import Host, HostStep
 from specinfer.errors import FaultError, SpecInferError
+from specinfer.request.statuses import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
-from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc

@@ -17,7 +17,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob

@@ -32,10 +32,10 @@ from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import Choice
 from specinfer.planning.step_report import StepPlanner, StepReport
 from specinfer.planning.table_planner import TablePlanner
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.system.turns import ratios, standard_error
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 PLANNER = "table"
 Kind = tuple[int, frozenset[int], int, int]

@@ -25,8 +25,8 @@ from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
-from specinfer.prompts import read_prompts
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.prompts import read_prompts
+from specinfer.text.tokenizer import Tokenizer
 
 KINDS = {
     "chat": ("writing", "roleplay", "reasoning", "math", "extraction", "stem", "humanities"),

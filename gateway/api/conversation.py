@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specinfer.chat.template import ChatEnd
 from specinfer.errors import InvalidInputError
+from specinfer.text.chat.template import ChatEnd
 from specinfer.v1 import generation_pb2
 
 ROLES = ("system", "user", "assistant", "tool")

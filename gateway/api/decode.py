@@ -12,10 +12,10 @@ from typing import TypeVar
 from gateway.api.callers import Caller
 from gateway.api.conversation import end_of, texts_of, tools_of, turns_of, variables_of
 from gateway.api.turns import FairSemaphore, FairThreads
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
-from specinfer.tokenizer import ChatPrompt, Tokenizer
+from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.tokenizer import ChatPrompt, Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 

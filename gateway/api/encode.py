@@ -5,8 +5,8 @@ from typing import Any
 
 from gateway.session.token_stream import StreamChunk
 from specinfer.planning.choice import Choice
-from specinfer.statuses import FinishReason
-from specinfer.tokenizer import Tokenizer
+from specinfer.request.statuses import FinishReason
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
 
 

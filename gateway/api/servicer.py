@@ -19,7 +19,7 @@ from specinfer.scheduling.request import GenerationRequest
 from specinfer.scheduling.text import TextStream
 from specinfer.service.tracing import HEADER
 from specinfer.system.log_lines import REQUEST_ID
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 from specinfer.wire.status import abort, status_of
 

@@ -10,10 +10,10 @@ from gateway.session.limits import longest_request
 from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
-from specinfer.chat.forms import ChatForm
 from specinfer.planning.calibration import Calibration
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.statistics import SpeculatorCounts
+from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import common_pb2, generation_pb2, verifier_pb2
 
 _NOTHING = SpeculatorCounts()

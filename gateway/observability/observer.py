@@ -16,10 +16,10 @@ from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
 from specinfer.planning.feedback import FinishedStep
 from specinfer.remote.pool import SpeculatorPool
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
-from specinfer.statuses import FinishReason
 from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from gateway.session.totals import PHASES
 from specinfer.planning.feedback import FinishedStep
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.tracing import Attributes, Tracer, trace_id_of, traceparent_of
-from specinfer.statuses import FinishReason
 
 if TYPE_CHECKING:
     from specinfer.service.tracing import Span

@@ -6,13 +6,13 @@ do not wait for the compilation of a constraint.
 
 from collections.abc import Iterable, Sequence
 
-from specinfer.constraints.checker import Checker
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import IncompatibleError
 from specinfer.planning.trees import give_matchers
 from specinfer.scheduling.request import RequestState
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.constraints.checker import Checker
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.tokenizer import Tokenizer
 
 
 class Constraints:

@@ -32,10 +32,10 @@ from specinfer.planning.choice import PLAIN
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_report import StepPlanner
 from specinfer.remote.pool import SpeculatorPool
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
-from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
 from specinfer.service.channel import open_channel
 from specinfer.service.stream import MeteredChannel
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)

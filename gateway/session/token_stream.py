@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specinfer.request.statuses import LogprobRow
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.statuses import LogprobRow
 
 _CHUNK = 16
 """Maximum tokens of a chunk, which a slow reader must store."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from specinfer.errors import MalformedTreeError
+from specinfer.request.statuses import EntryStatus, LogprobRow
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
-from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import TokenTree, check_tree
 from specinfer.v1 import common_pb2, verifier_pb2
 from specinfer.wire.tree_codec import decode_tree

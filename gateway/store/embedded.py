@@ -25,10 +25,10 @@ from specinfer.errors import (
     FaultError,
     NotFoundError,
 )
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason
 
 log = logging.getLogger(__name__)
 _MINUTE_S = 60.0

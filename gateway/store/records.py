@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
-from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import LogprobRow
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, Speculation
-from specinfer.statuses import LogprobRow
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from gateway.store.keys import OPEN_TTL_S, owned_key, request_key
 from gateway.store.reading import RequestReader
 from gateway.store.records import Record, encode_content, encode_logprobs, encode_progress, encode_tokens
 from specinfer.errors import AlreadyExistsError, ExhaustedError, FaultError, NotFoundError
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from gateway.store.records import Record, decode_content, encode_content
 from gateway.store.requests import Written
 from specinfer.errors import InvalidInputError
+from specinfer.request.statuses import LogprobRow
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.statuses import LogprobRow
 
 Line: TypeAlias = Mapping[str, Any]
 _BEGINNINGS = (b'{"id": ', b'[{"id": ')

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.fields import FIRST, Ignored, Schema, Strict, Text, at_most
-from specinfer.constraints.constraint import MAX_BYTES
+from specinfer.text.constraints.constraint import MAX_BYTES
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """JSON schema for type `json_object`."""

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from http_svc.body.fields import FIRST, Ignored, Strict, Text, Unsupported, at_most, known_only
 from http_svc.body.tools import ToolCall
-from specinfer.chat.turns import call_id_of
+from specinfer.text.chat.turns import call_id_of
 
 MAX_PARTS, MAX_CALLS = 1024, 128
 """Maximum parts of a message's content, and function calls of a message."""

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from http_svc.calls.elements import Kinds
-from specinfer.chat.forms import CallForm
+from specinfer.text.chat.forms import CallForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from http_svc.calls.heads import SPACE
 from http_svc.calls.reader import MAX_CALLS
 from specinfer.client.options import RequestOptions
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.schemas import lark_regex
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.schemas import lark_regex
 
 _TEXT = r'"(\\(["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F])*"'
 _NAME, _TYPE, _ARGUMENTS = '"name"', '"type"', '"(arguments|parameters)"'

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from specinfer.chat.forms import BY_NAME
-from specinfer.constraints.references import Types, definitions_in, types_of, values_of
+from specinfer.text.chat.forms import BY_NAME
+from specinfer.text.constraints.references import Types, definitions_in, types_of, values_of
 
 Kinds: TypeAlias = Mapping[str, Types]
 """JSON types by parameter of a function; an empty set: any type."""

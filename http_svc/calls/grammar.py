@@ -16,7 +16,7 @@ from http_svc.calls.harmony import harmony_rules
 from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
 from http_svc.calls.reader import MAX_CALLS
 from http_svc.tool_schemas import followed
-from specinfer.chat.forms import BY_NAME, HERMES, JSON, PYTHON_TAG, CallForm
+from specinfer.text.chat.forms import BY_NAME, HERMES, JSON, PYTHON_TAG, CallForm
 
 _QUOTED = r'"\w+"'
 

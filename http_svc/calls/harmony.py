@@ -14,8 +14,8 @@ from http_svc.calls.answer import AnswerReader
 from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.heads import prefixes_of
 from http_svc.calls.reader import Delta
-from specinfer.chat.forms import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from specinfer.chat.turns import call_id_of
+from specinfer.text.chat.forms import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from specinfer.text.chat.turns import call_id_of
 
 _ENDS = (START, END, "<|call|>", "<|return|>")
 """Texts after which a message ends, if the tokenizer shows them."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from http_svc.calls.answer_form import AnswerForm
-from specinfer.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
+from specinfer.text.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
 
 SPACE = r"[ \t\r\n]{0,20}"
 """White space in a head; valid in Rust's and Python's regular expressions."""

@@ -18,7 +18,7 @@ from http_svc.calls.heads import (
     name_of,
     without_openers,
 )
-from specinfer.chat.turns import call_id_of
+from specinfer.text.chat.turns import call_id_of
 
 MAX_CALLS = 32
 """Maximum calls of an answer."""

@@ -40,7 +40,7 @@ from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
-from specinfer.prompts import read_prompts
+from specinfer.text.prompts import read_prompts
 
 BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per answer; end of sequence is ignored.")]
 ResultPath = Annotated[Path | None, typer.Option("--json", help="File of the results.")]

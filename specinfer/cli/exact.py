@@ -16,7 +16,7 @@ from specinfer.openai_api.comparison import Compared, exit_code
 from specinfer.openai_api.completion import Question
 from specinfer.openai_api.exact import PROMPTS, check, sides
 from specinfer.openai_api.server import ApiServer
-from specinfer.prompts import read_prompts
+from specinfer.text.prompts import read_prompts
 
 _ROUNDS = 3
 _SHOWN = 5

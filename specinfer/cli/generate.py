@@ -76,7 +76,7 @@ from specinfer.client import (
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
-from specinfer.prompts import check_text, read_prompt, read_text
+from specinfer.text.prompts import check_text, read_prompt, read_text
 from specinfer.v1 import generation_pb2
 
 PromptText = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]

@@ -43,10 +43,10 @@ from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
-from specinfer.option_names import meant
+from specinfer.options.option_names import meant
+from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
-from specinfer.usage import USAGE_ERROR, as_typed, usage_message
 
 PROGRAM = "specinfer"
 
@@ -185,7 +185,7 @@ def train(context: typer.Context) -> None:
 
     Speculators: `speculator` in one command; `corpus`, `ssm` and others (--help). The planner: `scheduler`.
     """
-    module, arguments = "speculator_svc.training", context.args
+    module, arguments = "specinfer.training", context.args
     if arguments[:1] == ["scheduler"]:
         module, arguments = "specinfer.planning.learned_training", arguments[1:]
     _become(module, arguments)

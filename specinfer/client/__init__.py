@@ -22,8 +22,8 @@ from specinfer.client.resume import Patience, Piece, Retry
 from specinfer.client.stream import AsyncStream
 from specinfer.client.sync_client import Client, Stream
 from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.request.statuses import FinishReason
 from specinfer.service.tls import ClientTls
-from specinfer.statuses import FinishReason
 
 __all__ = [
     "SPECULATION",

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from specinfer.statuses import FinishReason
+from specinfer.request.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 
 

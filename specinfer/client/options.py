@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
 from specinfer.errors import InvalidInputError
-from specinfer.option_names import meant
+from specinfer.options.option_names import meant
 from specinfer.v1 import generation_pb2
 
 SPECULATION = {

@@ -12,7 +12,7 @@ from specinfer.drafters.search import References
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.cache.kv_types import AUTO_KV
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 
 DRAFTERS = {

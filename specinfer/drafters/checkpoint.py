@@ -20,7 +20,7 @@ from specinfer.model.weights.source import (
     is_flat_draft,
 )
 from specinfer.system.json_files import read_json
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 _LOADERS = {
     "ssm": "specinfer.model.weights.draft_checkpoint:load_ssm",

@@ -10,7 +10,7 @@ import numpy as np
 
 from specinfer.drafters import Features
 from specinfer.drafters.search import References
-from specinfer.hidden_states import States
+from specinfer.request.hidden_states import States
 
 MAX_BYTES = 2**24
 """Maximum bytes of hidden states per request.

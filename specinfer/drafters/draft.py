@@ -10,7 +10,7 @@ from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
 from specinfer.hub.resolve import is_pulled
 from specinfer.model.weights.source import NO_MTP, algorithm_of, has_own_mtp, is_draft_checkpoint
-from specinfer.tokenizer import tokenizer_facts
+from specinfer.text.tokenizer import tokenizer_facts
 
 log = logging.getLogger(__name__)
 

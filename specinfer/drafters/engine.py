@@ -12,8 +12,8 @@ from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.contexts import Contexts
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
-from specinfer.sampling import GREEDY, Sampling, draft_seed
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import GREEDY, Sampling, draft_seed
+from specinfer.request.statuses import EntryStatus
 from specinfer.system.log_lines import LogPace
 from specinfer.tree import TokenTree, TreeLimits, depth_limit
 

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from specinfer.drafters import DrafterDescription, TargetTopK
 from specinfer.errors import InvalidInputError, SpecInferError
-from specinfer.sampling import Sampling
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits
 
 Draft: TypeAlias = tuple[int, TokenTree | SpecInferError]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, TargetTopK
 from specinfer.errors import SpecInferError
 from specinfer.hub import resolve_model
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _CANDIDATE_SCORE = 0.4

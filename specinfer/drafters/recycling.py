@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, TargetTopK
 from specinfer.errors import SpecInferError
 from specinfer.hub import resolve_model
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
 

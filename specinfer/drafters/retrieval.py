@@ -17,8 +17,8 @@ from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.search import END, SuffixArray
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
-from specinfer.prompts import read_lines, read_text
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.prompts import read_lines, read_text
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _MAX_MATCHES = 64

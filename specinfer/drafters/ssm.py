@@ -23,8 +23,8 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.source import is_draft_checkpoint
-from specinfer.sampling import GREEDY
-from specinfer.tokenizer import tokenizer_facts
+from specinfer.request.sampling import GREEDY
+from specinfer.text.tokenizer import tokenizer_facts
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specinfer.constraints.compiler import Compiler
 from specinfer.engine.jobs import as_asked, job_of, verdict_of
 from specinfer.engine.local_pool import FEATURE_BYTES, LocalPool, MemberCounts
 from specinfer.errors import FaultError
@@ -24,9 +23,10 @@ from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.feedback import Drafts
 from specinfer.planning.step_report import DraftTime
 from specinfer.planning.trees import give_matchers, trees_to_verify
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
-from specinfer.statuses import EntryStatus
+from specinfer.text.constraints.compiler import Compiler
 from specinfer.tree import TokenTree
 from specinfer.tree.cut import Keeps
 from specinfer.verification.engine import VerifierEngine

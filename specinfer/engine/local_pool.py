@@ -16,10 +16,10 @@ from specinfer.drafters.refusals import Refusals
 from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, SpecInferError
 from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.step_report import DraftTime, tokens_read
-from specinfer.sampling import draft_seed
+from specinfer.request.sampling import draft_seed
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.entries import LatestDrafts, StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
-from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, check_draft
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from specinfer.hub.resolve import model_name
 from specinfer.model.weights.gguf_files.parts import split_stem
 from specinfer.model.weights.source import KEPT_GGUF, RECORD, read_record, stored_tensors
 from specinfer.system.cache_directory import cache_directory
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_mod
 from specinfer.hub.resolve import is_hub_id, model_directory, names_file, resolve_model
 from specinfer.hub.work_directory import atomic_directory, partial_directory, put_in_place
 from specinfer.model.weights.source import KEPT_GGUF, file_fingerprint
-from specinfer.special_tokens import TOKENIZER_FILES
 from specinfer.system.progress import log, progress
+from specinfer.text.special_tokens import TOKENIZER_FILES
 
 _TOKENIZER = (*TOKENIZER_FILES, "*.jinja", "chat_template.json")
 """Patterns of the files that a gateway reads."""

@@ -19,7 +19,7 @@ from specinfer.llm.metrics import Metric
 from specinfer.llm.options import LLMOptions
 from specinfer.llm.outputs import RequestOutput
 from specinfer.llm.params import SamplingParams
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.default_sampling import default_sampling
 from specinfer.drafters import Drafter
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, draft_group
@@ -30,10 +28,12 @@ from specinfer.model.threads import limit_threads
 from specinfer.model.weights.fingerprint import model_fingerprint
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.table_planner import TablePlanner
+from specinfer.request.default_sampling import default_sampling
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.verification.acceptance import find_rule
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context

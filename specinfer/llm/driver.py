@@ -15,7 +15,7 @@ from specinfer.errors import FaultError, InvalidInputError, SpecInferError, Unav
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.outputs import CompletionBuilder, RequestOutput, metrics_of
 from specinfer.llm.params import SamplingParams
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or an object as in vLLM and OpenAI's API.

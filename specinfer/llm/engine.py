@@ -12,9 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint
-from specinfer.constraints.matcher import Matcher
 from specinfer.engine.host import Host, HostPlan, HostStep
 from specinfer.engine.local_pool import LocalPool, MemberCounts
 from specinfer.engine.step import AskDrafts, Committed, Drafted, StepMachine, StepPlan, Verified
@@ -22,6 +19,9 @@ from specinfer.llm.metrics import Metric, Totals, speculator_metrics
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.constraints.matcher import Matcher
 from specinfer.verification.engine import VerifierEngine
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from specinfer.errors import SettingError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.cache.kv_types import AUTO_KV, PREFIX_MEGABYTES
 from specinfer.model.formats.registry import AUTO
-from specinfer.option_names import meant
+from specinfer.options.option_names import meant
 from specinfer.verification.acceptance import DEFAULT_RULE
 
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")

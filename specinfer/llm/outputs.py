@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specinfer.errors import ConstraintError, SpecInferError
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.scheduling.text import TextStream
-from specinfer.statuses import FinishReason, LogprobRow
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 _REASONS = {
     FinishReason.LENGTH: "length",

@@ -4,10 +4,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import MAX_SEED, Sampling
+from specinfer.request.sampling import MAX_SEED, Sampling
 from specinfer.scheduling.request import GenerationRequest, Speculation
+from specinfer.text.constraints.constraint import Constraint
 
 _ALL = -1
 """vLLM's value of top_k for no limit, like 0."""

@@ -20,7 +20,7 @@ from specinfer.llm.options import LLMOptions
 from specinfer.llm.outputs import RequestOutput
 from specinfer.llm.params import SamplingParams
 from specinfer.model.runner import ModelRunner
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 
 class LLM:

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.openai_api.batch_input import BatchJob, read_object
 from specinfer.openai_api.server import ApiServer, Reply
-from specinfer.prompts import read_bytes, to_text
 from specinfer.system.append_file import AppendFile, private
+from specinfer.text.prompts import read_bytes, to_text
 
 log = logging.getLogger(__name__)
 _BUSY = (429, 503)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specinfer.errors import InvalidInputError
-from specinfer.prompts import read_text
+from specinfer.text.prompts import read_text
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 

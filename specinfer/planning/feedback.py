@@ -13,10 +13,10 @@ from typing import NamedTuple
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import Choice
 from specinfer.planning.step_report import DraftTime, Outcomes, StepPlanner, StepReport
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
-from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)

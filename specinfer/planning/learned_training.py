@@ -12,13 +12,13 @@ import numpy as np
 import typer
 
 from specinfer.errors import SettingError, SpecInferError
+from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.planning.choice import Choice, SpeculatorSet
 from specinfer.planning.learned import NAMES, LearnedPlanner, LinearModel, Rows, save_weights, set_name
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import Outcomes, StepReport
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
-from specinfer.usage import USAGE_ERROR, as_typed, usage_message
 
 PROGRAM = "specinfer train scheduler"
 _MIN_ROWS = 200

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.matcher import Matcher
 from specinfer.errors import ConstraintError, InvalidInputError
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import RequestState, Speculation
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.matcher import Matcher
 from specinfer.tree import (
     TokenMatcher,
     TokenTree,

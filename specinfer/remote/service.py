@@ -17,10 +17,10 @@ from specinfer.planning.step_report import DraftTime
 from specinfer.remote.description import consent_of, scope_of
 from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
 from specinfer.remote.faults import DraftFaults, DraftStatistics, ServiceCounters
-from specinfer.sampling import draft_seed
+from specinfer.request.sampling import draft_seed
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.entries import LatestDrafts, StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
-from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, depth_limit
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling

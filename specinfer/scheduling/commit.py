@@ -1,9 +1,9 @@
 """Apply the verifier's answers to requests. Pure."""
 
+from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import count_tree
-from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 
 MAX_DEFERRED_S = 30.0

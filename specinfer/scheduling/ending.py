@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specinfer.errors import ConstraintError, SpecInferError, UnavailableError
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import SpeculationCounts
-from specinfer.statuses import FinishReason
 
 _NEVER_S = -1.0
 """Value of `retry_after_s` that means: do not retry this request id."""

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from specinfer.request.statuses import EntryStatus, LogprobRow
 from specinfer.scheduling.chunks import PromptLimit, delta_lengths, unlimited
 from specinfer.scheduling.limits import CacheRoom, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
-from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import FREE, TokenTree, TreeLimits, TreeWorth, depth_limit
 
 

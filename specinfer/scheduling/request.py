@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import Sampling, request_seed
+from specinfer.request.sampling import Sampling, request_seed
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.statistics import SpeculationCounts
-from specinfer.statuses import FinishReason
+from specinfer.text.constraints.constraint import Constraint
 from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from specinfer.errors import ExhaustedError, FaultError
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
@@ -25,7 +26,6 @@ from specinfer.scheduling.reading import ReadingPace
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import RequestTable
 from specinfer.scheduling.text import StopStrings
-from specinfer.statuses import FinishReason
 from specinfer.system.log_lines import about
 from specinfer.tree import FREE, TokenTree, TreeWorth
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.hidden_states import States
+from specinfer.request.hidden_states import States
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree

@@ -6,9 +6,9 @@ Incomplete characters and possible beginnings of stop strings are delayed.
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from specinfer.detokenizer import Detokenizer
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.detokenizer import Detokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from specinfer.errors import SettingError
-from specinfer.option_names import meant
+from specinfer.options.option_names import meant
 from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
 

@@ -18,8 +18,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.constraints.masks import RequestMasks
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.text.constraints.masks import RequestMasks
 from specinfer.verification.jobs import VerifyJob
 
 Float32: TypeAlias = NDArray[np.float32]

@@ -8,10 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint
-from specinfer.constraints.masks import BUDGET_S, THREADS, MaskState, MaskThreads, RequestMasks, wait_for_any
 from specinfer.errors import ConstraintError, ExhaustedError, InvalidInputError
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.constraints.masks import (
+    BUDGET_S,
+    THREADS,
+    MaskState,
+    MaskThreads,
+    RequestMasks,
+    wait_for_any,
+)
 from specinfer.verification.adjustments import RequestAdjustment, generated_of
 from specinfer.verification.jobs import VerifyJob
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import (
     ConstraintError,
     ExhaustedError,
@@ -13,8 +12,9 @@ from specinfer.errors import (
     UnavailableError,
 )
 from specinfer.model.cache.sequence import BLOCK_TOKENS
-from specinfer.sampling import Sampling
-from specinfer.statuses import EntryStatus, LogprobRow
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus, LogprobRow
+from specinfer.text.constraints.constraint import Constraint
 from specinfer.tree import TokenTree, check_tree, depth_limit
 from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import Verdict

@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 import torch
 
-from specinfer.constraints.masks import MaskLateError
 from specinfer.errors import SpecInferError
 from specinfer.model.sampling.choices import Choices, ChoiceTask, Chooser, Excerpt
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.text.constraints.masks import MaskLateError
 from specinfer.tree import TokenTree
 from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import Float64, Target, drawable

@@ -12,8 +12,8 @@ import torch
 from specinfer.errors import ConstraintError, FaultError, SpecInferError, UnavailableError
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.distributions import most_probable
-from specinfer.sampling import Sampling
-from specinfer.statuses import LogprobRow
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import LogprobRow
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
 from specinfer.verification.acceptance.typical import TypicalAcceptance

@@ -4,8 +4,8 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.v1 import common_pb2
 
 

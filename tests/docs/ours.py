@@ -22,11 +22,11 @@ from specinfer.drafters import DRAFTERS
 from specinfer.drafters.draft import names_drafters
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import SpecInferError
+from specinfer.options.usage import USAGE_ERROR, usage_message
 from specinfer.planning.learned_training import train_scheduler
 from specinfer.service.settings import ProcessSettings
-from specinfer.usage import USAGE_ERROR, usage_message
+from specinfer.training.__main__ import app as training
 from speculator_svc.settings import SpeculatorSettings
-from speculator_svc.training.__main__ import app as training
 from tests.docs.blocks import ROOT
 from verifier_svc.settings import VerifierSettings
 

@@ -20,10 +20,10 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.account import load_whole
-from specinfer.prompts import read_prompts
-from specinfer.sampling import GREEDY, Sampling
-from specinfer.statuses import EntryStatus
-from specinfer.tokenizer import Tokenizer
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.request.statuses import EntryStatus
+from specinfer.text.prompts import read_prompts
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob

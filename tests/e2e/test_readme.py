@@ -17,7 +17,7 @@ from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.cli.local.processes import free_ports
 from specinfer.hub.resolve import cache_directory
-from specinfer.prompts import read_prompts
+from specinfer.text.prompts import read_prompts
 from speculator_svc.settings import SpeculatorSettings
 from tests.support.background import services_of
 from verifier_svc.settings import VerifierSettings

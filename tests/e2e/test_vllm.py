@@ -13,8 +13,8 @@ import pytest
 from benchmarks.peers.processes import write_float_model
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.prompts import read_prompts
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.prompts import read_prompts
+from specinfer.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("SPECINFER_TEST_VLLM") or ROOT / "benchmarks/peers/.venvs/vllm/bin/python")

@@ -5,8 +5,8 @@ from random import Random
 
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
-from specinfer.sampling import GREEDY, Sampling
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.wire.sampling_codec import encode_sampling

@@ -7,7 +7,7 @@ import numpy as np
 
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import SpecInferError
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from tests.fuzz.table_target import TableTarget
 from tests.support.system import VOCABULARY

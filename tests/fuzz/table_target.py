@@ -16,7 +16,7 @@ from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.runner import ModelRunner
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from tests.support.system import VOCABULARY
 
 _ROWS = 4093

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specinfer.statuses import EntryStatus
+from specinfer.request.statuses import EntryStatus
 from specinfer.v1 import common_pb2, verifier_pb2
 from tests.fuzz.gateway_core import GatewayCore, untouched
 from tests.fuzz.services import Services

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from tests.fuzz.table_target import TableTarget
 from tests.support.system import VOCABULARY

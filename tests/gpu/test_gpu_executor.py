@@ -12,7 +12,7 @@ from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.gpu.graphs import bucket_for
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.files import SafetensorsWeights
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.gpu.passes import DEVICE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob

@@ -12,7 +12,7 @@ from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
 from specinfer.model.drafting import expansion, levels
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.clients.environments import environment
 from tests.support.system import ascii_tokenizer

@@ -19,9 +19,9 @@ from gateway.session.session import VerifierSession
 from gateway.session.token_stream import TokenStream
 from gateway.store.reading import RequestReader
 from gateway.store.records import Known
-from specinfer.constraints.masks import RequestMasks
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.scheduling.text import StopStrings
+from specinfer.text.constraints.masks import RequestMasks
 from specinfer.verification.engine import VerifierEngine
 from tests.simulation.plan import plan_of
 from tests.simulation.world import run

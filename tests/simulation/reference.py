@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.engine.host import Host
 from specinfer.engine.local_pool import LocalPool
 from specinfer.engine.step import StepMachine
 from specinfer.llm.engine import LocalEngine
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.table_planner import TablePlanner
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, Speculation
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
-from specinfer.statuses import FinishReason
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.verification.engine import VerifierEngine
 from tests.simulation.plan import Ask
 from tests.simulation.services import TOKENIZER, SimulatedMasks

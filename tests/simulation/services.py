@@ -19,13 +19,13 @@ from gateway.settings import GatewaySettings
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.leases import EmbeddedLeases, LeaseStore
 from gateway.store.requests import RequestStore
-from specinfer.constraints.masks import MaskState, MaskThreads
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Host
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.remote.description import describe
 from specinfer.service.in_process import SCHEME
+from specinfer.text.constraints.masks import MaskState, MaskThreads
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2_grpc, speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine

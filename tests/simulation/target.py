@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from specinfer.constraints.compiler import Compiler
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.runner import ModelRunner
+from specinfer.text.constraints.compiler import Compiler
 from tests.support.system import VOCABULARY, ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 

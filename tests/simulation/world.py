@@ -15,9 +15,9 @@ from gateway.store.embedded import EmbeddedStore
 from specinfer.client.async_client import AsyncClient
 from specinfer.client.resume import Patience
 from specinfer.errors import SpecInferError
+from specinfer.request.statuses import FinishReason
 from specinfer.service import in_process
 from specinfer.service.in_process import SCHEME
-from specinfer.statuses import FinishReason
 from tests.simulation.faults import FAULTS
 from tests.simulation.loop import Process, SimulatedLoop, StuckError
 from tests.simulation.plan import SETTLED_S, Ask, Fault, Plan

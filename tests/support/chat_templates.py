@@ -5,8 +5,8 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from specinfer.chat.forms import TEXT_MARKS
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.chat.forms import TEXT_MARKS
+from specinfer.text.tokenizer import Tokenizer
 
 DIRECTORY = Path(__file__).parents[1] / "data" / "templates"
 FAMILIES = sorted(path.stem for path in DIRECTORY.glob("*.jinja"))

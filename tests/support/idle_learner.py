@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from speculator_svc.learning.learner import LearningCounts
+from specinfer.training.online.learner import LearningCounts
 
 
 def idle_learner() -> Any:

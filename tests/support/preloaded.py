@@ -22,7 +22,7 @@ from specinfer.cli.local.processes import Child
 ROOT = Path(__file__).resolve().parents[2]
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """One per process: all forks share its imports."""
-PROGRAMS = ("gateway", "verifier_svc", "speculator_svc", "http_svc", "all_in_one", "speculator_svc.training")
+PROGRAMS = ("gateway", "verifier_svc", "speculator_svc", "http_svc", "all_in_one", "specinfer.training")
 FORK_SERVER.set_forkserver_preload(
     [
         *(f"{program}.__main__" for program in PROGRAMS),

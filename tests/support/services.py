@@ -10,7 +10,7 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Host
 from specinfer.engine.local_pool import LocalPool
 from specinfer.remote.description import describe
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.server import ServiceServer

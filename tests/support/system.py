@@ -26,7 +26,6 @@ from gateway.settings import GatewaySettings
 from gateway.store.records import Record
 from gateway.store.requests import RequestStore
 from specinfer.cli.local.processes import free_ports
-from specinfer.constraints.compiler import Compiler
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Host
@@ -40,7 +39,9 @@ from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.tokenizer import Tokenizer
+from specinfer.training.online.learner import Learner
 from specinfer.tree import TokenTree
 from specinfer.v1 import (
     generation_pb2,
@@ -53,8 +54,7 @@ from specinfer.v1 import (
 from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits
-from speculator_svc.learning.learner import Learner
-from speculator_svc.learning.servicer import LearningServicer
+from speculator_svc.learning_servicer import LearningServicer
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.support.tiny_models import runner_of, tiny_transformers

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specinfer.chat.forms import ChatForm
-from specinfer.chat.hidden import Hider
-from specinfer.chat.template import ChatEnd, ChatTemplate, stored_templates
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.chat.forms import ChatForm
+from specinfer.text.chat.hidden import Hider
+from specinfer.text.chat.template import ChatEnd, ChatTemplate, stored_templates
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.system import ascii_tokenizer
 
 TURNS = [{"role": "user", "content": "hi <b> é"}, {"role": "assistant", "content": "so"}]

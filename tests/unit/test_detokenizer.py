@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as FastTokenizer
 
-from specinfer.byte_decoder import BYTES
-from specinfer.detokenizer import Detokenizer
-from specinfer.tokenizer import REPLACEMENT, Tokenizer
+from specinfer.text.byte_decoder import BYTES
+from specinfer.text.detokenizer import Detokenizer
+from specinfer.text.tokenizer import REPLACEMENT, Tokenizer
 from tests.support.system import ascii_tokenizer
 
 WORDS = ["▁", "▁a", "b", "▁▁", "ä", "日", ".", "▁x▁y", "##c", "d</w>", "▁é"]

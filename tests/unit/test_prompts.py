@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specinfer.errors import InvalidInputError
-from specinfer.prompts import read_prompt, read_prompts
+from specinfer.text.prompts import read_prompt, read_prompts
 
 
 def _write(path: Path, *rows: object) -> Path:

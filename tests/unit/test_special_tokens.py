@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from specinfer.constraints.compiler import Compiler
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.special_tokens import tokenizer_end
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.special_tokens import tokenizer_end
+from specinfer.text.tokenizer import Tokenizer
 from tests.unit.test_tokenizer_files import byte_level, metaspace
 
 SIZE = byte_level().get_vocab_size()

@@ -3,7 +3,7 @@
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers
 
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 VOCABULARY = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.models.byte_tokenizer import byte_tokenizer
 
 MARKS = ("<|a|>", "<|b|>")

@@ -13,14 +13,14 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from specinfer.detokenizer import Detokenizer
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.packed.scheme import read_scheme
 from specinfer.model.weights.source import algorithm_of, has_own_mtp, is_draft_checkpoint
 from specinfer.scheduling.text import TextPiece, TextStream
-from specinfer.special_tokens import tokenizer_end
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.detokenizer import Detokenizer
+from specinfer.text.special_tokens import tokenizer_end
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import tiny_transformers
 

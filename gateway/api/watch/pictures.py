@@ -8,10 +8,10 @@ from gateway.api.callers import Caller
 from gateway.api.encode import encode_finish, planner_state
 from gateway.api.watch.watches import Pace, Seen, Watches
 from gateway.session.totals import PHASES
-from specinfer.detokenizer import Detokenizer
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.detokenizer import Detokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.v1 import generation_pb2, tree_pb2
 

@@ -5,10 +5,10 @@ from functools import cache
 import grpc
 from prometheus_client import CollectorRegistry, Counter
 
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
 from specinfer.service.metrics import TO_MINUTES_S, StepCounter, StepHistogram
-from specinfer.statuses import FinishReason
 
 _CODES = (
     *("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),

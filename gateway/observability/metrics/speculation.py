@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from gateway.session.totals import Named
 from specinfer.planning.calibration import Reliability
 from specinfer.planning.feedback import FinishedStep
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
-from specinfer.statuses import EntryStatus
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
 """Outcomes of draft calls, defined in `specinfer.remote.faults`."""

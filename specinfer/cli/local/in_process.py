@@ -9,8 +9,8 @@ from specinfer.client.answer import SpeculationStats, SpeculatorStats, Summary
 from specinfer.errors import InvalidInputError
 from specinfer.llm import AsyncLLM, RequestOutput, SamplingParams
 from specinfer.llm.driver import DEFAULT_PARAMS, Prompt, TextDelta
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.request import Speculation
-from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 

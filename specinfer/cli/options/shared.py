@@ -15,8 +15,8 @@ from specinfer.drafters.draft import DRAFT_HELP
 from specinfer.errors import InvalidInputError
 from specinfer.model.cache.kv_types import KV_TYPE_HELP
 from specinfer.model.formats.registry import weights_help
-from specinfer.prompts import read_text
 from specinfer.system.append_file import private
+from specinfer.text.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0

@@ -10,10 +10,10 @@ from itertools import count
 
 import numpy as np
 
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.token_tree import Int32
 

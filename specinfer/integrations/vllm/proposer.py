@@ -27,7 +27,7 @@ from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.service.channel import open_channel
 from specinfer.service.threads import LoopThread
-from specinfer.tokenizer import vocabulary_fingerprint
+from specinfer.text.tokenizer import vocabulary_fingerprint
 from specinfer.tree import TokenTree, merge_trees
 from specinfer.tree.shape import best_path
 from specinfer.tree.token_tree import Int32

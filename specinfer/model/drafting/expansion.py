@@ -30,7 +30,7 @@ from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
 from specinfer.model.sampling.distributions import Float32, Float64, generator, probabilities
 from specinfer.model.sampling.drawing import Drawing, draft_distribution
 from specinfer.model.sampling.noise import perturbed
-from specinfer.sampling import StreamDomain, noise_key
+from specinfer.request.sampling import StreamDomain, noise_key
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits, keep
 from specinfer.tree.builder import point_tree
 

@@ -9,7 +9,7 @@ import torch
 
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 GREEDY_SCORE_TEMPERATURE = 0.75

@@ -17,7 +17,7 @@ from specinfer.model.gpu.description import power_above
 from specinfer.model.sampling.choices import Choices, ChoiceTask, Excerpt
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, Float64
 from specinfer.model.sampling.noise import noise_keys
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree.token_tree import Int32
 
 BLOCK = 2048

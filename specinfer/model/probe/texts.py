@@ -7,7 +7,7 @@ from specinfer.errors import SpecInferError
 from specinfer.model.families.positions import served_positions
 from specinfer.model.probe.reference import quiet
 from specinfer.model.weights.config_files import eos_token_ids, load_transformers_config
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 
 _TEXTS = (
     *(

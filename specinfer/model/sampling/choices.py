@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 
 Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.native.noise import native_softmax
-from specinfer.sampling import Sampling, StreamDomain, stream_key
+from specinfer.request.sampling import Sampling, StreamDomain, stream_key
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from specinfer.model.sampling.distributions import draw, probabilities
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import Draws, Proposal, ProposalKind
 from specinfer.tree.token_tree import Float32, Int32
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from specinfer.model.native.noise import native_choose, native_choose_by_logits
 from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, probabilities, softmax
-from specinfer.sampling import Sampling, noise_key, noise_state
+from specinfer.request.sampling import Sampling, noise_key, noise_state
 
 Float64 = NDArray[np.float64]
 Int32 = NDArray[np.int32]
@@ -83,7 +83,7 @@ def noise_keys(seed: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uin
 
 
 def _split_mix(state: int, indices: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """Return `specinfer.sampling.split_mix` of each index."""
+    """Return `specinfer.request.sampling.split_mix` of each index."""
     z = np.uint64(state) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -8,8 +8,8 @@ from specinfer.model.families import FAMILIES, family_of
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
-from specinfer.special_tokens import tokenizer_end
 from specinfer.system.json_files import parse_json
+from specinfer.text.special_tokens import tokenizer_end
 
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activation's name in configurations -> ours."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specinfer.default_sampling import FILE, GGUF_KEYS, checked_sampling
 from specinfer.errors import IncompatibleError, SpecInferError, naming
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
 from specinfer.model.weights.gguf_weights import GgufWeights
+from specinfer.request.default_sampling import FILE, GGUF_KEYS, checked_sampling
 from specinfer.system.apart import finish
 from specinfer.system.progress import Report
 

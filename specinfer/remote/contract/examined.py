@@ -14,8 +14,8 @@ from specinfer.remote.drafts import (
     exchange_drafts,
     sound_draft,
 )
+from specinfer.request.statuses import EntryStatus
 from specinfer.service.stream import MessageStream
-from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 

@@ -16,7 +16,7 @@ from specinfer.errors import SettingError
 from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.distributions import generator
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import Sampling, StreamDomain
+from specinfer.request.sampling import Sampling, StreamDomain
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 

@@ -17,10 +17,10 @@ from http_svc.body.bodies import ChatBody, CompletionBody
 from http_svc.entry.hosts import AllowedHosts
 from http_svc.errors import ApiError, invalid_body
 from http_svc.to_gateway import chat_requests, completion_requests
-from specinfer.chat.forms import ChatForm
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.grammars import check_json
 from specinfer.errors import SpecInferError
+from specinfer.text.chat.forms import ChatForm
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.grammars import check_json
 from tests.fuzz.doors.door import Episode
 
 _BODIES = 60

@@ -11,10 +11,10 @@ import grpc
 from gateway.api.callers import ANYBODY
 from gateway.api.decode import RequestDecoder
 from specinfer.errors import SpecInferError
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.scheduling.text import StopStrings, TextStream
-from specinfer.statuses import FinishReason
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.status import status_of
 from tests.fuzz.doors.door import Episode

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 from typing import Any, Protocol
 
-from specinfer.statuses import EntryStatus
+from specinfer.request.statuses import EntryStatus
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from tests.fuzz.clients import SpeculatorClient, VerifierClient
 from tests.fuzz.doors.door import Episode

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.drafters import DraftJob
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2, tree_pb2
 from specinfer.wire.sampling_codec import encode_constraint

@@ -11,10 +11,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import MAX_BYTES, Constraint, ConstraintKind
 from specinfer.drafters import DraftJob
 from specinfer.drafters.ngram import NgramDrafter
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import MAX_BYTES, Constraint, ConstraintKind
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.sampling_codec import encode_constraint

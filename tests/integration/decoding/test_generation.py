@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from specinfer.drafters.ngram import NgramDrafter
-from specinfer.statuses import FinishReason
+from specinfer.request.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from specinfer.verification.engine import EngineLimits
 from tests.support.network.scrape import Scrape

@@ -9,7 +9,7 @@ import pytest
 
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
-from speculator_svc.clients import request_id_of
+from specinfer.wire.client_ids import request_id_of
 from tests.support.exactness.markov import REQUESTS, TOKENS, markov, p_value, sampled, serving
 from tests.support.oracle import always, greedy
 from tests.support.system import ScriptedDrafter, running_system, until

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
 from specinfer.tree import TokenTree
-from speculator_svc.clients import request_id_of
+from specinfer.wire.client_ids import request_id_of
 from tests.support.oracle import default_target, first, greedy
 from tests.support.system import ScriptedDrafter, running_system
 from tests.support.tiny_models import reference_logits

@@ -14,11 +14,11 @@ from specinfer import AsyncClient
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.suffix import SuffixDrafter
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2, speculator_pb2
+from specinfer.wire.client_ids import request_id_of
 from speculator_svc import servicer
-from speculator_svc.clients import request_id_of
 from tests.support.forgetting import forget_once
 from tests.support.network.http_service import CHAT, http_service
 from tests.support.oracle import first, greedy

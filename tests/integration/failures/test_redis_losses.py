@@ -12,10 +12,10 @@ from redis.asyncio import Redis
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store.keys import PREFIX, TOKEN_WIDTH, request_key, tokens_key
 from gateway.store.leases import GatewayReport
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.statuses import FinishReason
 from tests.integration.failures.test_gateways import PROMPT, begin, rest, tokens_of, two_gateways
 from tests.integration.failures.test_returning_clients import attach
 from tests.integration.stores.test_redis_store import Pair, connected, state_of

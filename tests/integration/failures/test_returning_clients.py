@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from gateway.api.callers import ANYBODY
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
-from speculator_svc.clients import request_id_of
+from specinfer.wire.client_ids import request_id_of
 from tests.integration.failures.test_gateways import PROMPT, Reader, begin, running, two_gateways
 from tests.support.oracle import first, greedy
 from tests.support.system import ScriptedDrafter, request_for, running_system, until

@@ -14,9 +14,9 @@ from http_svc.entry.callers import CallerKeys
 from http_svc.errors import invalid_body
 from http_svc.models import Models
 from http_svc.to_gateway import MAX_BYTES, chat_requests, completion_requests
-from specinfer.chat.forms import ChatForm
 from specinfer.client import AsyncClient
 from specinfer.errors import InvalidInputError
+from specinfer.text.chat.forms import ChatForm
 from tests.support.network.fake_gateway import Turn, fake_gateways
 from tests.support.network.http_service import ASKED, CHAT, MODEL, http_service
 from tests.support.system import until

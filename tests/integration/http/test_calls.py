@@ -16,8 +16,8 @@ import pytest
 from http_svc.body.bodies import ChatBody
 from http_svc.entry.bounds import MAX_BODY_BYTES
 from specinfer import __version__
-from specinfer.chat.forms import ChatForm
 from specinfer.service.logs import DiscreetFormatter
+from specinfer.text.chat.forms import ChatForm
 from tests.integration.http.test_refusals import turn
 from tests.support.network.fake_gateway import TEXT, Turn, fake_gateways
 from tests.support.network.http_service import (

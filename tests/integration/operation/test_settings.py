@@ -148,7 +148,7 @@ def help_of(*command: str) -> str:
     [
         (["verifier_svc"], [*EXECUTORS, *FORMATS, *DTYPES]),
         (["speculator_svc"], [*FORMATS, *DTYPES, "1,1,3,1"]),
-        (["speculator_svc.training", "ssm"], ["numbers from 0, such as 0,29"]),
+        (["specinfer.training", "ssm"], ["numbers from 0, such as 0,29"]),
         *(([CLI, name], [*FORMATS, *DTYPES, "cpu", "cuda"]) for name in ("up", "generate", "bench")),
     ],
 )
@@ -157,7 +157,7 @@ def test_help_lists_the_values(command: list[str], values: list[str]) -> None:
     assert [value for value in values if value not in text] == []
 
 
-@pytest.mark.parametrize("command", [[CLI, "bench"], ["speculator_svc.training", "corpus"]])
+@pytest.mark.parametrize("command", [[CLI, "bench"], ["specinfer.training", "corpus"]])
 def test_help_shows_brackets(command: list[str]) -> None:
     assert "`turns: [text]`" in help_of(*command)
 

@@ -22,15 +22,15 @@ from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.channel import open_channel
 from specinfer.service.threads import EngineThread
 from specinfer.service.tls import ClientTls
+from specinfer.training.online import judgement
+from specinfer.training.online.checkpoints import Checkpoints
+from specinfer.training.online.follow import LearningLink, parts_of, train_follow
+from specinfer.training.online.learner import Learner, Weights
+from specinfer.training.online.online_training import OnlineTraining
+from specinfer.training.online.replay import Episode, Replay
+from specinfer.training.online.trials import run_trials
+from specinfer.training.student import Student
 from specinfer.v1 import generation_pb2, learning_pb2, learning_pb2_grpc
-from speculator_svc.learning import judgement
-from speculator_svc.learning.checkpoints import Checkpoints
-from speculator_svc.learning.follow import LearningLink, parts_of, train_follow
-from speculator_svc.learning.learner import Learner, Weights
-from speculator_svc.learning.online_training import OnlineTraining
-from speculator_svc.learning.replay import Episode, Replay
-from speculator_svc.learning.trials import run_trials
-from speculator_svc.training.student import Student
 from tests.support.models.saved_model import save_target
 from tests.support.network.http_service import CHAT, http_service
 from tests.support.oracle import greedy

@@ -20,7 +20,7 @@ from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.remote.round import Drafts
 from specinfer.remote.service import SpeculatorService
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.service.channel import open_channel
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder

@@ -12,11 +12,11 @@ import pytest
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.draft import draft_group
 from specinfer.errors import InvalidInputError, SettingError
-from speculator_svc.training import make_corpus as making
-from speculator_svc.training import train_speculator as training
-from speculator_svc.training.corpus import finished_jobs
-from speculator_svc.training.run import InterruptionError
-from speculator_svc.training.train_speculator import SpeculatorMethod, train_speculator
+from specinfer.training import make_corpus as making
+from specinfer.training import train_speculator as training
+from specinfer.training.corpus import finished_jobs
+from specinfer.training.run import InterruptionError
+from specinfer.training.train_speculator import SpeculatorMethod, train_speculator
 from tests.support.models.saved_model import save_target
 from tests.support.oracle import greedy
 from tests.support.system import ascii_tokenizer, running_system

@@ -16,10 +16,10 @@ from gateway.store.leases import GatewayReport, LeaseStore
 from gateway.store.records import Known, Record
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import SpecInferError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason, LogprobRow
 
 ALICE, BOB = Caller("alice", max_concurrent=2), Caller("bob")
 

@@ -14,9 +14,9 @@ from gateway.store.leases import EmbeddedLeases, GatewayReport, LeaseStore
 from gateway.store.records import Glimpse, Known, Record
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
-from specinfer.statuses import FinishReason, LogprobRow
 from tests.integration.stores.test_redis_store import ALICE, finished, rows, state_of
 
 KEY = "idempotency_key"

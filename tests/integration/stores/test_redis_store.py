@@ -16,10 +16,10 @@ from gateway.store.keys import logprobs_key, request_key, tokens_key, verifier_k
 from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import AlreadyExistsError, ExhaustedError, UnavailableError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason, LogprobRow
 
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 

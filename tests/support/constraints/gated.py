@@ -2,9 +2,9 @@
 
 from threading import Event
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint
-from specinfer.constraints.matcher import Bool, Matcher
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.constraints.matcher import Bool, Matcher
 from tests.support.system import VOCABULARY, ascii_tokenizer
 
 

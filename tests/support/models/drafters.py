@@ -18,8 +18,8 @@ from specinfer.model.drafting.eagle_layer import EagleWeights
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config_files import from_transformers
+from specinfer.training.eagle_student import starting_tensors
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
-from speculator_svc.training.eagle_student import starting_tensors
 from tests.support.models.flat_drafts import save_flat
 from tests.support.models.published import METHODS, save_published, save_target
 from tests.support.oracle import greedy

@@ -15,7 +15,7 @@ from benchmarks.synthetic import (
     verify_synthetic,
 )
 from specinfer.errors import SettingError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import RULES, RequestRandomness, find_rule
 from tests.unit.verification.test_acceptance import TableTarget

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specinfer.chat.template import ChatTemplate
+from specinfer.text.chat.template import ChatTemplate
 
 CALLS = (
     "{% for turn in messages %}{% for call in turn.tool_calls or [] %}[%s]{% endfor %}"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specinfer.chat.forms import BY_NAME, ends_in_reasoning
-from specinfer.chat.template import ChatEnd, ChatTemplate
+from specinfer.text.chat.forms import BY_NAME, ends_in_reasoning
+from specinfer.text.chat.template import ChatEnd, ChatTemplate
 from tests.support.chat_templates import FAMILIES, NAMES, SPECIALS, byte_tokenizer, template_text
 from tests.unit.http.test_tool_calls import arguments_in
 

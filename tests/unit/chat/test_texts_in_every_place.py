@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.chat_templates import FAMILIES, NAMES, byte_tokenizer, template_text
 
 PLACES = (

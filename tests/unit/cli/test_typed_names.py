@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from specinfer.cli.main import app, main
-from specinfer.usage import as_typed
+from specinfer.options.usage import as_typed
 
 
 @pytest.mark.parametrize(

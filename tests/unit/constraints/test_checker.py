@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.constraints import checker
-from specinfer.constraints.checker import Checker
-from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import ExhaustedError, InvalidInputError, UnavailableError
+from specinfer.text.constraints import checker
+from specinfer.text.constraints.checker import Checker
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from tests.support.system import VOCABULARY, ascii_tokenizer, until
 
 REGEX, GRAMMAR = ConstraintKind.REGEX, ConstraintKind.GRAMMAR

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.digits import MAX_DIGITS
-from specinfer.constraints.matcher import Matcher
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.digits import MAX_DIGITS
+from specinfer.text.constraints.matcher import Matcher
 from tests.support.system import VOCABULARY, ascii_tokenizer, text_of
 
 TOKENIZER = ascii_tokenizer()

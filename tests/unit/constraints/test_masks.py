@@ -5,9 +5,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint
-from specinfer.constraints.masks import MaskThreads
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.constraints.masks import MaskThreads
 from tests.support.system import VOCABULARY, ascii_tokenizer
 
 TEXT = "aaaa"

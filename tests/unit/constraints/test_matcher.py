@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.matcher import Matcher
 from specinfer.errors import ConstraintError, IncompatibleError, InvalidInputError
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.matcher import Matcher
 from tests.support.system import VOCABULARY, ascii_tokenizer, text_of
 
 EOS = 0

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.grammars import grammars_of
-from specinfer.constraints.matcher import Matcher
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.grammars import grammars_of
+from specinfer.text.constraints.matcher import Matcher
 from tests.support.system import text_of
 from tests.unit.constraints.test_digits import COMPILER, TOKENIZER
 

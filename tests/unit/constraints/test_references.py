@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from specinfer.constraints.references import definitions_in, resolved, types_of, values_of
+from specinfer.text.constraints.references import definitions_in, resolved, types_of, values_of
 
 SAMPLES: list[tuple[str, Any]] = [
     *[("null", None), ("boolean", True), ("boolean", False), ("integer", 0), ("integer", 7), ("number", 1.5)],

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema
+from specinfer.text.constraints.schemas import InexactNumberError, exact_grammar, exact_schema
 
 ODD = 2**53 + 1
 

@@ -14,7 +14,7 @@ import pytest
 from specinfer.drafters import DrafterOptions, DraftJob, make_drafter
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.errors import SettingError, SpecInferError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits
 from specinfer.tree.token_tree import distribution
 from tests.support.trees import paths

@@ -13,7 +13,7 @@ from specinfer.drafters import draft as drafts
 from specinfer.drafters.draft import check_draft, draft_group, fitting_drafts, method_of
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.hub.registry import GgufSource, KnownModel
-from specinfer.tokenizer import vocabulary_fingerprint
+from specinfer.text.tokenizer import vocabulary_fingerprint
 from tests.support.system import ascii_tokenizer
 
 Make = Callable[..., Path]

@@ -12,8 +12,8 @@ from specinfer.drafters.entries import DraftEntry
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.sampling import Sampling
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.oracle import chain
 from tests.support.system import ScriptedDrafter

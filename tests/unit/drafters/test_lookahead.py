@@ -14,7 +14,7 @@ from specinfer.drafters.lookahead import (
     predictions,
     written,
 )
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from tests.support.trees import paths
 

@@ -14,7 +14,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.tiny_models import tiny_transformers
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from specinfer.drafters import DraftJob
 from specinfer.drafters.ngram import NgramDrafter, NgramIndex
 from specinfer.errors import SettingError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.trees import paths
 

@@ -18,7 +18,7 @@ from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.drawing import draft_distribution
 from specinfer.model.sampling.noise import perturbed
-from specinfer.sampling import GREEDY, Sampling, noise_key
+from specinfer.request.sampling import GREEDY, Sampling, noise_key
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from tests.support.models.published import (
     DRAFTED,

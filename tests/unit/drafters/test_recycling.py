@@ -8,7 +8,7 @@ import pytest
 
 from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.recycling import AdjacencyMatrix, RecyclingDrafter, best_first
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.trees import paths
 

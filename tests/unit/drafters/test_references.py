@@ -9,7 +9,7 @@ from specinfer.drafters import Drafter, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.search import References
 from specinfer.drafters.suffix import SuffixDrafter
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.trees import paths
 

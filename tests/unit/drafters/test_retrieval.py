@@ -16,7 +16,7 @@ from specinfer.drafters.retrieval import (
 )
 from specinfer.drafters.search import LONGEST_SORTED, SuffixArray
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from tests.support.system import ascii_tokenizer
 from tests.support.trees import paths

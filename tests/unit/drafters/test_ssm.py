@@ -17,7 +17,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
 from specinfer.tree.shape import depths
 from tests.chaos.model_directory import write_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specinfer.drafters import DraftJob
 from specinfer.drafters.search import LONGEST, Occurrences
 from specinfer.drafters.suffix import FinishedTexts, SuffixDrafter, weighted_tree
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from tests.support.trees import paths
 

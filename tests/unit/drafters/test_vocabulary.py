@@ -7,7 +7,7 @@ from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.drafters.vocabulary import TrafficVocabulary
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from tests.support.tiny_models import replaceable_head, runner_of, tiny_transformers
 

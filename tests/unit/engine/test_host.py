@@ -10,10 +10,10 @@ from specinfer.drafters import DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Grant, Host, HostPlan, HostStep
 from specinfer.engine.local_pool import LocalPool
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome

@@ -10,10 +10,10 @@ import pytest
 from gateway.api.callers import ANYBODY, Caller
 from gateway.api.conversation import texts_of
 from gateway.api.decode import RequestDecoder, RequestLimits
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import GenerationRequest, Speculation
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
 from tests.support.system import EOS, VOCABULARY, ascii_tokenizer, text_of
 

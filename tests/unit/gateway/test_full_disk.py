@@ -15,10 +15,10 @@ from gateway.api.callers import ANYBODY
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.leases import EmbeddedLeases, GatewayReport
 from specinfer.errors import UnavailableError
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason, LogprobRow
 from tests.support.full_disk import FullDisk, full_disk
 
 STEPS = st.lists(

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from gateway.store.records import encode_progress
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from tests.unit.gateway.ownership_actions import holds, successors

@@ -17,7 +17,7 @@ from gateway.session.persist import Persistence
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.requests import Written
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, RequestState

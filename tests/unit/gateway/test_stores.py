@@ -19,15 +19,15 @@ from gateway.store.records import (
     encode_content,
     encode_logprobs,
 )
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import (
     ExhaustedError,
     SettingError,
 )
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import FinishReason, LogprobRow
+from specinfer.text.constraints.constraint import Constraint
 from tests.support.network.redis_pair import RedisPair, redis_pair_fixture  # noqa: F401  # the fixture
 
 BOB = Caller("bob")

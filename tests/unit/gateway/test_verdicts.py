@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from gateway.session.verdicts import sound_verdicts
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.scheduling.commit import MAX_DEFERRED_S, apply_verdict
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, verifier_pb2
 from tests.support.trees import CAT, RAN, SAT, THE, VOCABULARY, example_tree

@@ -5,7 +5,7 @@ import pytest
 from gateway.api.callers import Caller
 from gateway.api.watch.watches import AT_ONCE, MAX_UNREAD, MAX_WATCHES, PER_SECOND, Pace, Watches
 from specinfer.errors import ExhaustedError, UnavailableError
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 

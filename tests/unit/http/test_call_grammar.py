@@ -16,12 +16,12 @@ from http_svc.calls.answer import AnswerReader
 from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar
-from specinfer.chat.forms import BY_NAME, FORMS, CallForm
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import MAX_BYTES, MAX_GRAMMAR_BYTES, Constraint, ConstraintKind
-from specinfer.constraints.digits import MAX_DIGITS
-from specinfer.constraints.matcher import Matcher
 from specinfer.errors import InvalidInputError
+from specinfer.text.chat.forms import BY_NAME, FORMS, CallForm
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import MAX_BYTES, MAX_GRAMMAR_BYTES, Constraint, ConstraintKind
+from specinfer.text.constraints.digits import MAX_DIGITS
+from specinfer.text.constraints.matcher import Matcher
 from tests.support.models.byte_tokenizer import byte_tokenizer
 from tests.unit.http.test_tool_calls import joined, written
 

@@ -16,11 +16,11 @@ from http_svc.body.names import text_form_name
 from http_svc.calls.answer import AnswerReader
 from http_svc.to_gateway import answer_form, chat_requests
 from http_svc.tool_schemas import name_function
-from specinfer.chat.forms import BY_NAME, FORMS, CallForm, ChatForm
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.matcher import Matcher
-from specinfer.constraints.schemas import lark_regex
 from specinfer.errors import InvalidInputError
+from specinfer.text.chat.forms import BY_NAME, FORMS, CallForm, ChatForm
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.matcher import Matcher
+from specinfer.text.constraints.schemas import lark_regex
 from tests.unit.http.test_call_grammar import END, compiler, text_of, tokens_of, walk
 from tests.unit.http.test_tool_calls import pieces, written
 

@@ -17,9 +17,9 @@ from http_svc.calls.answer import AnswerReader
 from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.elements import kinds_of, read_value
 from http_svc.calls.grammar import Wanted, call_grammar
-from specinfer.chat.forms import BY_NAME, HERMES
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.matcher import Matcher
+from specinfer.text.chat.forms import BY_NAME, HERMES
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.matcher import Matcher
 from tests.unit.http.test_call_grammar import END, compiler, text_of, tokens_of, walk
 from tests.unit.http.test_tool_calls import joined, pieces, written
 

@@ -28,7 +28,6 @@ from http_svc.to_gateway import (
     completion_requests,
     tokenize_request,
 )
-from specinfer.chat.forms import ChatForm
 from specinfer.client import (
     Answer,
     FinishReason,
@@ -43,6 +42,7 @@ from specinfer.client import (
 )
 from specinfer.client.errors import Failure
 from specinfer.errors import InvalidInputError
+from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import generation_pb2
 
 PLAIN = ChatForm()

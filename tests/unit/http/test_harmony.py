@@ -11,10 +11,10 @@ from http_svc.body.tools import Function
 from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.grammar import Wanted, call_grammar
 from http_svc.calls.harmony import HarmonyReader
-from specinfer.chat.forms import HARMONY, HARMONY_MARKS, JSON, ends_in_reasoning, taught_form
-from specinfer.chat.template import ChatTemplate
-from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.chat.forms import HARMONY, HARMONY_MARKS, JSON, ends_in_reasoning, taught_form
+from specinfer.text.chat.template import ChatTemplate
+from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from tests.support.models.byte_tokenizer import byte_tokenizer
 
 END = "<|return|>"

@@ -12,7 +12,7 @@ from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.items.answer import response_object
 from http_svc.items.body import ResponsesBody, conversation_of
 from http_svc.to_gateway import chat_requests
-from specinfer.chat.forms import ChatForm
+from specinfer.text.chat.forms import ChatForm
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [

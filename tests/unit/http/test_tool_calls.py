@@ -18,7 +18,7 @@ from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.heads import HEAD
 from http_svc.calls.reader import MAX_CALLS, MAX_EQUAL
 from http_svc.tool_schemas import followed
-from specinfer.chat.forms import BY_NAME, FORMS, CallForm
+from specinfer.text.chat.forms import BY_NAME, FORMS, CallForm
 
 ARGUMENTS = '{"a": ", \\"arguments\\": }", "b": {"c": [{}, "]"]}}'
 CALLS = [("f", ARGUMENTS), ("g", "{}")]

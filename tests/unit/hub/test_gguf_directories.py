@@ -21,7 +21,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.models.gguf_models import model_file, write_model_file
 
 FLOAT32 = RunnerOptions(dtype="float32", kv_tokens=256, executor="torch")

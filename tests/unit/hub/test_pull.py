@@ -22,7 +22,7 @@ from specinfer.hub import pull as pulling
 from specinfer.hub.registry import GgufSource, KnownModel
 from specinfer.hub.resolve import model_directory
 from specinfer.system.progress import LOGGER
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.models.gguf_models import write_model_file
 
 

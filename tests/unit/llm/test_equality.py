@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.drafters import DraftJob
 from specinfer.llm import LLM, CompletionOutput, SamplingParams
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import TokenTree, TreeBuilder
 from tests.support.effort import effort
 from tests.support.local import tiny_llm

@@ -16,7 +16,7 @@ from specinfer.drafters.entries import DraftEntry
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm import LLM, SamplingParams
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.families import random_model
 from tests.support.models.gguf_files import Gguf

@@ -15,7 +15,7 @@ from specinfer.model.sampling.distributions import (
     probabilities,
     softmax,
 )
-from specinfer.sampling import Sampling, StreamDomain
+from specinfer.request.sampling import Sampling, StreamDomain
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0])
 

@@ -14,7 +14,7 @@ from specinfer.model.native.noise import native_choose, native_choose_by_logits
 from specinfer.model.sampling import noise
 from specinfer.model.sampling.distributions import probabilities, softmax
 from specinfer.model.sampling.noise import Noise, exponentials, perturbed, reference_choice
-from specinfer.sampling import Sampling, noise_key
+from specinfer.request.sampling import Sampling, noise_key
 
 P = np.array([0.4, 0.0, 0.3, 0.2, 0.1])
 

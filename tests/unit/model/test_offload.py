@@ -18,7 +18,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TreeLimits
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.native.test_passes import random_segments

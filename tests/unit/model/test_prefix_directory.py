@@ -14,8 +14,8 @@ from specinfer.model.batch import Segment
 from specinfer.model.cache import prefix_directory
 from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import GREEDY
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import EntryStatus
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
 from tests.support.tiny_models import runner_of, tiny_transformers

@@ -20,7 +20,7 @@ from specinfer.model.parallel.stage import StageCost
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob

@@ -3,12 +3,12 @@
 from types import MappingProxyType
 from typing import Any
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.trees import trees_to_verify
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 from tests.support.constraints.allowed import Allowed, TableMatcher
 

@@ -10,7 +10,7 @@ from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.remote.description import scope_of
 from specinfer.remote.directory import SpeculatorDirectory
 from specinfer.remote.service import DraftQuery, SpeculatorService
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.target_outputs import TargetOutputs

@@ -12,11 +12,11 @@ from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import DraftTime, StepReport
 from specinfer.planning.table_planner import TablePlanner
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.statuses import EntryStatus
 from specinfer.tree import TreeLimits, merge_trees
 from tests.support.oracle import chain
 

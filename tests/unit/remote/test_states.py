@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.hidden_states import States
+from specinfer.request.hidden_states import States
 
 
 def rows(start: int, count: int) -> Any:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gateway.session.verdicts import sound_verdicts
 from specinfer.errors import ExhaustedError, InvalidInputError, NotFoundError
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import verifier_pb2
 

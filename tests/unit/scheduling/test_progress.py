@@ -5,11 +5,11 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specinfer.request.statuses import EntryStatus, FinishReason, LogprobRow
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, united
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import EntryStatus, FinishReason, LogprobRow
 from specinfer.tree import TreeLimits
 
 

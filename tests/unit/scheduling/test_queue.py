@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from specinfer.errors import ExhaustedError
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import WaitingQueue
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.statuses import FinishReason
 
 CALLERS = st.sampled_from(["a", "b", "c", "d"])
 

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.planning.pass_curve import PassCurve, derive_budget
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.reading import ReadingPace
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 
 LINEAR = tuple(0.01 + 0.001 * tokens for tokens in range(2048))

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from gateway.session.limits import longest_request
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.scheduling.commit import MAX_DEFERRED_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree, TreeWorth
 from specinfer.v1 import verifier_pb2
 from tests.support.trees import CAT, RAN, SAT, THE, example_tree

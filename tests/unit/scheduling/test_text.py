@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.scheduling.text import TextStream
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.system import ascii_tokenizer
 
 TOKENIZER = ascii_tokenizer()

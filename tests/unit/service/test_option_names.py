@@ -7,7 +7,7 @@ from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.errors import SettingError
 from specinfer.llm.options import LLMOptions
-from specinfer.option_names import meant
+from specinfer.options.option_names import meant
 from specinfer.service.settings import ProcessSettings
 from speculator_svc.settings import SpeculatorSettings
 from verifier_svc.settings import VerifierSettings

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from speculator_svc.clients import own_id, request_id_of
+from specinfer.wire.client_ids import own_id, request_id_of
 
 
 def test_ids_are_unambiguous_and_can_be_decoded() -> None:

@@ -11,8 +11,8 @@ from specinfer.drafters.entries import DraftOutcome
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.errors import SpecInferError
 from specinfer.remote.contract.examined import Examined
+from specinfer.request.statuses import EntryStatus
 from specinfer.service.channel import open_channel
-from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LOG_EVERY_S
 from specinfer.tree import TokenTree
 from speculator_svc.servicer import DraftFailures

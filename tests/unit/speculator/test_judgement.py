@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specinfer.training.online.judgement import MIN_TEXTS, Trial, judge, loses
+from specinfer.training.online.trials import matched
 from specinfer.tree.builder import point_tree
-from speculator_svc.learning.judgement import MIN_TEXTS, Trial, judge, loses
-from speculator_svc.learning.trials import matched
 
 
 def trials(caller: int, served: int, offered: int, texts: int = 20) -> list[Trial]:

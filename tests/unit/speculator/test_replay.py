@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.drafters.entries import DraftOutcome
-from specinfer.statuses import EntryStatus
+from specinfer.request.statuses import EntryStatus
+from specinfer.training.online.replay import HELD_OUT, MAX_LENGTH, MIN_OUTPUT, Replay, record
 from specinfer.v1 import speculator_pb2
-from speculator_svc.clients import own_id
-from speculator_svc.learning.replay import HELD_OUT, MAX_LENGTH, MIN_OUTPUT, Replay, record
+from specinfer.wire.client_ids import own_id
 
 MAX_TOKENS, KEEP_S, ALL = 500, 100.0, 10**6
 

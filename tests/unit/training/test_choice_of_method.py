@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from specinfer.model.weights.config_files import load_config
-from speculator_svc.training import train_speculator as training
-from speculator_svc.training.train_speculator import SpeculatorMethod
+from specinfer.training import train_speculator as training
+from specinfer.training.train_speculator import SpeculatorMethod
 from tests.support.models.saved_model import save_target
 from tests.support.tiny_models import tiny_transformers
 

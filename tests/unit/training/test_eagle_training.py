@@ -12,15 +12,15 @@ from specinfer.drafters import DrafterOptions, DraftJob, Features
 from specinfer.drafters.eagle import EagleDrafter
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.training import features as thinking
+from specinfer.training.corpus import Continuation, Labels, write_continuations
+from specinfer.training.distil import DistilOptions
+from specinfer.training.eagle_student import UnrolledExamples, accepted_by_chains
+from specinfer.training.features import compute_states, keeper
+from specinfer.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
+from specinfer.training.train_features import options_for, train_eagle
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.training import features as thinking
-from speculator_svc.training.corpus import Continuation, Labels, write_continuations
-from speculator_svc.training.distil import DistilOptions
-from speculator_svc.training.eagle_student import UnrolledExamples, accepted_by_chains
-from speculator_svc.training.features import compute_states, keeper
-from speculator_svc.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
-from speculator_svc.training.train_features import options_for, train_eagle
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 

@@ -8,8 +8,8 @@ import torch
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import save_ssm
 from specinfer.model.weights.families import open_weights
-from speculator_svc.learning.online_training import REFUSALS, OnlineTraining
-from speculator_svc.training.student import Student
+from specinfer.training.online.online_training import REFUSALS, OnlineTraining
+from specinfer.training.student import Student
 from tests.support.models.saved_model import save_target
 
 

@@ -8,8 +8,8 @@ from scipy import stats
 
 from specinfer.errors import InvalidInputError
 from specinfer.model.runner import ModelRunner
-from specinfer.tokenizer import Tokenizer
-from speculator_svc.training.corpus import (
+from specinfer.text.tokenizer import Tokenizer
+from specinfer.training.corpus import (
     Continuation,
     finished_jobs,
     open_prompt,
@@ -18,7 +18,7 @@ from speculator_svc.training.corpus import (
     whole_prompt,
     write_continuations,
 )
-from speculator_svc.training.generate import ContinuationJob, continue_prompts
+from specinfer.training.generate import ContinuationJob, continue_prompts
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 

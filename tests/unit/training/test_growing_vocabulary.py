@@ -8,9 +8,9 @@ import torch
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.families import open_weights
-from speculator_svc.learning.online_training import MIN_OCCURRENCES, labelled, with_frequent_tokens
-from speculator_svc.training.corpus import Continuation
-from speculator_svc.training.student import Student
+from specinfer.training.corpus import Continuation
+from specinfer.training.online.online_training import MIN_OCCURRENCES, labelled, with_frequent_tokens
+from specinfer.training.student import Student
 from tests.support.models.saved_model import save_target
 
 

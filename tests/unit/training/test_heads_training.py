@@ -16,15 +16,15 @@ from specinfer.drafters.heads_layers import BlockwiseSource, HeadsSource, Medusa
 from specinfer.errors import SettingError
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
+from specinfer.training import distil
+from specinfer.training.corpus import write_continuations
+from specinfer.training.eagle_student import UnrolledExamples, unrolled_loss
+from specinfer.training.feature_students import HeadsStudent, starting_heads
+from specinfer.training.features import compute_states
+from specinfer.training.run import InterruptionError
+from specinfer.training.train_features import train_blockwise, train_medusa
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.training import distil
-from speculator_svc.training.corpus import write_continuations
-from speculator_svc.training.eagle_student import UnrolledExamples, unrolled_loss
-from speculator_svc.training.feature_students import HeadsStudent, starting_heads
-from speculator_svc.training.features import compute_states
-from speculator_svc.training.run import InterruptionError
-from speculator_svc.training.train_features import train_blockwise, train_medusa
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.training.test_eagle_training import corpus_of

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from specinfer.errors import SettingError
-from speculator_svc.training import distil as distilling
-from speculator_svc.training.corpus import Continuation, Examples, Labels, finished_jobs, write_continuations
-from speculator_svc.training.distil import DistilOptions, distil
-from speculator_svc.training.make_corpus import make_corpus
-from speculator_svc.training.run import InterruptionError, deferred_signals
-from speculator_svc.training.train_ssm import train_ssm
+from specinfer.training import distil as distilling
+from specinfer.training.corpus import Continuation, Examples, Labels, finished_jobs, write_continuations
+from specinfer.training.distil import DistilOptions, distil
+from specinfer.training.make_corpus import make_corpus
+from specinfer.training.run import InterruptionError, deferred_signals
+from specinfer.training.train_ssm import train_ssm
 from tests.support.background import in_background
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import tiny_transformers
@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 RUN = """
 import os, sys
-import speculator_svc.training.__main__ as program
-import speculator_svc.training.{module} as module
+import specinfer.training.__main__ as program
+import specinfer.training.{module} as module
 work = module.{function}
 def interrupted(*arguments):
     {body}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from speculator_svc.training.distil import distillation_loss
-from speculator_svc.training.feature_students import UnrolledRows
+from specinfer.training.distil import distillation_loss
+from specinfer.training.feature_students import UnrolledRows
 
 VOCABULARY, WIDTH = 11, 4
 

@@ -21,10 +21,9 @@ from specinfer.model.weights.draft_checkpoint import load_ssm, save_ssm, verifie
 from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.source import is_draft_checkpoint
-from specinfer.sampling import Sampling
-from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.training import distil as distilling
-from speculator_svc.training.corpus import (
+from specinfer.request.sampling import Sampling
+from specinfer.training import distil as distilling
+from specinfer.training.corpus import (
     Continuation,
     Examples,
     Labels,
@@ -34,14 +33,15 @@ from speculator_svc.training.corpus import (
     without_prompts_of,
     write_continuations,
 )
-from speculator_svc.training.distil import (
+from specinfer.training.distil import (
     DistilOptions,
     distil,
     ranks,
 )
-from speculator_svc.training.generate import in_draft_vocabulary, label_corpus
-from speculator_svc.training.student import Student
-from speculator_svc.training.train_ssm import missed_by_all, pool_report, train_ssm
+from specinfer.training.generate import in_draft_vocabulary, label_corpus
+from specinfer.training.student import Student
+from specinfer.training.train_ssm import missed_by_all, pool_report, train_ssm
+from specinfer.tree import TokenTree, TreeLimits
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import FAMILIES, MIXTURES, reference_logits, tiny_transformers
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.entries import StepEntry, plan_entries
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.text.constraints.constraint import Constraint
 from specinfer.tree import FREE, TokenTree, TreeBuilder, depth_limit
 from specinfer.verification.jobs import EngineLimits, VerifyJob, check_job
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import MAX_BIASES, Sampling
+from specinfer.request.sampling import MAX_BIASES, Sampling
 from specinfer.tree import TokenTree
 from specinfer.verification.adjustments import Float32, RequestAdjustment, adjustment_of
 from specinfer.verification.jobs import VerifyJob

@@ -15,8 +15,8 @@ from specinfer.drafters import DrafterDescription, DraftJob, ssm
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import SettingError
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.sampling import GREEDY, Sampling, draft_seed
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import GREEDY, Sampling, draft_seed
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, checked_context

@@ -13,8 +13,8 @@ from specinfer.errors import UnavailableError
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.offload import stream
 from specinfer.model.offload.stores import DiskStore
-from specinfer.sampling import Sampling
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import Verdict
 from specinfer.verification.adjustments import RequestAdjustment

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.masks import MaskState, MaskThreads
 from specinfer.llm import LLM, SamplingParams
-from specinfer.sampling import GREEDY, Sampling
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.request.statuses import EntryStatus
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
+from specinfer.text.constraints.masks import MaskState, MaskThreads
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from tests.support.constraints.gated import GatedCompiler

@@ -15,7 +15,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees, truncate
 from specinfer.verification.acceptance import Float64, RequestRandomness, find_rule
 from tests.support.effort import effort

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import RequestRandomness
 from specinfer.verification.acceptance.typical import TypicalAcceptance

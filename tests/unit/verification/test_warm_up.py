@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.statuses import EntryStatus
+from specinfer.request.statuses import EntryStatus
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
 from specinfer.verification.pass_costs import warm_up

@@ -1,7 +1,7 @@
 """Fences of leases: lower numbers are refused, and a higher one starts with an empty cache."""
 
-from specinfer.sampling import GREEDY
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import GREEDY
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob

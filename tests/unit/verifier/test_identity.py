@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.tokenizer import Tokenizer
+from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import speculator_pb2
 from specinfer.verification.engine import VerifierEngine
 from tests.support.system import ascii_tokenizer

@@ -7,11 +7,11 @@ from hypothesis import given
 
 from gateway.api.encode import encode_finish
 from specinfer.client.answer import read_summary
-from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
+from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.scheduling import request as gateway_request
-from specinfer.statuses import EntryStatus, FinishReason
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import ProposalKind, TokenTree, merge_trees
 from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
 from specinfer.wire.sampling_codec import (

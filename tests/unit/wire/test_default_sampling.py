@@ -8,9 +8,9 @@ import pytest
 
 from gateway.api.callers import ANYBODY
 from gateway.api.decode import RequestDecoder
-from specinfer.default_sampling import FILE, default_sampling
 from specinfer.errors import IncompatibleError
-from specinfer.sampling import Sampling
+from specinfer.request.default_sampling import FILE, default_sampling
+from specinfer.request.sampling import Sampling
 from specinfer.v1 import common_pb2, generation_pb2
 from tests.support.system import EOS, VOCABULARY, ascii_tokenizer
 

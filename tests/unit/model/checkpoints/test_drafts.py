@@ -11,7 +11,7 @@ from specinfer.drafters.checkpoint import load_draft
 from specinfer.drafters.published.eagle3 import EagleSource, save_eagle
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.config_files import from_transformers
-from speculator_svc.training.eagle_student import starting_tensors
+from specinfer.training.eagle_student import starting_tensors
 from tests.support.tiny_models import tiny_transformers
 
 

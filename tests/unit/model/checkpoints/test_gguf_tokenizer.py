@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from specinfer.default_sampling import default_sampling
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config_files import load_config, load_transformers_config
 from specinfer.model.weights.convert import convert_gguf
-from specinfer.tokenizer import Tokenizer
+from specinfer.request.default_sampling import default_sampling
+from specinfer.text.tokenizer import Tokenizer
 from tests.support.models.gguf_files import Gguf
 from tests.unit.model.checkpoints.test_gguf import random_llama
 from tests.unit.test_tokenizer_files import ALPHABET, PIECES, WORDS

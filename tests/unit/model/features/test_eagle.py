@@ -17,10 +17,10 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.training.eagle_student import EagleStudent, starting_tensors
+from specinfer.training.feature_students import UnrolledBatch, UnrolledRows
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
-from speculator_svc.training.feature_students import UnrolledBatch, UnrolledRows
 from tests.support.tiny_models import tiny_transformers
 
 LAYERS, VOCABULARY = 3, 40

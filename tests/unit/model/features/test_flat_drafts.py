@@ -22,7 +22,7 @@ from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.sampling import GREEDY
+from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.flat_drafts import IDS, PlainFlatDraft, save_flat
 from tests.support.models.published import BLOCK, save_target

@@ -33,7 +33,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.sampling import drawing
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import open_weights
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
 from specinfer.verification.acceptance import RequestRandomness
 from specinfer.verification.acceptance.multi_step import verify_multi_step

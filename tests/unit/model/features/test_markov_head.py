@@ -17,7 +17,7 @@ from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape,
 from specinfer.model.sampling import drawing
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, check_tree
 from tests.support.exactness.enumeration import Branches, exact, joint, random_tables
 from tests.support.tiny_models import tiny_transformers

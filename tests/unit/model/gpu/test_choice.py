@@ -9,7 +9,7 @@ import torch
 from specinfer.model.gpu.choice import choose
 from specinfer.model.sampling.choices import ChoiceTask
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import RequestRandomness, Target, drawable, find_rule

@@ -11,7 +11,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.gpu import growth
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from tests.support.models.growth_rounds import assert_same, grow_side_by_side
 from tests.support.tiny_models import runner_of, tiny_transformers

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from specinfer.sampling import GREEDY, Sampling
-from specinfer.statuses import EntryStatus
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
 from specinfer.verification.engine import VerifierEngine

@@ -29,7 +29,7 @@ from specinfer.model.native.build import (
 from specinfer.model.native.model import check_supported
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.sampling import Sampling
+from specinfer.request.sampling import Sampling
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers

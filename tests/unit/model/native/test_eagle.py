@@ -21,9 +21,9 @@ from specinfer.model.native.executor import pass_of
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.training.eagle_student import starting_tensors
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
-from speculator_svc.training.eagle_student import starting_tensors
 from tests.support.models.growth_rounds import assert_same, contexts
 from tests.support.tiny_models import tiny_transformers
 

@@ -8,7 +8,7 @@ import torch
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from specinfer.tree.shape import depths
 from tests.support.models.growth_rounds import assert_same, contexts, grow_side_by_side

@@ -13,7 +13,7 @@ inline uint64_t mixed(uint64_t z) {
   return (z ^ (z >> 27)) * 0x94D049BB133111EBull;
 }
 
-// Returns SplitMix64's number `index` from a state; the key of noise: see specinfer/sampling.py.
+// Returns SplitMix64's number `index` from a state; the key of noise: see specinfer/request/sampling.py.
 inline uint64_t split_mix(uint64_t state, uint64_t index) {
   const uint64_t z = mixed(split_mix_state(state, index));
   return z ^ (z >> 31);

@@ -1,0 +1,1 @@
+"""Names of options, and errors about them."""

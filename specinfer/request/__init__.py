@@ -1,0 +1,1 @@
+"""Values of a request: its sampling parameters, statuses and features."""

@@ -1,0 +1,1 @@
+"""Convert between tokens and text: tokenizers, chat templates, constraints."""

@@ -1,0 +1,163 @@
+"""Common parts of commands that train on the target's hidden states."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.errors import SettingError
+from specinfer.hub import resolve_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import target_config
+from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.training.corpus import Continuation, frequent_tokens, read_corpora
+from specinfer.training.distil import (
+    DistilOptions,
+    console,
+    distil_with_bar,
+    finishing,
+    progress_bar,
+)
+from specinfer.training.eagle_student import (
+    UnrolledExamples,
+    UnrolledSuccess,
+    evaluate_unrolled,
+    unrolled_loss,
+)
+from specinfer.training.feature_students import FeatureStudent
+from specinfer.training.features import TargetStates, compute_states
+from specinfer.training.generate import in_draft_vocabulary
+from specinfer.training.run import draft_vocabulary, place_for
+
+CACHE_TOKENS = 8192
+S = TypeVar("S", bound=FeatureStudent)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Options common to all commands that train on hidden states."""
+
+    corpus: Sequence[Path]
+    out: Path
+    work: Path
+    model: str
+    vocabulary: int | None
+    options: DistilOptions
+    threads: int
+    device: str
+    overwrite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMethod(Generic[S]):
+    """A kind of speculator to train."""
+
+    method: str
+    flags: str
+    """The method's own command-line flags, for the checkpoint's record."""
+    layers: tuple[int, ...]
+    """Number of target layers before each hidden state that the draft reads."""
+    steps: int
+    """Number of tokens that a draft predicts."""
+    make: Callable[[Mapping[str, torch.Tensor], torch.Tensor], S]
+    """Create the student from (target's weights, draft vocabulary)."""
+    save: Callable[[S, torch.Tensor, Mapping[str, Any]], None]
+    """Write a checkpoint from (student, draft vocabulary, record)."""
+    token_ids: torch.Tensor | None = None
+    """Draft vocabulary; None: the corpus' most frequent tokens."""
+
+
+class FeatureTraining:
+    def __init__(self, asked: TrainingOptions) -> None:
+        """Check the options."""
+        if not asked.overwrite and is_draft_checkpoint(asked.out):
+            raise SettingError(
+                "out", str(asked.out), "has a finished speculator; --overwrite replaces it at the end"
+            )
+        self._asked, self._device = asked, place_for(asked.device, asked.threads)
+        self.directory = resolve_model(asked.model)
+        self.config: ModelConfig = target_config(self.directory)
+        self._vocabulary = draft_vocabulary(asked.vocabulary, self.config.vocab_size)
+
+    def run(self, reader: TrainingMethod[S]) -> None:
+        """Train and save a speculator."""
+        asked = self._asked
+        training, held_out, token_ids = self._prepare(reader)
+        target = open_weights(self.directory, self.config)
+        student = reader.make(target, token_ids).to(self._device)
+        state = asked.work / f"state-{reader.method}.pt"
+
+        def score() -> float:
+            length = evaluate_unrolled(student, held_out, token_ids).accepted_length
+            console.print(f"held out: {length:.3f} tokens per step by chains")
+            return length
+
+        seen = distil_with_bar(student, training, asked.options, state, unrolled_loss, score)
+        success = evaluate_unrolled(student, held_out, token_ids)
+        console.print(f"held out: {success.accepted_length:.3f} tokens per step by chains, the best")
+        for step, of_depth in enumerate(success.by_depth):
+            console.print(f"held out, depth {step + 1}: {of_depth}")
+        with finishing(state, asked.out):
+            reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
+
+    def _record(
+        self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: UnrolledSuccess
+    ) -> dict[str, Any]:
+        """Return the checkpoint's record of the training, without local paths."""
+        asked, options = self._asked, self._asked.options
+        return {
+            "command": f"specinfer train {reader.method} --model {asked.model} {reader.flags} "
+            f"--vocabulary {vocabulary} --minutes {options.minutes:g} "
+            f"--learning-rate {options.learning_rate:g} --seed {options.seed}",
+            "corpus": [path.name for path in asked.corpus],
+            "tokens_seen": seen,
+            "success_held_out": [of_depth.to_json() for of_depth in success.by_depth],
+            "accepted_length_held_out": round(success.accepted_length, 3),
+        }
+
+    def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
+        """Return training data, held-out data and the draft vocabulary."""
+        asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
+        runner = load_checked(self.directory, options)
+        parts, held_out = read_corpora(asked.corpus)
+        first = [item for part in parts for item in part]
+        token_ids = reader.token_ids
+        if token_ids is None:
+            token_ids = torch.from_numpy(frequent_tokens(first, self._vocabulary))
+        training, kept = (
+            _examples(
+                think_aloud(runner, part, reader.layers, asked.work), part, token_ids.numpy(), reader.steps
+            )
+            for part in (first, held_out)
+        )
+        return training, kept, token_ids
+
+
+def think_aloud(
+    runner: ModelRunner, corpus: list[Continuation], layers: tuple[int, ...], work: Path
+) -> list[TargetStates]:
+    """Call `compute_states` with a progress bar."""
+    with progress_bar() as bar:
+        task = bar.add_task("features", total=len(corpus))
+        return compute_states(
+            runner,
+            corpus,
+            layers,
+            work,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _examples(
+    states: list[TargetStates], corpus: list[Continuation], vocabulary: NDArray[np.int64], steps: int
+) -> UnrolledExamples:
+    labels = [in_draft_vocabulary(item.labels, vocabulary) for item in states]
+    return UnrolledExamples(corpus, [item.states for item in states], labels, steps)
