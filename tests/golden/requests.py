@@ -5,9 +5,9 @@ from typing import Any
 
 from http_svc.body.bodies import ChatBody
 from http_svc.to_gateway import chat_requests
-from specinfer.chat.forms import ChatForm
 from specinfer.client import make_request
 from specinfer.llm import SamplingParams
+from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import common_pb2
 from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
 
