@@ -12,25 +12,15 @@ from specinfer.cli.connection import API_KEY_VARIABLE
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.running import local_system
-from specinfer.cli.options.choices import DtypeChoice
-from specinfer.cli.options.shared import (
-    Draft,
-    Dtype,
-    Model,
-    Speculators,
-    Weights,
-    check_positive,
-    check_writable,
-    refuse_with,
-)
+from specinfer.cli.options.shared import DraftFlag, Speculators, check_positive, check_writable, refuse_with
 from specinfer.cli.show import console, progress_bar
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.formats.registry import AUTO
 from specinfer.openai_api.batch import BatchTotals, answer_all, keep_answered, sole_run
 from specinfer.openai_api.batch_input import read_jobs
 from specinfer.openai_api.server import ApiServer
+from specinfer.options.model_options import AUTO, Dtype, Model, Weights
 
 
 def batch(
@@ -52,9 +42,9 @@ def batch(
         typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="Key, if the server requires one."),
     ] = None,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
+    dtype: Dtype = "bfloat16",
     weights: Weights = AUTO,
-    draft: Draft = None,
+    draft: DraftFlag = None,
     speculator: Speculators = None,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.

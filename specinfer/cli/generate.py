@@ -3,20 +3,15 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specinfer.cli.connection import TRACE_VARIABLE, Connection, check_gateways, client_tls
+from specinfer.cli.connection import TRACE_VARIABLE, check_gateways
 from specinfer.cli.local.running import load_in_process
-from specinfer.cli.options.choices import (
-    DtypeChoice,
-    KvTypeChoice,
-    OffloadChoice,
-    SpeculationChoice,
-)
+from specinfer.cli.options.choices import SpeculationChoice
+from specinfer.cli.options.groups import LOCAL
 from specinfer.cli.options.request import (
     DeadlineSeconds,
     FrequencyPenalty,
@@ -42,24 +37,15 @@ from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DEFAULT_PATIENCE_S,
     GATEWAY_OPTIONS,
-    LOCAL,
     LOCAL_OPTIONS,
+    AccessFlags,
     Address,
-    ApiKey,
     ConstraintText,
-    Draft,
-    Dtype,
+    DraftFlag,
     JsonOutput,
-    KvType,
-    LocalDevice,
-    Model,
-    Offload,
+    LocalFlags,
     PatienceSeconds,
     Raw,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    Weights,
     read_constraint,
     refuse_with,
 )
@@ -75,9 +61,12 @@ from specinfer.client import (
 )
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.formats.registry import AUTO
+from specinfer.options.model_options import Model
 from specinfer.text.prompts import check_text, read_prompt, read_text
 from specinfer.v1 import generation_pb2
+
+if TYPE_CHECKING:
+    from specinfer.cli.local.in_process import InProcessClient
 
 PromptText = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]
 Here = Annotated[
@@ -111,19 +100,13 @@ def generate(
     deadline_seconds: DeadlineSeconds = None,
     json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: AccessFlags,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
     local: Here = False,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = AUTO,
-    kv_type: KvType = KvTypeChoice.AUTO,
-    offload: Offload = OffloadChoice.NONE,
-    device: LocalDevice = None,
-    draft: Draft = None,
+    options: LocalFlags,
+    draft: DraftFlag = None,
 ) -> None:
     """Stream the answer to a prompt.
 
@@ -140,7 +123,7 @@ def generate(
         seed=seed,
         stop=[check_text("stop", text) for text in stop or ()],
         ignore_eos=ignore_eos,
-        speculation=speculation.value,
+        speculation=speculation,
         logprobs=logprobs,
         request_id=check_text("request_id", request_id or new_request_id()),
         deadline_seconds=deadline_seconds,
@@ -154,12 +137,11 @@ def generate(
         **read_constraint(constraint),
     )
     if local:
-        shared = {"dtype": dtype, "weights": weights, "kv_type": kv_type, "offload": offload}
-        options = {**shared, "device": device or "cpu", "draft": draft}
-        answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
+        here = load_in_process(model, draft=draft, **options.here)
+        answer = asyncio.run(_generate_here(here, request, quiet=json_output))
     else:
         trace = os.environ.get(TRACE_VARIABLE, "")
-        connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
+        connection = access.connection(address, trace)
         check_gateways(address)
         client = connection.client(Patience(patience_seconds), print_retry)
         answer = asyncio.run(_generate(client, client.stream(request), quiet=json_output))
@@ -196,10 +178,10 @@ def _prompt(argument: str | None, file: Path | None) -> str:
 
 
 async def _generate_here(
-    model: str, options: Mapping[str, str | None], request: generation_pb2.GenerateRequest, quiet: bool
+    client: "InProcessClient", request: generation_pb2.GenerateRequest, quiet: bool
 ) -> Answer:
     """Answer in this process, without gateway and Redis (`--local`)."""
-    async with load_in_process(model, **options) as client:
+    async with client:
         return await client.generate(request, silent if quiet else print_text)
 
 
@@ -232,14 +214,12 @@ def attach(
     from_token: Annotated[int, typer.Option(help="Number of tokens already received.")] = 0,
     json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: AccessFlags,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
 ) -> None:
     """Stream the rest of a request's answer. Ctrl-C leaves the request running."""
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    connection = access.connection(address)
     client = connection.client(Patience(patience_seconds), print_retry)
     check_text("request_id", request_id)
     print_answer(asyncio.run(_attach(client, request_id, from_token, json_output)), json_output)
@@ -257,13 +237,11 @@ async def _attach(client: AsyncClient, request_id: str, from_token: int, quiet: 
 def cancel(
     request_id: AttachedId,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: AccessFlags,
 ) -> None:
     """Stop a running request, which keeps the tokens generated so far."""
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    connection = access.connection(address)
     asyncio.run(_cancel(connection.client(), check_text("request_id", request_id)))
 
 

@@ -23,18 +23,14 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, planner_name
+from specinfer.cli.options.choices import planner_name
+from specinfer.cli.options.groups import grouped
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
-    Draft,
-    Dtype,
-    KvType,
-    LocalDevice,
-    Model,
-    Offload,
+    DraftFlag,
+    LocalFlags,
     SpeculatorAddresses,
     Speculators,
-    Weights,
 )
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
@@ -42,7 +38,7 @@ from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.formats.registry import AUTO
+from specinfer.options.model_options import Model
 from specinfer.options.option_names import meant
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.service.channel import check_target
@@ -54,7 +50,7 @@ app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=F
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 for command in (generate, attach, cancel, status, bench, demo, check, batch, exact):
-    app.command()(command)
+    app.command()(grouped(command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -104,18 +100,16 @@ Explain = Annotated[bool, typer.Option("--explain", help="Print the automatic ch
 
 
 @app.command()
+@grouped
 def up(
     listen: Listen = DEFAULT_ADDRESS,
     http_listen: HttpListen = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = AUTO,
-    kv_type: KvType = KvTypeChoice.AUTO,
-    offload: Offload = OffloadChoice.NONE,
-    device: LocalDevice = None,
+    *,
+    target: LocalFlags,
     speculator: Speculators = None,
     speculator_address: SpeculatorAddresses = None,
-    draft: Draft = None,
+    draft: DraftFlag = None,
     chat_template: ChatTemplate = None,
     served_model_name: ServedModelName = None,
     planner: Planner = None,
@@ -129,15 +123,10 @@ def up(
         )
     options = LocalOptions(
         model=model,
-        dtype=dtype,
-        device=device,
+        dtype=target.dtype,
+        device=target.device or None,
         listen=listen,
-        verifier={
-            "weights": weights,
-            "kv-type": kv_type,
-            "offload": offload,
-            "tensor-parallel": str(tensor_parallel),
-        },
+        verifier={**target.verifier, "tensor-parallel": str(tensor_parallel)},
         gateway={
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),

@@ -20,7 +20,7 @@ from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
-from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.weights.families import EMBEDDING, open_weights
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -47,7 +47,6 @@ class EagleRunner:
     @classmethod
     def build(cls, weights: EagleWeights, options: RunnerOptions) -> "EagleRunner":
         """Combine layer and cache."""
-        check_options(options)
         if options.executor not in ("auto", "native", "torch"):
             raise SettingError(
                 "executor", options.executor, "must be native, torch or auto for an EAGLE layer"

@@ -30,7 +30,7 @@ from specinfer.errors import SettingError, SpecInferError
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.levels import grow_edges, grow_levels
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_numbers
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import open_weights
@@ -52,7 +52,6 @@ class HeadsRunner:
         options: RunnerOptions,
     ) -> "HeadsRunner":
         """Combine the heads with tensors of their target."""
-        check_options(options)
         if options.executor not in ("auto", "torch"):
             raise SettingError("executor", options.executor, "must be torch or auto for heads")
         check_numbers(options, "heads are stored")
@@ -106,7 +105,7 @@ class HeadsDrafter:
         """Load a checkpoint of this kind."""
         shape, trained = shape_of(options), load_trained(options, cls.kind)
         config, heads = trained.config, trained.draft
-        run_as = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
+        run_as = RunnerOptions(options.dtype, options.device, options.weights, executor=options.executor)
         runner = HeadsRunner.build(heads, config, open_weights(trained.target, config), run_as)
         description = replace(
             trained.description, feature_layers=(config.layers,), feature_size=config.hidden_size

@@ -12,6 +12,7 @@ from specinfer.client.options import known_options
 from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import SamplingParams
 from specinfer.llm.options import LLMOptions
+from specinfer.options.model_options import described
 from tests.docs.blocks import ROOT
 from tests.docs.metrics import metrics
 from tests.docs.neutral import neutral_fields
@@ -34,6 +35,14 @@ def variables() -> str:
         for name, field in VllmSettings.model_fields.items()
     ]
     return table("variable", rows)
+
+
+def model_options() -> str:
+    """Return the options of an `LLM`, with the help of the table of model options."""
+    helps = described(LLMOptions)
+    return table(
+        "name", [(field.name, field.default, helps[field.name].help) for field in fields(LLMOptions)]
+    )
 
 
 def dataclass_fields(kind: Any) -> str:
@@ -64,7 +73,7 @@ TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("settings.md", "vllm"): variables,
     ("http.md", "fields"): neutral_fields,
     ("settings.md", "metrics"): metrics,
-    ("settings.md", "llm"): lambda: dataclass_fields(LLMOptions),
+    ("settings.md", "llm"): model_options,
     ("settings.md", "sampling"): lambda: dataclass_fields(SamplingParams),
     ("settings.md", "request"): request_options,
 }

@@ -1,4 +1,4 @@
-"""What each request field becomes, by every way that a request can take."""
+"""Messages with one request field set, by every way that a request can take."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,29 +1,26 @@
 """Options of several commands, and mutual exclusions."""
 
 import json
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import typer
 
 from specinfer.cli.bench import MODES
-from specinfer.cli.connection import API_KEY_VARIABLE
-from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, format_name, format_names
+from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
+from specinfer.cli.options.groups import LOCAL
 from specinfer.client.options import ConstraintOptions
 from specinfer.client.request import KINDS
-from specinfer.drafters.draft import DRAFT_HELP
 from specinfer.errors import InvalidInputError
-from specinfer.model.cache.kv_types import KV_TYPE_HELP
-from specinfer.model.formats.registry import weights_help
+from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option
 from specinfer.system.append_file import private
 from specinfer.text.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
-LOCAL_OPTIONS = ("model", "dtype", "weights", "kv_type", "offload", "device", "speculator", "draft")
-"""Parameters for a local system, refused with a running gateway."""
 TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
-GATEWAY, LOCAL = "Gateway", "Local system"
+GATEWAY = "Gateway"
 """Groups of options in `--help`."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 """Parameters for reaching a running gateway."""
@@ -90,9 +87,6 @@ SpeculatorAddresses = Annotated[
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Send prompts without the chat template, for base models.")]
-Model = Annotated[
-    str, typer.Option(help="Registry name, hub id, directory or GGUF file.", rich_help_panel=LOCAL)
-]
 Speculators = Annotated[
     list[str] | None,
     typer.Option(
@@ -103,45 +97,50 @@ Speculators = Annotated[
         "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last".replace("[", r"\["),
     ),
 ]
-Draft = Annotated[
+DraftFlag = Annotated[
     str | None,
-    typer.Option(
-        "--draft",
-        rich_help_panel=LOCAL,
-        help=f"{DRAFT_HELP} Not given: auto, or none with --speculator.".replace("[", r"\["),
-    ),
+    Option(f"{DRAFT_HELP} Not given: auto, or none with --speculator."),
 ]
-Dtype = Annotated[
-    DtypeChoice,
-    typer.Option(help="Numeric type of a local system; float16: torch executor.", rich_help_panel=LOCAL),
-]
-Weights = Annotated[
-    str,
-    typer.Option(
-        parser=format_name,
-        autocompletion=format_names,
-        metavar="FORMAT",
-        rich_help_panel=LOCAL,
-        help=f"Format of a local verifier's weights: {weights_help()}.",
-    ),
-]
-KvType = Annotated[KvTypeChoice, typer.Option(help=f"{KV_TYPE_HELP}.", rich_help_panel=LOCAL)]
-Offload = Annotated[
-    OffloadChoice,
-    typer.Option(
-        rich_help_panel=LOCAL,
-        help="Where a local verifier stores the layers of a model larger than the device: host (memory, for a "
-        "GPU) or disk; none: on the device.",
-    ),
-]
-LocalDevice = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        rich_help_panel=LOCAL,
-        help="Device of a local system's models: cpu, cuda or another torch device; default cpu.",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class LocalFlags(ModelOptions):
+    """Flags of a local system's model; `device` is empty if not given."""
+
+    panel: ClassVar[str] = LOCAL
+
+    device: Annotated[str, Option("Torch device, for example cpu or cuda; not given: cpu.")] = ""
+    offload: Offload = "none"
+
+    @property
+    def verifier(self) -> dict[str, str]:
+        """Flags of the verifier alone."""
+        own = asdict(self).keys() - {"dtype", "device"}
+        return {name.replace("_", "-"): getattr(self, name) for name in own}
+
+    @property
+    def here(self) -> dict[str, str]:
+        """Options of an `LLM`."""
+        return {**asdict(self), "device": self.device or "cpu"}
+
+
+@dataclass(frozen=True)
+class AccessFlags:
+    """Flags of the access to a running gateway."""
+
+    api_key: ApiKey = None
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+
+    def connection(self, addresses: str, traceparent: str = "") -> Connection:
+        """Return a connection to gateways at these addresses."""
+        tls = client_tls(self.tls_ca, self.tls_cert, self.tls_key)
+        return Connection(addresses, self.api_key, tls, traceparent)
+
+
+LOCAL_OPTIONS = ("model", *(field.name for field in fields(LocalFlags)), "speculator", "draft")
+"""Parameters for a local system, refused with a running gateway."""
 
 
 def read_constraint(text: str | None) -> ConstraintOptions:

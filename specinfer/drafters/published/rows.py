@@ -16,7 +16,7 @@ from specinfer.drafters.ssm import shape_of
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
-from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_numbers
 from specinfer.model.torch.attention import ReferenceAttention
 from specinfer.model.torch.layer import Attend
 from specinfer.model.weights.config import ModelConfig
@@ -204,8 +204,7 @@ class PublishedDrafter(FeatureRowsDrafter):
 
 def _check_torch(options: DrafterOptions, what: str) -> None:
     """Check the options of a draft that only runs in torch."""
-    runner_options = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
-    check_options(runner_options)
+    runner_options = RunnerOptions(options.dtype, options.device, options.weights, executor=options.executor)
     if runner_options.executor not in ("auto", "torch"):
         raise SettingError("executor", runner_options.executor, f"must be torch or auto for {what}")
     check_numbers(runner_options, f"{what} is stored")

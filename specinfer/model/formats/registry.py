@@ -1,4 +1,4 @@
-"""Lists all values of `--weights`, with their help texts and checks."""
+"""Lists all values of `--weights`, with their checks."""
 
 from collections.abc import Callable
 
@@ -13,6 +13,7 @@ from specinfer.model.formats.k_quants import (
     quantise_q6_k,
 )
 from specinfer.model.formats.rounding import Bytes, Floats
+from specinfer.options.model_options import AUTO
 
 
 def _simple(type_name: str) -> Callable[[Floats], Bytes]:
@@ -48,7 +49,6 @@ BLOCK_FORMATS = (
     _block("IQ4_NL", 32, 18, quantise_iq4_nl, "better than q4_0 in as many bits"),
     _block("IQ4_XS", 256, 136, quantise_iq4_xs, "almost q4_k in fewer bits", "iq4_nl"),
 )
-AUTO = "auto"
 _NUMBERS = (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
 FORMATS: dict[str, Format] = {
     format_.name: format_
@@ -81,18 +81,6 @@ def unknown_format(name: str) -> str:
     if name in _RENAMED:
         return f"is called {_RENAMED[name]} now"
     return f"must be one of {', '.join(FORMATS)}"
-
-
-def weights_help() -> str:
-    numbers, blocks, gpu = (
-        ", ".join(name for name, format_ in FORMATS.items() if isinstance(format_, kind))
-        for kind in (NumberFormat, BlockFormat, GpuFormat)
-    )
-    return (
-        f"auto, {FORMATS[AUTO].help}; {numbers}: that type, not quantised; --dtype must be the same; {blocks}: "
-        "blocks of these GGUF types on a CPU; matrices of other types are quantised while loading, which "
-        f"changes the output; {gpu}: with the gpu executor"
-    )
 
 
 def format_for_rows(chosen: BlockFormat, columns: int) -> BlockFormat | None:

@@ -16,10 +16,10 @@ from specinfer.model.formats.registry import (
     FORMATS,
     find_format,
     format_for_rows,
-    weights_help,
 )
 from specinfer.model.formats.weights_in_format import QuantisedWeights, WeightFormats, WeightsInFormat
 from specinfer.model.weights.interfaces import Blocks
+from specinfer.options.model_options import ModelOptions, described
 from tests.support.models.block_models import FormattedWeights
 from tests.support.models.block_products import integer_blocks
 
@@ -148,7 +148,8 @@ def test_former_names_are_refused_with_the_new_ones() -> None:
     for former, name in (("converted", "bf16"), ("native", "auto"), ("int4", "q4_1"), ("w8a8", "q8_0")):
         with pytest.raises(SettingError, match=f"weights = '{former}': is called {name} now"):
             find_format(former)
-    assert all(name in weights_help() for name in FORMATS)
+    words = described(ModelOptions)["weights"].help.replace(":", ",")
+    assert all(f" {name}," in words for name in FORMATS)
 
 
 class File(dict[str, torch.Tensor]):
