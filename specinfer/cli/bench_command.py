@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specinfer.cli.about import about_this_run
-from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_bench, write_runs
+from specinfer.cli.bench import Advance, BenchPlan, BenchRun, run_bench, write_runs
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import gateway, load_in_process
 from specinfer.cli.options.shared import (
@@ -30,6 +30,7 @@ from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.options.model_options import Model
+from specinfer.request.stream import Generator
 from specinfer.text.prompts import read_prompts
 
 BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per answer; end of sequence is ignored.")]
@@ -114,7 +115,7 @@ def finish_bench(runs: Sequence[BenchRun], json_path: Path | None) -> None:
         write_runs(json_path, runs, about_this_run())
 
 
-def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
+def _run_with_bar(client: Generator, plan: BenchPlan) -> list[BenchRun]:
     """Run the plan with a progress bar."""
     with progress_bar() as bar:
         total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
@@ -122,6 +123,6 @@ def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
         return asyncio.run(_bench(client, plan, lambda label: bar.update(task, advance=1, description=label)))
 
 
-async def _bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
+async def _bench(client: Generator, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     async with client:
         return await run_bench(client, plan, advance)

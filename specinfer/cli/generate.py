@@ -3,35 +3,21 @@
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specinfer.cli.connection import TRACE_VARIABLE, check_gateways
 from specinfer.cli.local.running import load_in_process
-from specinfer.cli.options.choices import SpeculationChoice
 from specinfer.cli.options.groups import LOCAL
 from specinfer.cli.options.request import (
-    DeadlineSeconds,
-    FrequencyPenalty,
-    IgnoreEos,
-    LogProbs,
-    MaxNewTokens,
-    MinP,
-    NoTraining,
-    PresencePenalty,
+    ConstraintText,
     PromptFile,
     References,
-    RepetitionPenalty,
-    RequestId,
-    Seed,
-    Speculation,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    TypicalEpsilon,
+    RequestFlags,
+    read_constraint,
 )
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
@@ -40,13 +26,11 @@ from specinfer.cli.options.shared import (
     LOCAL_OPTIONS,
     AccessFlags,
     Address,
-    ConstraintText,
     DraftFlag,
     JsonOutput,
     LocalFlags,
     PatienceSeconds,
     Raw,
-    read_constraint,
     refuse_with,
 )
 from specinfer.cli.show import print_answer_line, print_retry, print_way_back
@@ -56,17 +40,14 @@ from specinfer.client import (
     AsyncStream,
     Patience,
     StreamLostError,
-    make_request,
     new_request_id,
 )
+from specinfer.client.options import checked
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.options.model_options import Model
+from specinfer.request.stream import Generator
 from specinfer.text.prompts import check_text, read_prompt, read_text
-from specinfer.v1 import generation_pb2
-
-if TYPE_CHECKING:
-    from specinfer.cli.local.in_process import InProcessClient
 
 PromptText = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]
 Here = Annotated[
@@ -78,29 +59,13 @@ def generate(
     context: typer.Context,
     prompt: PromptText = None,
     prompt_file: PromptFile = None,
-    max_new_tokens: MaxNewTokens = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    speculation: Speculation = SpeculationChoice.TREE,
-    typical_epsilon: TypicalEpsilon = 0.0,
-    stop: Stop = None,
+    constraint: ConstraintText = None,
+    *,
+    request: RequestFlags,
     reference: References = None,
     raw: Raw = False,
-    ignore_eos: IgnoreEos = False,
-    logprobs: LogProbs = False,
-    constraint: ConstraintText = None,
-    no_training: NoTraining = False,
-    request_id: RequestId = None,
-    deadline_seconds: DeadlineSeconds = None,
     json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
-    *,
     access: AccessFlags,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
     local: Here = False,
@@ -113,38 +78,24 @@ def generate(
     Ctrl-C cancels the request; a lost connection is resumed.
     """
     _check_together(context, local)
-    request = make_request(
-        _prompt(prompt, prompt_file),
+    text = _prompt(prompt, prompt_file)
+    fields = replace(
+        request,
         chat=not raw,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=[check_text("stop", text) for text in stop or ()],
-        ignore_eos=ignore_eos,
-        speculation=speculation,
-        logprobs=logprobs,
-        request_id=check_text("request_id", request_id or new_request_id()),
-        deadline_seconds=deadline_seconds,
-        no_training=no_training,
-        typical_epsilon=typical_epsilon,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
+        stop=[check_text("stop", stop) for stop in request.stop],
+        request_id=check_text("request_id", request.request_id or new_request_id()),
         references=[read_text("reference", path) for path in reference or ()],
         **read_constraint(constraint),
     )
+    checked(vars(fields))
     if local:
-        here = load_in_process(model, draft=draft, **options.here)
-        answer = asyncio.run(_generate_here(here, request, quiet=json_output))
+        llm = load_in_process(model, draft=draft, **options.here)
+        answer = asyncio.run(_generate_here(llm, llm.ask(text, fields), quiet=json_output))
     else:
-        trace = os.environ.get(TRACE_VARIABLE, "")
-        connection = access.connection(address, trace)
+        connection = access.connection(address, os.environ.get(TRACE_VARIABLE, ""))
         check_gateways(address)
         client = connection.client(Patience(patience_seconds), print_retry)
-        answer = asyncio.run(_generate(client, client.stream(request), quiet=json_output))
+        answer = asyncio.run(_generate(client, client.ask(text, fields), quiet=json_output))
     print_answer(answer, json_output)
 
 
@@ -177,12 +128,10 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     return check_text("prompt", argument)
 
 
-async def _generate_here(
-    client: "InProcessClient", request: generation_pb2.GenerateRequest, quiet: bool
-) -> Answer:
+async def _generate_here(llm: Generator, stream: AsyncStream, quiet: bool) -> Answer:
     """Answer in this process, without gateway and Redis (`--local`)."""
-    async with client:
-        return await client.generate(request, silent if quiet else print_text)
+    async with llm, stream:
+        return await stream.read(silent if quiet else print_text)
 
 
 async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> Answer:

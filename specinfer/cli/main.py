@@ -23,7 +23,6 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import planner_name
 from specinfer.cli.options.groups import grouped
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
@@ -41,6 +40,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.options.model_options import Model
 from specinfer.options.option_names import meant
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
+from specinfer.planning import PLANNERS
 from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
 
@@ -85,6 +85,17 @@ ServedModelName = Annotated[
     str | None,
     typer.Option(help="Names of the model over HTTP, separated by commas; answers have the first."),
 ]
+
+
+def planner_name(text: str) -> str:
+    """Return a planner's name, or the absolute path of its weights."""
+    if text in PLANNERS:
+        return text
+    if not Path(text).is_file():
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(PLANNERS)}, nor a file of weights")
+    return str(Path(text).resolve())
+
+
 Planner = Annotated[
     str | None,
     typer.Option(

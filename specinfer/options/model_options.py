@@ -40,10 +40,11 @@ DEFAULT_RULE = "traversal"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Help of an option, and the words that it accepts (none: any)."""
+    """Help of an option, accepted words (none: any), group in the help of commands."""
 
     help: str
     choices: tuple[str, ...] = ()
+    group: str | None = None
 
 
 Model: TypeAlias = Annotated[str, Option("Model: registry name, hub id, directory or GGUF file.")]

@@ -1,8 +1,5 @@
 """Generate the tables of settings and options in the pages: `python -m tests.docs.tables`."""
 
-import ast
-import inspect
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -37,29 +34,10 @@ def variables() -> str:
     return table("variable", rows)
 
 
-def model_options() -> str:
-    """Return the options of an `LLM`, with the help of the table of model options."""
-    helps = described(LLMOptions)
-    return table(
-        "name", [(field.name, field.default, helps[field.name].help) for field in fields(LLMOptions)]
-    )
-
-
 def dataclass_fields(kind: Any) -> str:
-    """Return the fields of a dataclass with their docstrings."""
-    body = ast.parse(inspect.getsource(kind).strip()).body[0].body  # type: ignore[attr-defined]
-    meanings = {
-        before.target.id: after.value.value
-        for before, after in itertools.pairwise(body)
-        if isinstance(before, ast.AnnAssign)
-        and isinstance(before.target, ast.Name)
-        and isinstance(after, ast.Expr)
-        and isinstance(after.value, ast.Constant)
-    }
-    rows = [
-        (field.name, () if field.default is MISSING else field.default, str(meanings.get(field.name, "")))
-        for field in fields(kind)
-    ]
+    """Return the fields of a dataclass with the help in their annotations."""
+    helps = described(kind)
+    rows = [(f.name, () if f.default is MISSING else f.default, helps[f.name].help) for f in fields(kind)]
     return table("name", rows)
 
 
@@ -73,7 +51,7 @@ TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("settings.md", "vllm"): variables,
     ("http.md", "fields"): neutral_fields,
     ("settings.md", "metrics"): metrics,
-    ("settings.md", "llm"): model_options,
+    ("settings.md", "llm"): lambda: dataclass_fields(LLMOptions),
     ("settings.md", "sampling"): lambda: dataclass_fields(SamplingParams),
     ("settings.md", "request"): request_options,
 }

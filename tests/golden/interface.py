@@ -19,7 +19,7 @@ from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.items.body import ResponsesBody
 from http_svc.settings import HttpSettings
 from specinfer.cli.main import app
-from specinfer.client import AsyncClient, Client, make_request
+from specinfer.client import make_request
 from specinfer.drafters import DrafterOptions
 from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import LLM, SamplingParams
@@ -85,8 +85,8 @@ def _python() -> Iterator[str]:
         made: Any = options()
         for field in sorted(fields(options), key=lambda field: field.name):
             yield f"python {options.__name__}.{field.name} = {getattr(made, field.name)!r}"
-    for function in (LLM, make_request, AsyncClient.stream, AsyncClient.generate, Client.generate):
-        for name, parameter in inspect.signature(function).parameters.items():
+    for function in (LLM, make_request):
+        for name, parameter in sorted(inspect.signature(function).parameters.items()):
             default = parameter.default
             if not callable(default):
                 yield f"python {function.__qualname__}({name}) = {default!r}"

@@ -5,10 +5,10 @@ A command takes whole groups: dataclasses whose fields are described by the tabl
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum, StrEnum
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -43,7 +43,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     def call(**given: Any) -> None:
         values = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in _shown(group)})
+            texts = {field.name: values.pop(field.name) for field in _shown(group)}
+            values[name] = group(**{name: text for name, text in texts.items() if text is not None})
         command(**values)
 
     cast(Any, call).__signature__ = signature.replace(parameters=flags)
@@ -71,7 +72,10 @@ def _shown(group: Any) -> list[Field[Any]]:
 
 
 def _default(field: Field[Any]) -> Any:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+    """Return a flag's default; None for an empty one, which the help does not show."""
+    if field.default is MISSING:
+        return inspect.Parameter.empty
+    return None if field.default in ("", ()) else field.default
 
 
 def _typed(name: str, hint: Any, panel: str | None) -> Any:
@@ -84,6 +88,8 @@ def _typed(name: str, hint: Any, panel: str | None) -> Any:
     bounds = {end: getattr(b, key) for b in metadata for end, key in ends.items() if hasattr(b, key)}
     if option.choices:
         kind = cast(Any, StrEnum)(name, {word: word for word in option.choices})
-    shown = option.help.replace("[", r"\[")
-    further = {**bounds, **_FURTHER.get(name, {})}
-    return Annotated[kind, typer.Option(help=shown, rich_help_panel=panel, **further)]
+    elif any(get_origin(part) is Sequence for part in get_args(kind)):
+        kind = list[str] | None
+    further = {"rich_help_panel": option.group or panel, **bounds, **_FURTHER.get(name, {})}
+    switch = [f"--{name.replace('_', '-')}"] if kind is bool else []
+    return Annotated[kind, typer.Option(*switch, help=option.help.replace("[", r"\["), **further)]

@@ -1,25 +1,20 @@
 """Options of several commands, and mutual exclusions."""
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, ClassVar
 
 import typer
 
 from specinfer.cli.bench import MODES
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
 from specinfer.cli.options.groups import LOCAL
-from specinfer.client.options import ConstraintOptions
-from specinfer.client.request import KINDS
 from specinfer.errors import InvalidInputError
 from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option
 from specinfer.system.append_file import private
-from specinfer.text.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
-TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
 GATEWAY = "Gateway"
 """Groups of options in `--help`."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
@@ -66,15 +61,6 @@ PatienceSeconds = Annotated[
         min=0.0,
         rich_help_panel=GATEWAY,
         help="Time for which a lost connection is retried; 0: no retries.",
-    ),
-]
-ConstraintText = Annotated[
-    str | None,
-    typer.Option(
-        "--constraint",
-        rich_help_panel=TEXT,
-        help="Constraint of the answer: json_schema=VALUE, regex=VALUE, grammar=VALUE (Lark) or "
-        'choice=["TEXT", ...]; @FILE as VALUE reads a file.'.replace("[", r"\["),
     ),
 ]
 SpeculatorAddresses = Annotated[
@@ -141,28 +127,6 @@ class AccessFlags:
 
 LOCAL_OPTIONS = ("model", *(field.name for field in fields(LocalFlags)), "speculator", "draft")
 """Parameters for a local system, refused with a running gateway."""
-
-
-def read_constraint(text: str | None) -> ConstraintOptions:
-    """Parse a constraint, `KIND=VALUE` or `KIND=@FILE`; {} for None."""
-    if text is None:
-        return {}
-    kind, mark, value = text.partition("=")
-    if not mark or kind not in KINDS:
-        raise InvalidInputError("--constraint", text, f"must begin with one of {'=, '.join(KINDS)}=")
-    if value.startswith("@"):
-        value = read_text("--constraint", Path(value[1:]))
-    return cast(ConstraintOptions, {kind: _read_list(value) if kind == "choice" else value})
-
-
-def _read_list(text: str) -> list[str]:
-    try:
-        texts = json.loads(text)
-    except ValueError:
-        texts = None
-    if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
-        raise InvalidInputError("--constraint", text, 'must be choice=["TEXT", ...]')
-    return texts
 
 
 def refuse_with(context: typer.Context, options: tuple[str, ...], reason: str) -> None:
