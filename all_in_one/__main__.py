@@ -74,8 +74,7 @@ async def check_before_loading(settings: ServeSettings, gateway: GatewaySettings
     bind(settings.listen).close()
     Callers.load(gateway.key_file)
     tokenizer = load_tokenizer(gateway)
-    _, _, close_store = open_store(gateway, "")
-    await close_store()
+    await open_store(gateway, "").close()
     check_named_draft(settings.model, settings.draft)
     return tokenizer
 

@@ -155,16 +155,15 @@ class Decoding:
         ]
         outcomes = self._engine.verify(jobs)
         for i, outcome in enumerate(outcomes):
-            assert outcome.verdict is not None, outcome.message
-            tokens = [int(trees[i].token_ids[v]) for v in outcome.verdict.accepted]
-            tokens.append(outcome.verdict.bonus)
+            tokens = [int(trees[i].token_ids[v]) for v in outcome.accepted]
+            tokens.append(outcome.bonus)
             for index, tree in enumerate(drafts[i]):
                 self._calibration.observe(index, tree, tokens)
-            self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
+            self._calibration.observe_draws(trees[i], outcome.accepted)
             requests[i].count_guesses(trees[i], tokens)
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
             requests[i].cached_len = outcome.cached_len
-            self._features.arrived(requests[i].name, outcome.features)
+            self._features.arrived(requests[i].name, outcome.features_start, outcome.features)
             if self._top_k:
                 top_k = np.array(outcome.top_k, np.int64)
                 tokens_of_nodes = trees[i].token_ids.astype(np.int64)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from specinfer.drafters import Drafter, Features
 from specinfer.drafters.contexts import FeatureBuffer
 from specinfer.model.runner import ModelRunner
-from specinfer.verification.features import FeatureSpan
 
 
 class FeatureFlow:
@@ -25,12 +24,12 @@ class FeatureFlow:
         """Return the first missing position; None if no drafter needs hidden states."""
         return self._until.get(request, 0) if self._layers else None
 
-    def arrived(self, request: str, span: FeatureSpan) -> None:
+    def arrived(self, request: str, start: int, data: bytes) -> None:
         """Store the hidden states that a pass returned."""
-        if span.data:
-            self._buffers.setdefault(request, FeatureBuffer()).add(span.start, span.data, self._shape)
+        if data:
+            self._buffers.setdefault(request, FeatureBuffer()).add(start, data, self._shape)
             token_bytes = 2 * self._shape[0] * self._shape[1]
-            self._until[request] = span.start + len(span.data) // token_bytes
+            self._until[request] = start + len(data) // token_bytes
 
     def take(self, request: str, drafter: int) -> Features | None:
         """Return the hidden states that a drafter has not received yet."""

@@ -188,9 +188,8 @@ def guesses(
             assert isinstance(tree, TokenTree), tree
             delta, root = context[cached_len:], TokenTree.root_only(context[-1])
             (outcome,) = engine.verify([VerifyJob(name, cached_len, delta, root, sampling)])
-            assert outcome.verdict is not None, outcome.message
             ranked = sorted(range(1, len(tree)), key=lambda node: -tree.scores[node])
-            tokens, token = [int(tree.token_ids[node]) for node in ranked], outcome.verdict.bonus
+            tokens, token = [int(tree.token_ids[node]) for node in ranked], outcome.bonus
             places[prompt.source].append(tokens.index(token) if token in tokens else GUESSES)
             context.append(token)
             cached_len = outcome.cached_len

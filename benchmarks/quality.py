@@ -24,7 +24,7 @@ from specinfer.model.threads import use_threads
 from specinfer.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-FORMATS = "auto,bf16,q8_0,q6_k,q5_k,q4_k,q4_0,q4_1,q5_0,iq4_xs,q3_k,q2_k"
+FORMATS = "auto,bf16,q8_0,q5_1,q5_0,q4_1,q4_0"
 CACHE_TOKENS = 2048
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from specinfer.errors import InvalidInputError
 from specinfer.tree import TokenTree
-from specinfer.verification.acceptance import RULES, AcceptanceRule, Randomness, Target, Verdict
+from specinfer.verification.acceptance import RULES, Acceptance, AcceptanceRule, Randomness, Target
 
 WARNING = (
     "SYNTHETIC ACCEPTANCE: lengths of accepted paths are drawn from a measured histogram, whatever the model "
@@ -53,10 +53,10 @@ def synthetic_rule(histogram: AcceptanceHistogram) -> AcceptanceRule:
     The target's choice is computed at every node of the path, as in the greedy rule.
     """
 
-    def verify(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+    def verify(tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance:
         path = deepest_path(tree)[: histogram.draw(randomness.stream(0))]
         choices = [target.best(node) for node in (0, *path)]
-        return Verdict(path, choices[-1])
+        return Acceptance(path, choices[-1])
 
     return verify
 
@@ -73,7 +73,7 @@ def deepest_path(tree: TokenTree) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def verify_synthetic(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+def verify_synthetic(tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance:
     """Apply `synthetic_rule` with the histogram of the innermost `synthetic_rules`."""
     return synthetic_rule(_active[-1])(tree, target, randomness)
 

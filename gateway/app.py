@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -38,8 +37,8 @@ from gateway.session.token_stream import TokenStreams
 from gateway.settings import RETENTION_SECONDS, GatewaySettings
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, LeaseStore
-from gateway.store.requests import RequestStore
+from gateway.store.protocol import Store
+from gateway.store.redis import RedisStore
 from specinfer.errors import UnavailableError
 from specinfer.hub import model_name, resolve_model
 from specinfer.planning.learned import load_weights
@@ -50,8 +49,6 @@ from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
-Stores: TypeAlias = tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]
-"""Stores of requests and leases, and the function that closes both."""
 _DRAIN_POLL_S = 0.05
 _HEALTH_S = 0.2
 
@@ -61,7 +58,7 @@ class Gateway:
     settings: GatewaySettings
     sessions: VerifierSessions
     lease_manager: LeaseManager
-    store: RequestStore
+    store: Store
     token_streams: TokenStreams
     watches: Watches
     servicer: GenerationServicer
@@ -115,7 +112,7 @@ async def build_gateway(
     tracer: Tracer | None = None,
     served_name: str = "",
     clock: Callable[[], float] = time.monotonic,
-    stores: Stores | None = None,
+    store: Store | None = None,
     constraints: Constraints | None = None,
 ) -> AsyncIterator[Gateway]:
     """Connect to Redis, verifiers and speculators; yield the running gateway.
@@ -127,10 +124,10 @@ async def build_gateway(
         tracer: exports traces; None: no tracing.
         served_name: name of the model in vLLM's metrics; empty: derived from the settings.
         clock: returns monotonic seconds.
-        stores: the stores of requests and leases; None: those of the settings, which `open_store` opens.
+        store: stores requests and leases; None: that of the settings, which `open_store` opens.
         constraints: checks constraints; None: `Constraints` of the tokenizer.
     """
-    store, leases, close_store = stores or open_store(settings, secrets.token_hex(8))
+    store = store or open_store(settings, secrets.token_hex(8))
     gateway_id, token_streams, watches = store.gateway_id, TokenStreams(), Watches()
     named = (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
     recorder = StepRecorder(settings.recording)
@@ -141,9 +138,9 @@ async def build_gateway(
     trained = load_weights("planner", weights) if weights is not None else {}
     constraints = constraints or Constraints(tokenizer)
     shared = Shared(settings, tokenizer, observer, store, token_streams, constraints, watches, trained, clock)
-    sessions = VerifierSessions(shared, leases)
+    sessions = VerifierSessions(shared)
     lease_manager = LeaseManager(
-        settings, leases, sessions, Rebalancer(settings, store, sessions, clock), observer, clock
+        settings, store, sessions, Rebalancer(settings, store, sessions, clock), observer, clock
     )
     requests = RequestService(settings, store, token_streams, sessions, lease_manager, observer)
     try:
@@ -176,7 +173,7 @@ async def build_gateway(
         await sessions.close()
         await constraints.close()
         await lease_manager.leave()
-        await close_store()
+        await store.close()
         recorder.close()
 
 
@@ -205,21 +202,12 @@ def default_sampling(
     return target.default_sampling if settings.generation_config == "model" else common_pb2.SamplingParams()
 
 
-def open_store(settings: GatewaySettings, gateway_id: str) -> Stores:
-    """Open the stores of requests and leases; return both, and `close`.
-
-    The stores are in Redis, or in this process for a single gateway.
-    """
+def open_store(settings: GatewaySettings, gateway_id: str) -> Store:
+    """Open the store: in Redis, or in this process for a single gateway."""
     if (path := settings.embedded_store) is not None:
-        embedded = EmbeddedStore(gateway_id, RETENTION_SECONDS, settings.max_waiting, path or None)
-
-        async def close() -> None:
-            embedded.close()
-
-        return embedded, EmbeddedLeases(embedded, settings.lease_seconds), close
+        return EmbeddedStore(gateway_id, RETENTION_SECONDS, settings.max_waiting, path or None)
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
-    store = RequestStore(connection, gateway_id, RETENTION_SECONDS, settings.max_waiting)
-    return store, LeaseStore(connection, gateway_id, settings.lease_seconds), connection.close
+    return RedisStore(connection, gateway_id, RETENTION_SECONDS, settings.max_waiting, settings.lease_seconds)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Print a service's `--help`: settings in groups, in typer's style."""
 
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from rich import box
@@ -11,11 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from specinfer.service.settings import ProcessSettings
+from specinfer.service.settings import ProcessSettings
 
 
-def print_help(program: str, settings: type["ProcessSettings"]) -> None:
+def print_help(program: str, settings: type[ProcessSettings]) -> None:
     """Print a service's usage, purpose and options."""
     prefix = settings.model_config.get("env_prefix", "")
     about = f"{settings.__doc__}\n\nEvery option is also an environment variable: --log-level is {prefix}LOG_LEVEL."
@@ -25,7 +24,7 @@ def print_help(program: str, settings: type["ProcessSettings"]) -> None:
     console.print(Group("", head, "", Padding(Text(about), (0, 1)), "", *panels))
 
 
-def _groups(settings: type["ProcessSettings"]) -> dict[str, dict[str, FieldInfo]]:
+def _groups(settings: type[ProcessSettings]) -> dict[str, dict[str, FieldInfo]]:
     """Return the fields by `group` of their class, subclasses first."""
     groups: dict[str, dict[str, FieldInfo]] = {}
     for owner in settings.__mro__:

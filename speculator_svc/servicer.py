@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from specinfer.drafters import TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
-from specinfer.remote.description import encode_draft
+from specinfer.remote.draft_codec import decode_entry, encode_outcome
 from specinfer.request.statuses import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
@@ -21,8 +20,6 @@ from specinfer.system.log_lines import LogPace, about
 from specinfer.training.online.replay import record
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.client_ids import own_id, request_id_of
-from specinfer.wire.sampling_codec import decode_sampling
-from specinfer.wire.tree_codec import decode_limits
 from speculator_svc.metrics import SpeculatorMetrics
 
 if TYPE_CHECKING:
@@ -146,21 +143,7 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
     try:
         if twice:
             raise InvalidInputError("request_id", entry.request_id, "is in the message twice")
-        return DraftEntry(
-            own_id(client, entry.request_id),
-            entry.base_len,
-            list(entry.delta_token_ids),
-            decode_limits(entry),
-            decode_sampling(entry.sampling),
-            list(entry.speculators),
-            entry.draw_seed,
-            entry.sampling.HasField("seed"),
-            entry.target_features,
-            entry.features_start,
-            _decode_top_k(entry),
-            [list(reference.token_ids) for reference in entry.references],
-            entry.cache_scope,
-        )
+        return decode_entry(own_id(client, entry.request_id), entry)
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
     except Exception as error:
@@ -169,21 +152,8 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.EXHAUSTED, reason)
 
 
-def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
-    if not entry.HasField("target_top_k"):
-        return None
-    message = entry.target_top_k
-    return TargetTopK.of(message.token_ids, message.parents, message.top_k_token_ids)
-
-
 def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
-    return speculator_pb2.DraftResult(
-        request_id=request_id_of(outcome.request_id),
-        status=int(outcome.status),  # type: ignore[arg-type]  # both enums have the same numbers
-        message=outcome.message,
-        drafts=[encode_draft(speculator, draft) for speculator, draft in outcome.drafts],
-        cached_len=outcome.cached_len,
-    )
+    return encode_outcome(request_id_of(outcome.request_id), outcome)
 
 
 class DraftFailures:

@@ -5,31 +5,30 @@ from collections.abc import Mapping
 from specinfer.engine.host import HostStep
 from specinfer.engine.local_pool import MemberCounts
 from specinfer.request.statuses import LogprobRow
+from specinfer.request.verdict import Verdict
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2
-from specinfer.verification.jobs import VerifyOutcome
 from specinfer.wire.tree_codec import encode_tree
 
 
-def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> verifier_pb2.Verdict:
-    """Encode an outcome, with its merged `tree` if the gateway lacks it."""
+def encode_verdict(request_id: str, verdict: Verdict, tree: TokenTree | None = None) -> verifier_pb2.Verdict:
+    """Encode a verdict, with its merged `tree` if the gateway lacks it."""
     message = verifier_pb2.Verdict(
-        request_id=outcome.request_id,
-        status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
-        message=outcome.message,
-        logprobs=[row.chosen for row in outcome.logprobs],
-        top_logprobs=[_top(row) for row in outcome.logprobs if row.top],
-        cached_len=outcome.cached_len,
-        top_k_token_ids=[token for ids in outcome.top_k for token in ids],
-        finished=outcome.finished,
-        cached_tokens=outcome.cached_tokens,
+        request_id=request_id,
+        status=int(verdict.status),  # type: ignore[arg-type]  # the enums share their numbers
+        message=verdict.message,
+        accepted_nodes=verdict.accepted,
+        bonus_token_id=verdict.bonus,
+        logprobs=[row.chosen for row in verdict.logprobs],
+        top_logprobs=[_top(row) for row in verdict.logprobs if row.top],
+        cached_len=verdict.cached_len,
+        top_k_token_ids=[token for ids in verdict.top_k for token in ids],
+        finished=verdict.finished,
+        cached_tokens=verdict.cached_tokens,
         tree=encode_tree(tree) if tree is not None else None,
     )
-    if outcome.features.data:
-        message.features, message.features_start = outcome.features.data, outcome.features.start
-    if outcome.verdict is not None:
-        message.accepted_nodes.extend(outcome.verdict.accepted)
-        message.bonus_token_id = outcome.verdict.bonus
+    if verdict.features:
+        message.features, message.features_start = verdict.features, verdict.features_start
     return message
 
 

@@ -154,12 +154,12 @@ class VerifierMetrics:
         self._batch.observe(len(step.jobs))
         for tokens, pass_s in step.passes:
             self._pass.observe(pass_s, _size_name(tokens))
-        for status, count in Tally([outcome.status for outcome in step.outcomes]).items():
+        for status, count in Tally([verdict.status for verdict in step.verdicts.values()]).items():
             self._entries[status].inc(count)
         verified = [
-            (len(job.tree) - 1, len(outcome.verdict.accepted))
-            for job, outcome in zip(step.jobs, step.outcomes, strict=True)
-            if job.tree is not None and outcome.verdict is not None
+            (len(step.trees[name]) - 1, len(verdict.accepted))
+            for name, verdict in step.verdicts.items()
+            if name in step.trees and verdict.status is EntryStatus.OK
         ]
         self._nodes.inc(sum([nodes for nodes, _ in verified]))
         self._accepted.inc(sum([accepted for _, accepted in verified]))

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from specinfer.engine.host import Grant, Host, HostPlan
+from specinfer.engine.host import Grant, Host, HostPlan, HostStep
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedFeatures, WantedOutputs
@@ -19,7 +20,6 @@ from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.cut import Keeps
 from specinfer.v1 import speculator_pb2, verifier_pb2
-from specinfer.verification.jobs import VerifyOutcome
 from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 from specinfer.wire.tree_codec import decode_limits, decode_tree
 
@@ -37,13 +37,13 @@ _SPECULATION = {
 class DecodedStep:
     plan: HostPlan
     grant: Grant
-    refused: dict[int, VerifyOutcome] = field(default_factory=dict)
-    """Refused entries' index in the message -> outcome."""
+    refused: dict[int, tuple[str, Verdict]] = field(default_factory=dict)
+    """Index of each refused entry in the message -> (request id, verdict)."""
 
-    def outcomes(self, served: Sequence[VerifyOutcome]) -> list[VerifyOutcome]:
-        """Return one outcome per entry of the message, served or refused."""
-        rest = iter(served)
-        places = range(len(self.refused) + len(served))
+    def verdicts(self, served: HostStep) -> list[tuple[str, Verdict]]:
+        """Return (request id, verdict) of each entry of the message, served or refused."""
+        rest = iter(served.verdicts.items())
+        places = range(len(self.refused) + len(served.verdicts))
         return [self.refused[place] if place in self.refused else next(rest) for place in places]
 
 
@@ -63,14 +63,14 @@ class HostedRequests:
         entries: list[StepEntry] = []
         given: dict[str, TokenTree] = {}
         verbatim: set[str] = set()
-        refused: dict[int, VerifyOutcome] = {}
+        refused: dict[int, tuple[str, Verdict]] = {}
         seen: set[str] = set()
         for place, part in enumerate(message.entries):
             request_id = part.request_id
             decoded = self._decoded(part, request_id in seen, no_features)
             seen.add(request_id)
-            if isinstance(decoded, VerifyOutcome):
-                refused[place] = decoded
+            if isinstance(decoded, Verdict):
+                refused[place] = request_id, decoded
                 continue
             entry, tree = decoded
             entries.append(entry)
@@ -85,36 +85,35 @@ class HostedRequests:
 
     def _decoded(
         self, part: verifier_pb2.VerifyEntry, twice: bool, no_features: SpecInferError | None
-    ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
-        """Return an entry and its tree, or a refused entry's outcome.
+    ) -> tuple[StepEntry, TokenTree | None] | Verdict:
+        """Return an entry and its tree, or a refused entry's verdict.
 
         `twice`: the message has an earlier entry of the request.
         """
         request_id = part.request_id
         if twice:
             error = InvalidInputError("request_id", request_id, "is in the message twice")
-            return VerifyOutcome(request_id, EntryStatus.ERROR, str(error))
+            return Verdict(EntryStatus.ERROR, str(error))
         try:
             if part.HasField("features_from") and no_features is not None:
                 raise no_features
             tree = decode_tree(part.tree) if part.HasField("tree") else None
             return self._entry(part), tree
         except _UnknownError:
-            return VerifyOutcome(request_id, EntryStatus.RESYNC)
+            return Verdict(EntryStatus.RESYNC)
         except SpecInferError as error:
-            return VerifyOutcome(request_id, EntryStatus.ERROR, error.for_logs)
+            return Verdict(EntryStatus.ERROR, error.for_logs)
         except Exception as error:
             log.exception("an entry could not be decoded; it is refused", extra=about(request_id))
-            reason = FaultError("internal error", error).for_logs
-            return VerifyOutcome(request_id, EntryStatus.ERROR, reason)
+            return Verdict.refused(FaultError("internal error", error))
 
-    def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
+    def note(self, step: HostStep) -> None:
         """Forget tokens that were not computed, and failed requests without a cache."""
-        for outcome in outcomes:
-            state = self._states.get(outcome.request_id)  # None if idle so long that this step forgot it
-            if state is not None and outcome.status is EntryStatus.OK and outcome.verdict is None:
-                del state.tokens[outcome.cached_len :]
-        failed = [outcome.request_id for outcome in outcomes if outcome.status is not EntryStatus.OK]
+        for name, verdict in step.verdicts.items():
+            state = self._states.get(name)  # None if idle so long that this step forgot it
+            if state is not None and verdict.status is EntryStatus.OK and name not in step.trees:
+                del state.tokens[verdict.cached_len :]
+        failed = [name for name, verdict in step.verdicts.items() if verdict.status is not EntryStatus.OK]
         if unknown := [request_id for request_id in failed if not self._host.verifier.holds(request_id)]:
             self.forget(unknown)
 
@@ -127,11 +126,12 @@ class HostedRequests:
 
     def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:
         """Return the step's entry; store the message's tokens in the request."""
-        delta, longest = tuple(part.delta_token_ids), self._host.verifier.limits.max_context_len
+        delta = tuple(part.delta_token_ids)
         if not delta:
             raise InvalidInputError("delta_token_ids", [], "must not be empty")
-        if part.prompt_len > longest:
-            raise InvalidInputError("prompt_len", part.prompt_len, f"must be at most {longest} tokens")
+        if part.prompt_len > len(delta) and part.base_len == 0:
+            reason = f"must be at most {len(delta)}, the tokens of delta_token_ids"
+            raise InvalidInputError("prompt_len", part.prompt_len, reason)
         state = self._states.get(part.request_id)
         if part.base_len == 0:
             state = self._begin(part, delta, state)
@@ -180,7 +180,7 @@ class _UnknownError(Exception):
 def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState:
     request = GenerationRequest(
         part.request_id,
-        prompt=(0,) * (part.prompt_len or len(tokens)),  # the host only reads its length
+        prompt=tuple(tokens[: part.prompt_len or len(tokens)]),
         max_new_tokens=part.max_new_tokens or _UNLIMITED,
         sampling=decode_sampling(part.sampling),
         stop_token_ids=frozenset(part.stop_token_ids),

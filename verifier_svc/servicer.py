@@ -10,14 +10,14 @@ import grpc
 from specinfer.engine.host import Host, HostStep
 from specinfer.errors import FaultError, SpecInferError
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
-from specinfer.verification.jobs import VerifyOutcome
-from verifier_svc.codec import encode_drafts, encode_outcome, made_trees
+from verifier_svc.codec import encode_drafts, encode_verdict, made_trees
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.metrics import CacheView, VerifierMetrics
 from verifier_svc.requests import HostedRequests
@@ -91,15 +91,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         decoded = self._requests.decode(request, self._unknown_layers(request.feature_layers))
         steps = self._host.run(decoded.plan, decoded.grant, lambda: self._thread.waiting)
         first, *more = steps
-        self._requests.note(first.outcomes)
-        entries = self._verdicts(first, decoded.outcomes(first.outcomes))
+        self._requests.note(first)
+        entries = self._verdicts(first, decoded.verdicts(first))
         reply = self._reply(request.step_id, entries, round(first.verify_s * 1e6))
         speculators = len(self._description.resident.speculators)
         if (drafts := encode_drafts(first, speculators)) is not None:
             reply.drafts.CopyFrom(drafts)
         reply.more.extend(
             verifier_pb2.GrantedStep(
-                entries=self._verdicts(step, step.outcomes),
+                entries=self._verdicts(step, step.verdicts.items()),
                 compute_us=round(step.verify_s * 1e6),
                 drafts=encode_drafts(step, speculators),
             )
@@ -115,21 +115,20 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             return error
         return None
 
-    def _verdicts(self, step: HostStep, outcomes: Sequence[VerifyOutcome]) -> list[verifier_pb2.Verdict]:
-        """Encode outcomes; a request fails if its outcome cannot be encoded."""
+    def _verdicts(
+        self, step: HostStep, verdicts: Iterable[tuple[str, Verdict]]
+    ) -> list[verifier_pb2.Verdict]:
+        """Encode verdicts; a request fails if its verdict cannot be encoded."""
         trees = made_trees(step)
-        return [self._encoded(outcome, trees.get(outcome.request_id)) for outcome in outcomes]
+        return [self._encoded(name, verdict, trees.get(name)) for name, verdict in verdicts]
 
-    def _encoded(self, outcome: VerifyOutcome, tree: TokenTree | None) -> verifier_pb2.Verdict:
+    def _encoded(self, request_id: str, verdict: Verdict, tree: TokenTree | None) -> verifier_pb2.Verdict:
         try:
-            return encode_outcome(outcome, tree)
+            return encode_verdict(request_id, verdict, tree)
         except Exception as error:
-            log.exception(
-                "a verdict could not be encoded; its request fails", extra=about(outcome.request_id)
-            )
-            self._recover([outcome.request_id])
-            reason = FaultError("internal error", error).for_logs
-            return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, reason))
+            log.exception("a verdict could not be encoded; its request fails", extra=about(request_id))
+            self._recover([request_id])
+            return encode_verdict(request_id, Verdict.refused(FaultError("internal error", error)))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
         """Forget the requests of a failed step; return a reply with errors.
@@ -141,8 +140,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         self._recover(ids)
         message = f"internal error: {type(error).__name__}"
         status = EntryStatus.ERROR if len(ids) == 1 else EntryStatus.EXHAUSTED
-        outcomes = [VerifyOutcome(request_id, status, message) for request_id in ids]
-        return _Step(self._reply(request.step_id, map(encode_outcome, outcomes)))
+        verdict = Verdict(status, message)
+        return _Step(self._reply(request.step_id, [encode_verdict(name, verdict) for name in ids]))
 
     def _recover(self, request_ids: Sequence[str]) -> None:
         self._observing(self._metrics.failed_steps.inc)
@@ -184,7 +183,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         masks = self._engine.masks
-        self._metrics.observe_masks(masks.seconds, masks.deferred, masks.cut)
+        self._metrics.observe_masks(masks.seconds, masks.deferred, self._engine.shortened)
         self._metrics.messages.inc()
         for step in done.steps:
             if step.jobs:

@@ -200,10 +200,9 @@ def _run(engine: VerifierEngine, batch: int, nodes: int, context: GpuContext) ->
         engine.settle()
         taken = time.perf_counter() - started
         for i, outcome in enumerate(outcomes):
-            assert outcome.verdict is not None, outcome.message
             new = [
-                *(int(trees[i].token_ids[node]) for node in outcome.verdict.accepted),
-                outcome.verdict.bonus,
+                *(int(trees[i].token_ids[node]) for node in outcome.accepted),
+                outcome.bonus,
             ]
             texts[i] += new
             cached[i] = outcome.cached_len

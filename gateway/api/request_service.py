@@ -15,8 +15,8 @@ from gateway.events import Events
 from gateway.session.session import VerifierSession
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.settings import GatewaySettings
+from gateway.store.protocol import Store
 from gateway.store.records import Record
-from gateway.store.requests import RequestStore
 from specinfer.errors import (
     InvalidInputError,
     NotFoundError,
@@ -35,7 +35,7 @@ class RequestService:
     def __init__(
         self,
         settings: GatewaySettings,
-        store: RequestStore,
+        store: Store,
         token_streams: TokenStreams,
         sessions: VerifierSessions,
         lease_manager: LeaseManager,

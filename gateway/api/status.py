@@ -9,9 +9,9 @@ from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.limits import longest_request
 from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
-from gateway.store.leases import GatewayReport
+from gateway.store.protocol import GatewayReport
 from specinfer.planning.calibration import Calibration
-from specinfer.remote.service import SpeculatorService
+from specinfer.remote.service import SpeculatorRecord
 from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import common_pb2, generation_pb2, verifier_pb2
@@ -95,7 +95,7 @@ class StatusReporter:
             names, calibration = pool.names, machine.calibration
             reply.planner.CopyFrom(planner_state(machine.choice, names))
             reply.speculators.extend(
-                row for s in pool.services for row in self._speculators(s, names, calibration)
+                row for record in pool.records for row in self._speculators(record, names, calibration)
             )
         return reply
 
@@ -112,7 +112,7 @@ class StatusReporter:
         )
 
     def _speculators(
-        self, service: SpeculatorService, known: list[str], calibration: Calibration
+        self, service: SpeculatorRecord, known: list[str], calibration: Calibration
     ) -> list[generation_pb2.SpeculatorState]:
         """Return a row per speculator; unavailable services keep their known names."""
         names = [known[speculator] for speculator in service.members] or [service.address]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gateway.events import Events
 from gateway.session.token_stream import TokenStream, TokenStreams
-from gateway.store.reading import RequestReader
+from gateway.store.protocol import Store
 from gateway.store.records import Known
 from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
 from specinfer.system.log_lines import LogPace, about
@@ -30,7 +30,7 @@ class Follower:
     def __init__(
         self,
         token_streams: TokenStreams,
-        store: RequestReader,
+        store: Store,
         events: Events,
         clock: Callable[[], float],
     ) -> None:

@@ -15,7 +15,7 @@ from gateway.cluster.rules import somebody_serves, somebody_stays, verifiers_to_
 from gateway.cluster.sessions import VerifierSessions, models_of
 from gateway.events import Events
 from gateway.settings import GatewaySettings
-from gateway.store.leases import GatewayReport, LeaseStore, Renewal
+from gateway.store.protocol import GatewayReport, Renewal, Store
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.service.outage import Outage
 from specinfer.system.log_lines import LogPace
@@ -35,7 +35,7 @@ class LeaseManager:
     def __init__(
         self,
         settings: GatewaySettings,
-        leases: LeaseStore,
+        store: Store,
         sessions: VerifierSessions,
         rebalancer: Rebalancer,
         events: Events,
@@ -43,10 +43,10 @@ class LeaseManager:
     ) -> None:
         """Create a manager; `clock` returns monotonic seconds."""
         self._clock = clock
-        self._settings, self._leases, self._sessions = settings, leases, sessions
+        self._settings, self._store, self._sessions = settings, store, sessions
         self._rebalancer, self._events = rebalancer, events
         self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
-        self._redis, self._pace = Outage(leases.name), LogPace()
+        self._redis, self._pace = Outage(store.name), LogPace()
         self._reports = 0
         self._look_now = asyncio.Event()
         self._filled = ""
@@ -64,7 +64,7 @@ class LeaseManager:
     def ready(self) -> bool:
         """True if any gateway would serve a request submitted here now."""
         served = any(session.loop.verifier_ready for session in self._sessions)
-        elsewhere = somebody_serves(self._leases.gateway_id, self.renewal.alive)
+        elsewhere = somebody_serves(self._store.gateway_id, self.renewal.alive)
         return self.redis_ready and not self.draining and (served or elsewhere)
 
     async def start(self) -> None:
@@ -98,7 +98,7 @@ class LeaseManager:
     async def leave(self) -> None:
         """Release all leases and requests of this gateway."""
         try:
-            await self._leases.leave(self._sessions.leases)
+            await self._store.resign(self._sessions.leases)
         except UnavailableError as error:
             log.warning("leases are not released, other gateways wait for their expiry: %s", error)
 
@@ -106,7 +106,7 @@ class LeaseManager:
         """End all sessions if another gateway can continue; return whether it can."""
         self.draining = True
         await self._renew_once()
-        if not somebody_stays(self._leases.gateway_id, self.renewal.alive):
+        if not somebody_stays(self._store.gateway_id, self.renewal.alive):
             return False
         await self._sessions.end_all()
         return True
@@ -125,7 +125,7 @@ class LeaseManager:
                 self._events.cluster_failed()
 
     async def _renew_once(self) -> None:
-        renewal = await self._leases.renew(self._report(), self._sessions.leases)
+        renewal = await self._store.renew(self._report(), self._sessions.leases)
         if not self.redis_ready:
             self._rebalancer.pause(self._settings.lease_seconds)
             self._redis.over(self._clock())
@@ -141,7 +141,7 @@ class LeaseManager:
         models = tuple(models_of(sessions))
         self._reports += 1
         return GatewayReport(
-            self._leases.gateway_id, len(sessions), room, self.draining, models, self._reports
+            self._store.gateway_id, len(sessions), room, self.draining, models, self._reports
         )
 
     def _cancel(self, request_id: str) -> None:

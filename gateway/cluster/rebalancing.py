@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from gateway.cluster.rules import Offers, requests_to_adopt, requests_to_share
 from gateway.cluster.sessions import VerifierSessions, models_of
 from gateway.settings import GatewaySettings
-from gateway.store.leases import GatewayReport
-from gateway.store.requests import RequestStore
+from gateway.store.protocol import GatewayReport, Store
 
 log = logging.getLogger(__name__)
 _ENDLESS_S = 1e12
@@ -25,7 +24,7 @@ class Rebalancer:
     def __init__(
         self,
         settings: GatewaySettings,
-        store: RequestStore,
+        store: Store,
         sessions: VerifierSessions,
         clock: Callable[[], float],
     ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.store.leases import GatewayReport
+from gateway.store.protocol import GatewayReport
 
 
 class Offers:

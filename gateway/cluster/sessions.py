@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from gateway.cluster.rules import best_session
 from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.session import Shared, VerifierSession
-from gateway.store.leases import LeaseStore, VerifierLease
+from gateway.store.protocol import VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.scheduling.entries import Progress
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class VerifierSessions:
     """Verifiers by address, sessions by the verifier's instance id."""
 
-    def __init__(self, shared: Shared, leases: LeaseStore) -> None:
-        self._shared, self._leases = shared, leases
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         self.links: dict[str, VerifierLink] = {}
         self.by_instance: dict[str, VerifierSession] = {}
         self._descriptions: dict[str, asyncio.Task[bool]] = {}
@@ -156,13 +156,13 @@ class VerifierSessions:
             instance = link.instance_id
             if max_count <= 0 or link.description is None or instance in self.by_instance:
                 continue
-            lease = await self._leases.claim(instance)
+            lease = await self._shared.store.claim(instance)
             if isinstance(lease, str):
                 link.holder = lease
                 continue
             max_count -= 1
             session = self.by_instance[instance] = VerifierSession(self._shared, link, lease)
-            link.holder = self._leases.gateway_id
+            link.holder = self._shared.store.gateway_id
             log.info("driving the verifier at %s, fence %d", link.address, lease.fence)
             begun.append(self._in_background(self._start(session, strict)))
         if strict:
@@ -172,16 +172,16 @@ class VerifierSessions:
         """Claim a lost lease again; without success, end the session."""
         if instance_id not in self.by_instance:
             return
-        lease = await self._leases.claim(instance_id)
+        lease = await self._shared.store.claim(instance_id)
         session = self.by_instance.get(instance_id)  # meanwhile it may have ended, or have a successor
         if isinstance(lease, str):
-            if session is not None and lease != self._leases.gateway_id:
+            if session is not None and lease != self._shared.store.gateway_id:
                 self.start_closing(session)
                 session.link.holder = lease
         elif session is not None:
             session.continue_with(lease)
         else:
-            await self._leases.release(lease)
+            await self._shared.store.release(lease)
 
     def close_stopped(self) -> bool:
         """Start closing sessions with ended loops; return whether any loop has ended."""
@@ -231,7 +231,7 @@ class VerifierSessions:
     async def _end(self, session: VerifierSession) -> None:
         try:
             await session.end()
-            await self._leases.release(session.lease)
+            await self._shared.store.release(session.lease)
         except UnavailableError as error:
             log.warning(
                 "the lease of the verifier at %s is not released and will expire: %s",

@@ -59,7 +59,7 @@ class Gauges:
         sessions, lease_manager = list(self._sessions), self._lease_manager
         ready: dict[str, bool] = {}
         for session in sessions:
-            for service in session.loop.pool.services:
+            for service in session.loop.pool.records:
                 ready[service.address] = service.description is not None or ready.get(service.address, False)
         return SystemView(
             running=sum(session.loop.scheduler.running for session in sessions),

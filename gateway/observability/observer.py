@@ -134,7 +134,7 @@ class Observer:
 
     def _count_services(self, pool: SpeculatorPool) -> None:
         speculation = self.metrics.steps.speculation
-        for service in pool.services:
+        for service in pool.records:
             if statistics := service.statistics:
                 counts = statistics.take()
                 left_out = {pool.names[number]: count for number, count in counts.quarantines.items()}

@@ -8,7 +8,7 @@ request that causes the fault ends.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.events import Events, TraceOfStep
 from gateway.session.constraints import Constraints
@@ -17,16 +17,7 @@ from gateway.session.releases import Releases
 from gateway.session.token_stream import TokenStream
 from gateway.session.verifier import Verdicts, VerifierClient
 from gateway.store.records import Record
-from specinfer.engine.step import (
-    Answer,
-    AskDrafts,
-    AskVerdicts,
-    Committed,
-    Drafted,
-    StepMachine,
-    StepPlan,
-    Verified,
-)
+from specinfer.engine.step import Committed, StepMachine, StepPlan, Verified
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.planning.choice import PLAIN
 from specinfer.planning.feedback import FinishedStep
@@ -37,6 +28,7 @@ from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
 from specinfer.system.log_lines import LogPace
+from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
@@ -202,34 +194,21 @@ class SessionLoop:
     async def _decode(self, plan: StepPlan, trace: TraceOfStep | None) -> list[Committed]:
         """Run a step: ask speculators for drafts and the verifier for verdicts."""
         traceparent = trace.traceparent if trace is not None else ""
-        decoding = self.machine.decode(plan)
-        question = next(decoding)
-        try:
-            while True:
-                if isinstance(question, AskDrafts):
-                    answer: Answer = await self._drafted(plan, traceparent)
-                else:
-                    answer = await self._verified(question, traceparent)
-                question = decoding.send(answer)
-        except StopIteration as done:
-            committed: list[Committed] = done.value
+        running = self.machine.begin(plan)
+        drafts, times = await self.pool.draft(plan.entries, plan.choice.speculators, traceparent)
+        if drafts:
+            self._constraints.match([entry.state for entry in plan.entries])
+        committed = running.commit(await self._verified(plan, running.merge(drafts, times), traceparent))
         self.steps += len(committed)
         return committed
 
-    async def _drafted(self, plan: StepPlan, traceparent: str) -> Drafted:
-        """Request drafts from the planned speculators outside the verifier's process."""
-        chosen = plan.choice.speculators
-        drafts, times = await self.pool.draft(plan.entries, chosen, traceparent)
-        if not drafts:
-            return Drafted({}, times, merged_by_host=True)
-        self._constraints.match([entry.state for entry in plan.entries])
-        return Drafted(drafts, times)
-
-    async def _verified(self, question: AskVerdicts, traceparent: str) -> list[Verified]:
+    async def _verified(
+        self, plan: StepPlan, trees: Mapping[str, TokenTree], traceparent: str
+    ) -> list[Verified]:
         """Return verdicts of a step, and of its grant's further steps."""
-        entries, trees = question.plan.entries, question.trees
+        entries = plan.entries
         wanted = self.pool.wanted(entries)
-        order = self.pool.order(entries, question.plan.choice, bool(trees), wanted, not traceparent)
+        order = self.pool.order(entries, plan.choice, bool(trees), wanted, not traceparent)
         answers = await self.verifier.verify(entries, trees, traceparent, wanted, order)
         self._outage.over(self._clock())
         self.pool.keep(wanted, answers[0].trees, answers[0].by_request)

@@ -14,7 +14,7 @@ from gateway.api.watch.watches import Watches
 from gateway.events import Events
 from gateway.session.publish import Publisher, RequestRun, Unsent
 from gateway.session.token_stream import TokenStream, TokenStreams
-from gateway.store.requests import RequestStore, Written
+from gateway.store.protocol import Store, Written
 from specinfer.errors import UnavailableError
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
@@ -49,7 +49,7 @@ class Persistence:
     def __init__(
         self,
         scheduler: Scheduler,
-        store: RequestStore,
+        store: Store,
         token_streams: TokenStreams,
         events: Events,
         names: Sequence[str],

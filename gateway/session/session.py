@@ -23,9 +23,8 @@ from gateway.session.persist import Persistence
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.session.verifier import VerifierClient, pass_curve
 from gateway.settings import GatewaySettings
-from gateway.store.leases import VerifierLease
+from gateway.store.protocol import Store, VerifierLease
 from gateway.store.records import Record
-from gateway.store.requests import RequestStore
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.learned import LearnedPlanner, LinearModel, TextMatches
@@ -53,7 +52,7 @@ class Shared:
     settings: GatewaySettings
     tokenizer: Tokenizer
     events: Events
-    store: RequestStore
+    store: Store
     token_streams: TokenStreams
     constraints: Constraints
     watches: Watches

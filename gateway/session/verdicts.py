@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from specinfer.errors import MalformedTreeError
 from specinfer.request.statuses import EntryStatus, LogprobRow
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.tree import TokenTree, check_tree
 from specinfer.v1 import common_pb2, verifier_pb2
@@ -20,7 +21,7 @@ def sound_verdicts(
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
     wanted: WantedOutputs = NOTHING_WANTED,
-) -> dict[str, VerdictEntry]:
+) -> dict[str, Verdict]:
     """Return by request id the verdict, or an error if inconsistent.
 
     Args:
@@ -30,7 +31,7 @@ def sound_verdicts(
         vocab_size: exclusive upper bound of the bonus token.
         wanted: requested outputs of the target.
     """
-    verdicts: dict[str, VerdictEntry] = {}
+    verdicts: dict[str, Verdict] = {}
     for index, entry in enumerate(entries):
         if index >= len(answers):
             verdicts[entry.request_id] = _error("the verifier did not answer this entry")
@@ -39,7 +40,7 @@ def sound_verdicts(
         wrong = _contradiction(entry, tree, answers[index], vocab_size)
         nodes = len(tree) if tree is not None else 0
         wrong = wrong or wanted.contradiction(entry.request_id, nodes, answers[index])
-        verdicts[entry.request_id] = _error(wrong) if wrong else _verdict(entry, answers[index])
+        verdicts[entry.request_id] = _error(wrong) if wrong else _decoded(entry, nodes, answers[index])
     return verdicts
 
 
@@ -48,13 +49,13 @@ def made_trees(
     sent: Mapping[str, TokenTree],
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
-) -> tuple[dict[str, TokenTree], dict[str, VerdictEntry]]:
+) -> tuple[dict[str, TokenTree], dict[str, Verdict]]:
     """Return each request's verified tree, and an error for each invalid tree.
 
     A verified tree is the tree in the verifier's answer, else the sent tree, else only a root (plain decoding).
     """
     made: dict[str, TokenTree] = {}
-    broken: dict[str, VerdictEntry] = {}
+    broken: dict[str, Verdict] = {}
     for entry, answer in zip(entries, answers, strict=False):
         request_id = entry.request_id
         if answer.request_id == request_id and answer.HasField("tree"):
@@ -69,7 +70,7 @@ def made_trees(
     return made, broken
 
 
-def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, VerdictEntry]) -> list[StepEntry]:
+def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, Verdict]) -> list[StepEntry]:
     """Return entries of a grant's next step; [] after the grant's end.
 
     The grant ends with a step in which a verdict is not OK.
@@ -132,8 +133,9 @@ def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
     return [parents[node] for node in nodes] == [0, *nodes[:-1]]
 
 
-def _verdict(entry: StepEntry, answer: verifier_pb2.Verdict) -> VerdictEntry:
-    return VerdictEntry(
+def _decoded(entry: StepEntry, nodes: int, answer: verifier_pb2.Verdict) -> Verdict:
+    k = len(answer.top_k_token_ids) // max(nodes, 1)
+    return Verdict(
         EntryStatus(answer.status),
         answer.message,
         tuple(answer.accepted_nodes),
@@ -142,7 +144,9 @@ def _verdict(entry: StepEntry, answer: verifier_pb2.Verdict) -> VerdictEntry:
         answer.cached_len,
         answer.features_start,
         answer.features,
-        tuple(answer.top_k_token_ids),
+        tuple(
+            [tuple(answer.top_k_token_ids[place * k : (place + 1) * k]) for place in range(nodes if k else 0)]
+        ),
         answer.finished,
         answer.cached_tokens,
     )
@@ -155,5 +159,5 @@ def _logprobs(answer: verifier_pb2.Verdict, top: int) -> tuple[LogprobRow, ...]:
     return tuple([LogprobRow(*row) for row in zip(answer.logprobs, tops, strict=True)])
 
 
-def _error(message: str) -> VerdictEntry:
-    return VerdictEntry(EntryStatus.ERROR, message)
+def _error(message: str) -> Verdict:
+    return Verdict(EntryStatus.ERROR, message)

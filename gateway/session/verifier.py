@@ -10,9 +10,10 @@ from gateway.session.verdicts import following_entries, made_trees, sound_verdic
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.remote.description import scope_of
-from specinfer.remote.drafts import add_references
+from specinfer.remote.draft_codec import add_references
 from specinfer.remote.resident import NO_ORDER, HostOrder
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.service.stream import Channel, MessageStream
 from specinfer.tree import TokenTree
@@ -65,7 +66,7 @@ _SLOW = 20
 
 
 class Verdicts(NamedTuple):
-    by_request: dict[str, VerdictEntry]
+    by_request: dict[str, Verdict]
     trees: dict[str, TokenTree]
     """Verified trees by request id."""
     compute_s: float

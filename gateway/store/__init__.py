@@ -1,4 +1,4 @@
-"""Store requests and leases in Redis, by scripts (docs/protocol.md, Ownership).
+"""Store requests and leases: in Redis (docs/protocol.md, Ownership), or in SQLite.
 
-No code outside this package uses Redis.
+No code outside this package uses Redis or SQLite.
 """

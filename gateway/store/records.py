@@ -1,4 +1,4 @@
-"""Encode and decode requests for Redis. Pure.
+"""Encode and decode requests for the stores. Pure.
 
 Content is JSON; tokens and log-probabilities are text in fields of fixed width.
 """
@@ -20,7 +20,7 @@ from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A request as stored in Redis."""
+    """A request as stored."""
 
     request: GenerationRequest
     idempotency_key: str
@@ -126,7 +126,7 @@ def _token_logprobs(words: Sequence[str]) -> LogprobRow:
     return LogprobRow(float(words[0]), tuple((int(token), float(value)) for token, value in pairs))
 
 
-def encode_progress(item: Progress, names: Sequence[str]) -> list[object]:
+def encode_progress(item: Progress, names: Sequence[str]) -> list[Any]:
     """Encode a request's new tokens and ending for `append.lua`.
 
     `names[i]` is the name of speculator i.
@@ -151,7 +151,7 @@ _DAMAGED = (ValueError, TypeError, LookupError, InvalidInputError)
 
 
 def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprobs: str, now: float) -> Record:
-    """Decode a record's fields; `now` is Redis's clock in seconds."""
+    """Decode a record's fields; `now` is the store's clock in seconds."""
     try:
         request = decode_content(request_id, values["content"])
         return Record(
@@ -188,4 +188,4 @@ def read_glimpse(
 
 
 def _unreadable(request_id: str, error: Exception) -> FaultError:
-    return FaultError(f"request {request_id} cannot be read from Redis", error)
+    return FaultError(f"request {request_id}: its stored record cannot be read", error)

@@ -1,81 +1,37 @@
-"""Draft with EAGLE-3: a decoder layer over the target's hidden states."""
+"""Draft with EAGLE-3 or MTP: one pass of the draft's layer per level of the tree."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
+from typing import Self
 
 import torch
 
-from specinfer.drafters import DrafterOptions
-from specinfer.drafters.checkpoint import load_trained
-from specinfer.drafters.feature_rows import FeatureRowsDrafter
+from specinfer.drafters.feature_rows import FeatureRowsDrafter, RowRunner
 from specinfer.drafters.published.eagle3 import EagleSource
-from specinfer.drafters.ssm import runner_options, shape_of
+from specinfer.drafters.published.mtp import MtpSource
 from specinfer.errors import SettingError
-from specinfer.model.batch import Batch, Segment, flatten
-from specinfer.model.cache.kv_cache import KVStorage, PagedKVCache
+from specinfer.model.batch import Segment, flatten
+from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import blocks_for
-from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.options import DTYPES, RunnerOptions
-from specinfer.model.weights.families import EMBEDDING, open_weights
+from specinfer.model.weights.families import EMBEDDING
 from specinfer.tree import TokenTree, TreeLimits
 
 
-class RowModel(KVStorage, Protocol):
-    """Draft layer; each row reads a hidden state and the next token."""
-
-    def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Map target states [T, layers, hidden] to rows' inputs [T, hidden]."""
-
-    def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows' outputs [T, hidden], hidden states of their children."""
-
-    def logits(self, outs: torch.Tensor) -> torch.Tensor:
-        """Return the logits [R, draft vocabulary] in float32."""
-
-
-class EagleRunner:
-    """Grow trees for a batch. Not thread-safe."""
-
-    def __init__(self, model: RowModel | NativeEagle, num_blocks: int) -> None:
-        self._model, self.cache = model, PagedKVCache(num_blocks, model)
-
-    @classmethod
-    def build(cls, weights: EagleWeights, options: RunnerOptions) -> "EagleRunner":
-        """Combine layer and cache."""
-        if options.executor not in ("auto", "native", "torch"):
-            raise SettingError(
-                "executor", options.executor, "must be native, torch or auto for an EAGLE layer"
-            )
-        dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
-        whole = {**weights.tensors, EMBEDDING: weights.embedding}
-        backend, in_format = backend_and_weights(weights.config, whole, options)
-        if backend.name == "native":
-            return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
-        return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
+class LevelsRunner(RowRunner):
+    """Grow trees with one pass of the layer per level."""
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return the number of cache rows that a growing tree needs."""
         return shape.scored_nodes(limits)
 
     @torch.inference_mode()
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree, in order.
-
-        Rows of nodes are dropped afterwards. Callers must have reserved `rows_ahead` rows.
-        """
-        if isinstance(self._model, NativeEagle):
-            trees = self._model.grow(tasks, shape, token_ids)
-            for item in tasks:
-                self.cache.append(item.task.sequence, item.task.delta)
-                self.cache.trim(item.task.sequence)
-            return trees
         passes = _Passes(self._model, self.cache, tasks)
         try:
             return ReferenceGrowth(passes.forward, shape, token_ids).grow([item.task for item in tasks])
@@ -87,7 +43,7 @@ class EagleRunner:
 class _Passes:
     """Runs the layer in torch over new context, then over tree levels."""
 
-    def __init__(self, model: RowModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
+    def __init__(self, model: DraftStack, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
         self._model, self._cache = model, cache
         self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
         self._outs: dict[int, list[torch.Tensor]] = {}
@@ -119,27 +75,55 @@ class _Passes:
         return torch.stack([outs[parent + 1] for parent in segment.parents])
 
 
-class EagleDrafter(FeatureRowsDrafter):
-    """Draft with a trained EAGLE-3 layer."""
+def check_eagle(options: RunnerOptions) -> None:
+    """Check the options for running an EAGLE layer."""
+    if options.executor not in ("auto", "native", "torch"):
+        raise SettingError("executor", options.executor, "must be native, torch or auto for an EAGLE layer")
+
+
+class EagleRunner(LevelsRunner):
+    """Grow trees of EAGLE in torch, or in one call of the kernels."""
+
+    def __init__(self, model: DraftStack | NativeEagle, num_blocks: int) -> None:
+        self._native = model if isinstance(model, NativeEagle) else None
+        if not isinstance(model, NativeEagle):
+            super().__init__(model, num_blocks)
+        self.cache = PagedKVCache(num_blocks, model)
 
     @classmethod
-    def from_options(cls, options: DrafterOptions) -> "EagleDrafter":
-        """Load a checkpoint in the `speculators` format."""
-        shape = shape_of(options)
-        trained = load_trained(options, EagleSource)
-        eagle, config, embedding = trained.draft, trained.config, trained.draft.embedding
-        if embedding is None:
-            embedding = open_weights(trained.target, config)[EMBEDDING]
-        layer_config = eagle.shape or config
-        shape_of_layer = replace(
-            layer_config, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False
-        )
-        weights = EagleWeights(shape_of_layer, eagle.tensors, embedding, eagle.norm_before_residual)
-        runner = EagleRunner.build(weights, runner_options(options))
-        description = replace(
-            trained.description,
-            feature_layers=eagle.layers,
-            feature_size=config.hidden_size,
-            max_context_len=min(config.max_positions, layer_config.max_positions),
-        )
-        return cls(runner, description, shape, eagle.token_ids)
+    def build(cls, weights: DraftWeights, options: RunnerOptions) -> Self:
+        check_eagle(options)
+        whole = {**weights.tensors, EMBEDDING: weights.embedding}
+        backend, in_format = backend_and_weights(weights.config, whole, options)
+        if backend.name != "native":
+            return super().build(weights, options)
+        dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
+        return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
+
+    @torch.inference_mode()
+    def grow(
+        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        if self._native is None:
+            return super().grow(tasks, shape, token_ids)
+        trees = self._native.grow(tasks, shape, token_ids)
+        for item in tasks:
+            self.cache.append(item.task.sequence, item.task.delta)
+            self.cache.trim(item.task.sequence)
+        return trees
+
+
+class EagleDrafter(FeatureRowsDrafter):
+    """Draft with an EAGLE-3 layer."""
+
+    kind, runner = EagleSource, EagleRunner
+
+    @classmethod
+    def check(cls, options: RunnerOptions) -> None:
+        check_eagle(options)
+
+
+class MtpDrafter(FeatureRowsDrafter):
+    """Draft with an MTP layer."""
+
+    kind, runner = MtpSource, LevelsRunner

@@ -4,35 +4,51 @@ Hidden states arrive one step after their tokens. A request gets no draft while 
 gap in the states, the request's cached rows are dropped, and new rows start after the gap.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 
-from specinfer.drafters import DrafterDescription, DraftJob, Features
-from specinfer.drafters.ssm import growth_task
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
+from specinfer.drafters.checkpoint import load_trained
+from specinfer.drafters.growth import growth_task, runner_options, shape_of
+from specinfer.drafters.published.tensors import PublishedSource
 from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.cache.kv_cache import PagedKVCache
-from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.eagle_layer import EagleTask
+from specinfer.model.cache.sequence import KVSequence, blocks_for
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.options import DTYPES, RunnerOptions, check_torch
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 
-class RowRunner(Protocol):
-    """Runs a draft layer: reads new context rows and grows trees."""
+class RowRunner(ABC):
+    """Reads new context rows with a draft's layers, and grows trees. Not thread-safe."""
 
-    cache: PagedKVCache
+    def __init__(self, model: DraftStack, num_blocks: int) -> None:
+        self._model, self.cache = model, PagedKVCache(num_blocks, model)
 
+    @classmethod
+    def build(cls, weights: DraftWeights, options: RunnerOptions) -> Self:
+        """Combine layers and cache."""
+        blocks = blocks_for(options.kv_tokens)
+        return cls(DraftStack(weights, DTYPES[options.dtype], options.device, blocks), blocks)
+
+    @abstractmethod
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
         """Return the number of temporary cache rows that a growing tree needs."""
 
+    @abstractmethod
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree, in order."""
+        """Read every task's new rows and grow its tree, in order.
+
+        Temporary rows are dropped afterwards. Callers must have reserved `rows_ahead` rows.
+        """
 
 
 @dataclass(slots=True)
@@ -51,6 +67,9 @@ class _CachedContext:
 class FeatureRowsDrafter:
     """Draft with a checkpoint of one kind."""
 
+    kind: ClassVar[type[PublishedSource]]
+    runner: ClassVar[type[RowRunner]]
+
     def __init__(
         self,
         runner: RowRunner,
@@ -62,6 +81,26 @@ class FeatureRowsDrafter:
         self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         self._token_ids = token_ids.to(torch.int32)
         self._cached: dict[str, _CachedContext] = {}
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> Self:
+        """Load a checkpoint."""
+        shape, run_as = shape_of(options), runner_options(options)
+        cls.check(run_as)
+        trained = load_trained(options, cls.kind)
+        weights, config = trained.draft.weights, trained.config
+        description = replace(
+            trained.description,
+            feature_layers=tuple(sorted(weights.layers)),
+            feature_size=config.hidden_size,
+            max_context_len=min(config.max_positions, weights.config.max_positions),
+        )
+        return cls(cls.runner.build(weights, run_as), description, shape, trained.draft.token_ids)
+
+    @classmethod
+    def check(cls, options: RunnerOptions) -> None:
+        """Check the options before a checkpoint is read."""
+        check_torch(options, f"a draft of {cls.kind.algorithm}")
 
     @property
     def description(self) -> DrafterDescription:

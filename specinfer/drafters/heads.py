@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.checkpoint import load_trained
+from specinfer.drafters.growth import growth_task, runner_options, shape_of
 from specinfer.drafters.heads_layers import (
     BlockwiseSource,
     Heads,
@@ -25,12 +26,11 @@ from specinfer.drafters.heads_layers import (
     MedusaSource,
     tensors_of_target,
 )
-from specinfer.drafters.ssm import growth_task, shape_of
-from specinfer.errors import SettingError, SpecInferError
+from specinfer.errors import SpecInferError
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.levels import grow_edges, grow_levels
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.options import DTYPES, RunnerOptions, check_numbers
+from specinfer.model.options import DTYPES, RunnerOptions, check_torch
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import open_weights
@@ -52,9 +52,7 @@ class HeadsRunner:
         options: RunnerOptions,
     ) -> "HeadsRunner":
         """Combine the heads with tensors of their target."""
-        if options.executor not in ("auto", "torch"):
-            raise SettingError("executor", options.executor, "must be torch or auto for heads")
-        check_numbers(options, "heads are stored")
+        check_torch(options, "heads", "are")
         dtype = DTYPES[options.dtype]
         kind, markov = type(source), source.markov
         tensors = {**source.tensors, **tensors_of_target(kind, config, target, source.token_ids, markov)}
@@ -80,7 +78,11 @@ class HeadsRunner:
         markov = self._heads.markov
         if markov is not None:
             return grow_edges(
-                tasks, levels, lambda ids: markov(ids.to(self._device)).float(), shape, token_ids
+                tasks,
+                levels,
+                lambda _, owners, ids, states: (markov(ids.to(self._device)).float(), None),
+                shape,
+                token_ids,
             )
         return [
             grow_levels(task, [rows[i] for rows in levels], shape, token_ids) for i, task in enumerate(tasks)
@@ -105,8 +107,8 @@ class HeadsDrafter:
         """Load a checkpoint of this kind."""
         shape, trained = shape_of(options), load_trained(options, cls.kind)
         config, heads = trained.config, trained.draft
-        run_as = RunnerOptions(options.dtype, options.device, options.weights, executor=options.executor)
-        runner = HeadsRunner.build(heads, config, open_weights(trained.target, config), run_as)
+        target = open_weights(trained.target, config)
+        runner = HeadsRunner.build(heads, config, target, runner_options(options))
         description = replace(
             trained.description, feature_layers=(config.layers,), feature_size=config.hidden_size
         )

@@ -12,8 +12,9 @@ import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.checkpoint import load_trained
-from specinfer.drafters.vocabulary import TrafficVocabulary
-from specinfer.errors import ExhaustedError, SettingError, SpecInferError
+from specinfer.drafters.growth import growth_task, runner_options, shape_of
+from specinfer.drafters.vocabulary import TrafficVocabulary, drafted_tokens
+from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
@@ -23,9 +24,8 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.source import is_draft_checkpoint
-from specinfer.request.sampling import GREEDY
 from specinfer.text.tokenizer import tokenizer_facts
-from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,6 @@ _SWAPPED_AT_ONCE = 16
 """Number of missing tokens that causes a replacement of the head's rows."""
 _CATCH_UP = 1024
 """Maximum context tokens of a request read in one step."""
-_DRAFT_FORMAT = "q8_0"
-"""Weight format of `auto` for a checkpoint without block formats."""
-PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
-"""Values of the option `proposal`: kinds of children for sampled requests."""
 
 
 class SsmDrafter:
@@ -150,66 +146,8 @@ class SsmDrafter:
         return growth_task(self._shape, job, sequence, delta, limits)
 
 
-_SMALL = 1.5
-"""Minimum ratio of vocabulary to draft vocabulary for trimming a head."""
-
-
-def drafted_tokens(directory: Path, max_count: int) -> tuple[int, ...]:
-    """Return the tokens that a whole model drafts, ascending; empty for all.
-
-    A tokenizer's first merges are those of the most frequent pairs, so its lowest ids are its most frequent tokens.
-    Added tokens, which end answers and mark calls, are drafted as well.
-
-    Args:
-        directory: directory of the model.
-        max_count: maximum number of tokens to draft; 0: all.
-    """
-    size = load_config(directory).vocab_size
-    if not max_count or size <= _SMALL * max_count:
-        return ()
-    added = {token for token in tokenizer_facts(directory).added_ids if token < size}
-    frequent = [token for token in range(max_count) if token not in added][: max(max_count - len(added), 0)]
-    return tuple(sorted({*frequent, *added}))
-
-
 def load_trimmed(directory: Path, options: RunnerOptions, token_ids: tuple[int, ...]) -> ModelRunner:
     """Load a model whose head has only the rows of these tokens."""
     if token_ids and not is_checked(directory, options):
         load_checked(directory, options)
     return load_checked(directory, replace(options, token_ids=token_ids))
-
-
-def growth_task(
-    shape: GrowthShape,
-    job: DraftJob,
-    sequence: KVSequence,
-    delta: Sequence[int],
-    limits: TreeLimits,
-    offset: int = 0,
-) -> GrowthTask:
-    """Return a job's growth task, seeded for the drafter's or target's draws."""
-    if shape.draws(job.sampling):
-        sampling = replace(job.sampling, seed=job.draw_seed)
-        return GrowthTask(sequence, delta, limits, sampling, offset=offset)
-    if job.sees_noise or job.sampling.greedy:
-        return GrowthTask(sequence, delta, limits, job.sampling, offset=offset)
-    return GrowthTask(sequence, delta, limits, GREEDY, blind=job.sampling.temperature, offset=offset)
-
-
-def runner_options(options: DrafterOptions) -> RunnerOptions:
-    """Return the options for loading and running a drafter's model."""
-    return RunnerOptions.of(options, numbers_as=_DRAFT_FORMAT)
-
-
-def shape_of(options: DrafterOptions) -> GrowthShape:
-    """Read the options of tree growth."""
-    if options.proposal not in PROPOSALS:
-        raise SettingError("proposal", options.proposal, f"must be one of {', '.join(PROPOSALS)}")
-    expansion = ExpansionVector.parse(options.expansion) if options.expansion else None
-    return GrowthShape(
-        expansion=expansion,
-        beam=options.beam,
-        deepest=options.depth,
-        min_path_probability=options.min_path_probability,
-        kind=PROPOSALS[options.proposal],
-    )

@@ -2,6 +2,31 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from specinfer.model.weights.config_files import load_config
+from specinfer.text.tokenizer import tokenizer_facts
+
+_SMALL = 1.5
+"""Minimum ratio of vocabulary to draft vocabulary for trimming a head."""
+
+
+def drafted_tokens(directory: Path, max_count: int) -> tuple[int, ...]:
+    """Return the tokens that a whole model drafts, ascending; empty for all.
+
+    A tokenizer's first merges are those of the most frequent pairs, so its lowest ids are its most frequent tokens.
+    Added tokens, which end answers and mark calls, are drafted as well.
+
+    Args:
+        directory: directory of the model.
+        max_count: maximum number of tokens to draft; 0: all.
+    """
+    size = load_config(directory).vocab_size
+    if not max_count or size <= _SMALL * max_count:
+        return ()
+    added = {token for token in tokenizer_facts(directory).added_ids if token < size}
+    frequent = [token for token in range(max_count) if token not in added][: max(max_count - len(added), 0)]
+    return tuple(sorted({*frequent, *added}))
 
 
 class TrafficVocabulary:

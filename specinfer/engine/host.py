@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specinfer.engine.jobs import as_asked, job_of, verdict_of
 from specinfer.engine.local_pool import FEATURE_BYTES, LocalPool, MemberCounts
 from specinfer.errors import FaultError
 from specinfer.planning.calibration import Calibration
@@ -24,14 +23,15 @@ from specinfer.planning.feedback import Drafts
 from specinfer.planning.step_report import DraftTime
 from specinfer.planning.trees import give_matchers, trees_to_verify
 from specinfer.request.statuses import EntryStatus
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.text.constraints.compiler import Compiler
 from specinfer.tree import TokenTree
 from specinfer.tree.cut import Keeps
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.features import NO_FEATURES, with_layers
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import VerifyJob
 
 log = logging.getLogger(__name__)
 _NO_TREES: Mapping[str, TokenTree] = MappingProxyType({})
@@ -70,8 +70,6 @@ class HostStep:
     trees: Mapping[str, TokenTree]
     """Verified trees by request id."""
     drafts: Drafts
-    outcomes: Sequence[VerifyOutcome]
-    """One outcome per entry, in order, with all requested outputs."""
     draft_times: Sequence[DraftTime]
     drafted: Mapping[int, MemberCounts]
     """Counts of this process's drafts, by the drafter's number."""
@@ -81,7 +79,8 @@ class HostStep:
     """Seconds of drafting and merging."""
     verify_s: float
     """Seconds of passes and acceptance."""
-    verdicts: Mapping[str, VerdictEntry]
+    verdicts: Mapping[str, Verdict]
+    """One verdict per entry, in order, with the outputs that the caller wants."""
 
     @property
     def pass_s(self) -> float:
@@ -116,18 +115,18 @@ class Host:
         jobs = [
             job_of(entry, trees.get(entry.request_id), plan.asked, local_wanted) for entry in plan.entries
         ]
-        outcomes = self.verifier.verify(jobs)
-        self._keep_outputs(outcomes, trees, local_wanted)
+        made = self.verifier.verify(jobs)
+        verdicts = {job.request_id: verdict for job, verdict in zip(jobs, made, strict=True)}
+        self._keep_outputs(verdicts, trees, local_wanted)
         if plan.asked is not NOTHING_WANTED or local_wanted is not NOTHING_WANTED:
-            kept = self.verifier.runner.features.layers
-            outcomes = [as_asked(made, plan.asked, kept) for made in outcomes]
+            verdicts = {name: self._narrowed(name, made, plan.asked) for name, made in verdicts.items()}
         done = self._clock()
         return HostStep(
-            *(plan, jobs, trees, drafts, outcomes, times, self.pool.counts),
+            *(plan, jobs, trees, drafts, times, dict(self.pool.counts)),
             list(self.verifier.passes),
             drafted - started,
             done - drafted,
-            {outcome.request_id: verdict_of(outcome) for outcome in outcomes},
+            verdicts,
         )
 
     def run(
@@ -183,7 +182,7 @@ class Host:
 
         If drafting fails, the step decodes plainly.
         """
-        self.pool.counts = {}
+        self.pool.counts.clear()
         drafted_entries = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
         trees = {name: plan.given[name] for name in plan.verbatim if name in plan.given}
         given = {name: tree for name, tree in plan.given.items() if name not in plan.verbatim}
@@ -210,22 +209,28 @@ class Host:
         self.verifier.runner.keep_features(layers)
 
     def _keep_outputs(
-        self, outcomes: Sequence[VerifyOutcome], trees: Mapping[str, TokenTree], local_wanted: WantedOutputs
+        self, verdicts: Mapping[str, Verdict], trees: Mapping[str, TokenTree], local_wanted: WantedOutputs
     ) -> None:
         """Store the outputs of the target that the next drafts read."""
-        if local_wanted.features.since or local_wanted.top_k:
-            verdicts = {outcome.request_id: self._own_outputs(outcome, local_wanted) for outcome in outcomes}
-            self.pool.keep(local_wanted, trees, verdicts)
+        since = local_wanted.features.since
+        if not since and not local_wanted.top_k:
+            return
+        own = dict[str, Verdict]()
+        for name, verdict in verdicts.items():
+            span = NO_FEATURES
+            if name in since and verdict.status is EntryStatus.OK:
+                span = self.verifier.features(name, since[name], FEATURE_BYTES)
+            made = replace(verdict, features_start=span.start, features=span.data)
+            own[name] = self._narrowed(name, made, local_wanted)
+        self.pool.keep(local_wanted, trees, own)
 
-    def _own_outputs(self, outcome: VerifyOutcome, local_wanted: WantedOutputs) -> VerdictEntry:
-        """Return a verdict with the outputs that this process's drafters read."""
-        request_id = outcome.request_id
-        since, span = local_wanted.features.since.get(request_id), NO_FEATURES
-        if since is not None and outcome.status is EntryStatus.OK:
-            span = self.verifier.features(request_id, since, FEATURE_BYTES)
-            span = with_layers(span, self.verifier.runner.features.layers, local_wanted.features.layers)
-        k = local_wanted.top_k.get(request_id, 0)
-        return verdict_of(replace(outcome, top_k=tuple([row[:k] for row in outcome.top_k])), span)
+    def _narrowed(self, request_id: str, verdict: Verdict, wanted: WantedOutputs) -> Verdict:
+        """Return a verdict with only the target's outputs that `wanted` names."""
+        k, runner = wanted.top_k.get(request_id, 0), self.verifier.runner
+        top_k = tuple([row[:k] for row in verdict.top_k]) if k else ()
+        layers = runner.features.layers, wanted.features.layers
+        features = with_layers(verdict.features, *layers, runner.config.hidden_size)
+        return replace(verdict, top_k=top_k, features=features)
 
     def _apply(self, step: HostStep) -> bool:
         """Append the verdicts' tokens; return whether all requests continue."""
@@ -253,3 +258,31 @@ class Host:
                 self.calibration.observe(index, draft, after)
             if len(tree) > 1:
                 self.calibration.observe_draws(tree, verdict.accepted)
+
+
+def job_of(
+    entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, local_wanted: WantedOutputs
+) -> VerifyJob:
+    """Return the verifier's job for one request of a step.
+
+    Args:
+        asked: outputs of the target that the caller wants.
+        local_wanted: outputs that the drafters of this process read.
+    """
+    state, request, starts_over = entry.state, entry.state.request, entry.base_len == 0
+    request_id = request.request_id
+    return VerifyJob(
+        request_id,
+        entry.base_len,
+        list(entry.delta),
+        tree,
+        state.sampling,
+        request.logprobs,
+        request.top_logprobs,
+        max(asked.top_k.get(request_id, 0), local_wanted.top_k.get(request_id, 0)),
+        asked.features.since.get(request_id),
+        len(request.prompt) if starts_over else 0,
+        request.constraint if starts_over else None,
+        request.caller if starts_over else "",
+        entry.read_limit,
+    )

@@ -1,25 +1,26 @@
-"""An iteration of decoding, as a generator without I/O.
+"""An iteration of decoding, without I/O.
 
-    plan(now)      -> requests, speculators and nodes of the step
-    decode(plan)   -> asks for drafts, merges them, asks for verdicts, commits them (paper, sections 3 and 4)
-    learn(step)    -> acceptance and costs, for the steps after the next one
+    plan(now)          -> requests, speculators and nodes of the step
+    begin(plan)        -> the running step: merge(drafts), then commit(verdicts) (paper, sections 3 and 4)
+    learn(step)        -> acceptance and costs, for the steps after the next one
 
-The caller answers the generator: `specinfer.llm` from a host in its process, the gateway from services over
-gRPC. Invariant: the planner's choice depends on committed tokens, earlier steps and time only, so it never
-biases the output.
+The caller drafts and verifies: `specinfer.llm` with a host in its process, the gateway with services over gRPC.
+Invariant: the planner's choice depends on committed tokens, earlier steps and time only, so it never biases the
+output.
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import PLAIN, Choice, SpeculatorSet
 from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
 from specinfer.planning.step_report import DraftTime, StepPlanner
 from specinfer.planning.trees import trees_to_verify
-from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.statistics import count_all
@@ -34,35 +35,12 @@ class StepPlan(NamedTuple):
     """Requests that left the queue for this step."""
 
 
-class AskDrafts(NamedTuple):
-    """Request for the trees of speculators outside the verifier's process."""
-
-    plan: StepPlan
-
-
-class Drafted(NamedTuple):
-    """Answer to `AskDrafts`."""
-
-    drafts: Drafts
-    times: Sequence[DraftTime] = ()
-    merged_by_host: bool = False
-    """True if the verifier's host drafts and merges all trees."""
-
-
-class AskVerdicts(NamedTuple):
-    """Request for the verifier's verdicts."""
-
-    plan: StepPlan
-    trees: Mapping[str, TokenTree]
-    """Merged trees by request id; empty if the host merges them."""
-
-
 class Verified(NamedTuple):
-    """Answer to `AskVerdicts`: one step of the verifier's host."""
+    """One step of the verifier's host."""
 
     trees: Mapping[str, TokenTree]
     """Verified trees, including the host's drafts."""
-    verdicts: Mapping[str, VerdictEntry]
+    verdicts: Mapping[str, Verdict]
     pass_s: float
     host_s: float
     """Seconds of the step at the host."""
@@ -78,10 +56,6 @@ class Committed(NamedTuple):
 
     step: FinishedStep
     progress: list[Progress]
-
-
-Answer: TypeAlias = Drafted | Sequence[Verified]
-Decoding: TypeAlias = Generator[AskDrafts | AskVerdicts, Answer, list[Committed]]
 
 
 class Pool(Protocol):
@@ -128,39 +102,14 @@ class StepMachine:
             self.paused()
         return StepPlan(choice, entries, self.scheduler.take_admitted())
 
-    def decode(self, plan: StepPlan) -> Decoding:
-        """Draft, merge, verify and commit; return the finished steps in order.
+    def begin(self, plan: StepPlan) -> "RunningStep":
+        """Start a planned step, before its drafts."""
+        return RunningStep(self, plan, self._clock)
 
-        The caller answers `AskDrafts` with `Drafted`, and `AskVerdicts` with one `Verified` per step that the host
-        ran by this plan.
-        """
-        started = self._clock()
-        drafting = yield AskDrafts(plan)
-        assert isinstance(drafting, Drafted)
-        drafted = self._clock()
-        trees = {} if drafting.merged_by_host else self._merge(plan, drafting.drafts)
-        merged = self._clock()
-        answer = yield AskVerdicts(plan, trees)
-        assert not isinstance(answer, Drafted)
-        verified = self._clock()
-        entries, committed = plan.entries, list[tuple[list[StepEntry], list[Progress]]]()
-        for step in answer:
-            if committed:
-                entries = [entry.following() for entry in entries if entry.state.finish is None]
-            progress = self.scheduler.commit(entries, step.trees, step.verdicts, self._clock())
-            committed.append((entries, progress))
-        began, done = self._last_done or started, self._clock()
-        self._last_done = done
-        times = step_times(StepTimes(began, started, drafted, merged, verified, done), answer)
-        return [
-            Committed(
-                _finished(plan.choice, entries, drafting if place == 0 else _NONE, step, when, progress),
-                progress,
-            )
-            for place, ((entries, progress), step, when) in enumerate(
-                zip(committed, answer, times, strict=True)
-            )
-        ]
+    def ended(self, now: float) -> float:
+        """Note a step's end; return the previous step's, 0 after a pause."""
+        before, self._last_done = self._last_done, now
+        return before
 
     def paused(self) -> None:
         """Exclude idle time from the next step's duration."""
@@ -169,10 +118,6 @@ class StepMachine:
     def learn(self, step: FinishedStep) -> None:
         """Learn acceptance and costs of a step, perhaps after the next plan."""
         learn(step, self.planner, self.calibration)
-
-    def _merge(self, plan: StepPlan, drafts: Drafts) -> dict[str, TokenTree]:
-        """Merge drafts (Definition 3.2) and keep the batch's most probable nodes."""
-        return trees_to_verify(plan.entries, drafts, self.calibration, plan.choice.keeps)
 
     def _choose(self, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
         """Return the planner's choice, or plain decoding after an internal fault."""
@@ -184,7 +129,66 @@ class StepMachine:
             return PLAIN
 
 
-_NONE = Drafted({})
+class RunningStep:
+    """A step between its plan and its commit; call `merge`, then `commit`."""
+
+    def __init__(self, machine: StepMachine, plan: StepPlan, clock: Callable[[], float]) -> None:
+        self._machine, self._plan, self._clock = machine, plan, clock
+        self._drafts: Drafts = {}
+        self._draft_times: Sequence[DraftTime] = ()
+        self._started = self._drafted = self._merged = clock()
+
+    def merge(self, drafts: Drafts, times: Sequence[DraftTime]) -> dict[str, TokenTree]:
+        """Merge the services' drafts (Definition 3.2); return the trees to verify.
+
+        Without drafts there are no trees: the verifier's host makes them.
+        """
+        self._drafts, self._draft_times, self._drafted = drafts, times, self._clock()
+        plan, trees = self._plan, dict[str, TokenTree]()
+        if drafts:
+            trees = trees_to_verify(plan.entries, drafts, self._machine.calibration, plan.choice.keeps)
+        self._merged = self._clock()
+        return trees
+
+    def commit(self, answer: Sequence[Verified]) -> list[Committed]:
+        """Commit each step that the host ran by this plan; return the finished steps in order."""
+        verified, machine = self._clock(), self._machine
+        entries, committed = self._plan.entries, list[tuple[list[StepEntry], list[Progress]]]()
+        for step in answer:
+            if committed:
+                entries = [entry.following() for entry in entries if entry.state.finish is None]
+            progress = machine.scheduler.commit(entries, step.trees, step.verdicts, self._clock())
+            committed.append((entries, progress))
+        done = self._clock()
+        began = machine.ended(done) or self._started
+        whole = StepTimes(began, self._started, self._drafted, self._merged, verified, done)
+        finished = list[Committed]()
+        for (entries, progress), step, times in zip(
+            committed, answer, step_times(whole, answer), strict=True
+        ):
+            finished.append(Committed(self._finished(entries, step, times, progress), progress))
+            self._drafts, self._draft_times = {}, ()  # the services drafted for the first step only
+        return finished
+
+    def _finished(
+        self, entries: Sequence[StepEntry], verified: Verified, times: StepTimes, progress: Sequence[Progress]
+    ) -> FinishedStep:
+        """Return a step's record, for learning and for statistics."""
+        proposed = dict(verified.proposed)
+        for drafts in self._drafts.values():
+            for speculator, tree in drafts:
+                proposed[speculator] = proposed.get(speculator, 0) + len(tree) - 1
+        return FinishedStep(
+            self._plan.choice,
+            entries,
+            self._drafts,
+            verified.trees,
+            verified.verdicts,
+            [*self._draft_times, *verified.draft_times],
+            verified.pass_s,
+            times,
+            count_all([item.counts for item in progress if item.counts is not None], proposed),
+        )
 
 
 def step_times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
@@ -202,29 +206,3 @@ def step_times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
         times.append(StepTimes(began, began, drafted, drafted, done, done))
         began = done
     return times
-
-
-def _finished(
-    choice: Choice,
-    entries: Sequence[StepEntry],
-    drafted: Drafted,
-    verified: Verified,
-    times: StepTimes,
-    progress: Sequence[Progress],
-) -> FinishedStep:
-    """Return a step's record, for learning and for statistics."""
-    proposed = dict(verified.proposed)
-    for drafts in drafted.drafts.values():
-        for speculator, tree in drafts:
-            proposed[speculator] = proposed.get(speculator, 0) + len(tree) - 1
-    return FinishedStep(
-        choice,
-        entries,
-        drafted.drafts,
-        verified.trees,
-        verified.verdicts,
-        [*drafted.times, *verified.draft_times],
-        verified.pass_s,
-        times,
-        count_all([item.counts for item in progress if item.counts is not None], proposed),
-    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from specinfer.engine.host import Host, HostPlan, HostStep
 from specinfer.engine.local_pool import LocalPool, MemberCounts
-from specinfer.engine.step import AskDrafts, Committed, Drafted, StepMachine, StepPlan, Verified
+from specinfer.engine.step import Committed, StepMachine, StepPlan, Verified
 from specinfer.llm.metrics import Metric, Totals, speculator_metrics
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
@@ -114,22 +114,12 @@ class LocalEngine:
 
     def _decode(self, plan: StepPlan) -> list[Committed]:
         """Run a step: the host drafts, merges and verifies."""
-        decoding = self.machine.decode(plan)
-        question, steps = next(decoding), list[HostStep]()
-        committed: list[Committed] | None = None
-        while committed is None:
-            answer: Drafted | list[Verified] = Drafted({}, merged_by_host=True)
-            if not isinstance(question, AskDrafts):
-                steps = [self.host.step(HostPlan(plan.entries, plan.choice.speculators, plan.choice.keeps))]
-                answer = [_verified(step) for step in steps]
-            try:
-                question = decoding.send(answer)
-            except StopIteration as done:  # whatever is logged within would show the requests' states
-                committed = done.value
-        self.host.conclude(steps)
-        for step in steps:
-            for number, counts in step.drafted.items():
-                self._drafted.setdefault(number, MemberCounts()).add(counts)
+        running = self.machine.begin(plan)
+        step = self.host.step(HostPlan(plan.entries, plan.choice.speculators, plan.choice.keeps))
+        committed = running.commit([_verified(step)])
+        self.host.conclude([step])
+        for number, counts in step.drafted.items():
+            self._drafted.setdefault(number, MemberCounts()).add(counts)
         return committed
 
     def _learn(self, step: FinishedStep) -> None:

@@ -72,6 +72,16 @@ def check_numbers(options: RunnerOptions, subject: str) -> None:
         )
 
 
+def check_torch(options: RunnerOptions, subject: str, verb: str = "is") -> None:
+    """Check the options of drafts that only run in torch.
+
+    `subject` and `verb` name the drafts in errors.
+    """
+    if options.executor not in ("auto", "torch"):
+        raise SettingError("executor", options.executor, f"must be torch or auto for {subject}")
+    check_numbers(options, f"{subject} {verb} stored")
+
+
 def _check_weights(options: RunnerOptions) -> None:
     chosen = find_format(options.weights)
     reasons = [chosen.fits(None, backend.name, options.dtype) for backend in candidates(options.executor)]

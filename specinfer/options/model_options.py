@@ -54,9 +54,8 @@ Weights: TypeAlias = Annotated[
     Option(
         "Format of weights: auto, the format of the model's file: the blocks of a GGUF file, --dtype for "
         "safetensors (drafts: q8_0); f32, f16, bf16: that type, not quantised; --dtype must be the same; q8_0, "
-        "q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q3_k, q2_k, iq4_nl, iq4_xs: blocks of these GGUF types on a "
-        "CPU; matrices of other types are quantised while loading, which changes the output; int8, fp8: with "
-        "the gpu executor."
+        "q5_1, q5_0, q4_1, q4_0: blocks of these GGUF types on a CPU; matrices of other types are quantised while "
+        "loading, which changes the output; int8, fp8: with the gpu executor."
     ),
 ]
 DRAFT_HELP = (

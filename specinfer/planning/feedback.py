@@ -14,7 +14,8 @@ from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import Choice
 from specinfer.planning.step_report import DraftTime, Outcomes, StepPlanner, StepReport
 from specinfer.request.statuses import EntryStatus
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.tree import TokenTree
@@ -47,7 +48,7 @@ class FinishedStep:
     """Drafts of the speculator services, without resident speculators."""
     trees: Mapping[str, TokenTree]
     """Verified trees by request id."""
-    verdicts: Mapping[str, VerdictEntry]
+    verdicts: Mapping[str, Verdict]
     draft_times: Sequence[DraftTime]
     pass_s: float
     times: StepTimes

@@ -1,16 +1,12 @@
-"""Encode messages of speculator services: descriptions, drafts, learning consent."""
+"""Encode descriptions of speculators, scopes of requests, and consent to learning."""
 
-import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.errors import ExhaustedError, FaultError, SpecInferError
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.tree import TokenTree
-from specinfer.v1 import common_pb2, speculator_pb2
-from specinfer.wire.tree_codec import encode_tree
+from specinfer.v1 import speculator_pb2
 
 
 def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | None:
@@ -33,9 +29,6 @@ def scope_of(request: GenerationRequest, by_caller: bool) -> str:
 def _number_of(caller: str) -> int:
     """Return an anonymous number for a caller, the same at every gateway."""
     return int.from_bytes(blake2b(caller.encode(), digest_size=8).digest())
-
-
-log = logging.getLogger(__name__)
 
 
 def describe(
@@ -66,20 +59,3 @@ def describe(
         target_top_k=engine.description.target_top_k,
         reads_references=engine.description.reads_references,
     )
-
-
-def encode_draft(speculator: int, draft: TokenTree | SpecInferError) -> speculator_pb2.Draft:
-    """Encode a speculator's tree, or the reason for none."""
-    if not isinstance(draft, SpecInferError):
-        try:
-            tree = encode_tree(draft)
-        except Exception as error:  # drafters are extensions: their faults must only cost their own draft
-            log.exception("speculator %d: its draft cannot be encoded and is dropped", speculator)
-            draft = FaultError("the draft cannot be encoded as a tree", error)
-        else:
-            status = common_pb2.ENTRY_STATUS_OK
-            return speculator_pb2.Draft(speculator=speculator, status=status, tree=tree)
-    # a full cache or a fault may end by the next step; other errors are permanent refusals
-    momentary = isinstance(draft, (ExhaustedError, FaultError))
-    status = common_pb2.ENTRY_STATUS_EXHAUSTED if momentary else common_pb2.ENTRY_STATUS_ERROR
-    return speculator_pb2.Draft(speculator=speculator, status=status, message=draft.for_logs)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.remote.drafts import describe_speculators, speculator_keys
 from specinfer.remote.policy import PoolPolicy
-from specinfer.remote.service import SpeculatorService
+from specinfer.remote.service import SpeculatorRecord, SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
@@ -36,15 +36,14 @@ class SpeculatorDirectory:
         """Service of each speculator by number, as written in the setting."""
         self._numbers: dict[tuple[str, str, int], int] = {}
         """Numbers by (service, name, index among equal names), common to replicas."""
-        self._present: dict[str, dict[str, SpeculatorService]] = {}
+        self._present: dict[str, dict[str, SpeculatorRecord]] = {}
         """Replicas that ever answered, by service, then by address."""
 
     async def describe(self, service: SpeculatorService) -> None:
         """Describe a service, and add its speculators to the pool."""
-        assert service.stub is not None, "residents are described by the verifier"
         self.enrol(service, await describe_speculators(service.address, service.stub))
 
-    def enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+    def enrol(self, service: SpeculatorRecord, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         """Add a service's speculators to the pool, given its description."""
         self._check(service, description)
         self._compare(service, description)
@@ -75,7 +74,7 @@ class SpeculatorDirectory:
                     log.error("%s; the service is not used", error)
                 unfit, pause = str(error), self._policy.longest_retry_s
 
-    def _check(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+    def _check(self, service: SpeculatorRecord, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         theirs, ours = description.tokenizer_fingerprint, self._policy.tokenizer_fingerprint
         if theirs and theirs != ours:
             raise IncompatibleError(
@@ -101,7 +100,7 @@ class SpeculatorDirectory:
                     f"the target has {self._policy.vocab_size}"
                 )
 
-    def _check_names(self, service: SpeculatorService, names: Sequence[str]) -> None:
+    def _check_names(self, service: SpeculatorRecord, names: Sequence[str]) -> None:
         if len(names) > _MAX_SPECULATORS:
             raise IncompatibleError(
                 f"{service.address} has {len(names)} speculators: at most {_MAX_SPECULATORS} are allowed"
@@ -130,7 +129,7 @@ class SpeculatorDirectory:
             )
 
     def _compare(
-        self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply
+        self, service: SpeculatorRecord, description: speculator_pb2.DescribeSpeculatorReply
     ) -> None:
         """Check that a service's replicas have the same speculators."""
         replicas = self._present.setdefault(service.service, {})
@@ -144,7 +143,7 @@ class SpeculatorDirectory:
                     )
         replicas[service.address] = service
 
-    def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+    def _enrol(self, service: SpeculatorRecord, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         """Number a service's speculators; store which speculators may draw."""
         names = [speculator.name for speculator in description.speculators]
         service.members = self._members(service.service, names)

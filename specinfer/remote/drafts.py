@@ -2,24 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from specinfer.errors import MalformedTreeError, ServiceChangedError, UnavailableError
-from specinfer.scheduling.entries import StepEntry
-from specinfer.scheduling.target_outputs import Predicted
 from specinfer.service.stream import MessageStream
-from specinfer.tree import TokenTree, TreeLimits, check_draft
+from specinfer.tree import TokenTree
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
-from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc, tree_pb2, verifier_pb2
-from specinfer.wire.tree_codec import decode_tree, max_bytes
+from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
+from specinfer.wire.tree_codec import max_bytes
 
 log = logging.getLogger(__name__)
 
-CONTEXT_CHUNK = 1024
-"""Maximum context tokens of a request per message."""
 DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
 CALL_S = 5.0
 """Timeout in seconds of a call that no step waits for."""
@@ -100,23 +96,6 @@ async def exchange_drafts(
     return reply
 
 
-def sound_draft(
-    message: tree_pb2.TokenTree, speculator: int, root: int, limits: TreeLimits, vocab_size: int
-) -> TokenTree:
-    """Decode and check a message's tree.
-
-    Args:
-        message: the received tree.
-        speculator: number of the speculator, set in all proposals.
-        root: the last committed token, which must be the tree's root.
-        limits: the request's limits of nodes and depth.
-        vocab_size: exclusive upper bound of token ids.
-    """
-    tree = decode_tree(message, speculator)
-    check_draft(tree, root, limits, vocab_size)
-    return tree
-
-
 @dataclass(frozen=True, slots=True)
 class TreeShare:
     """Limits of one speculator's tree for one request."""
@@ -157,25 +136,6 @@ class TreeShare:
                 raise MalformedTreeError(f"tree.{name}", count, reason)
 
 
-def sound_tree(
-    message: tree_pb2.TokenTree, speculator: int, entry: StepEntry, vocab_size: int, share: TreeShare
-) -> TokenTree:
-    """Decode a tree; check it against the request and the share."""
-    tree = sound_draft(message, speculator, entry.delta[-1], entry.limits, vocab_size)
-    share.check(tree)
-    return tree
-
-
-def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
-    if predicted is None:
-        return None
-    return speculator_pb2.TargetTopK(
-        token_ids=predicted.tree.token_ids.tolist(),
-        parents=predicted.tree.parents.tolist(),
-        top_k_token_ids=predicted.top_k.ravel().tolist(),
-    )
-
-
 async def release_at(
     address: str, stub: speculator_pb2_grpc.SpeculatorStub, request_ids: Sequence[str], client: str
 ) -> None:
@@ -187,27 +147,3 @@ async def release_at(
         await stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids, client=client), timeout=CALL_S)
     except grpc.aio.AioRpcError as error:
         log.warning("%s: Release failed, the requests expire there: %s", address, error.details())
-
-
-_MAX_TOKENS = 2**20
-"""Maximum reference tokens of a message.
-
-References take up to 3 MiB, features up to 8 MiB; a message has at most 16 MiB.
-"""
-
-
-def add_references(
-    entries: Sequence[speculator_pb2.DraftEntry] | Sequence[verifier_pb2.VerifyEntry],
-    references: Mapping[str, Sequence[Sequence[int]]],
-) -> None:
-    """Add the request's references to each entry with base_len 0.
-
-    References are hints: tokens beyond an entry's share of the message are left out.
-    """
-    starting = [entry for entry in entries if entry.base_len == 0]
-    for entry in starting:
-        left = _MAX_TOKENS // len(starting)
-        for text in references[entry.request_id]:
-            if left:
-                entry.references.add(token_ids=text[:left])
-            left -= min(left, len(text))

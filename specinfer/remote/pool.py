@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from specinfer.engine.draft_group import DraftQuery
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.choice import Choice, SpeculatorSet
 from specinfer.remote.directory import SpeculatorDirectory
@@ -23,8 +24,9 @@ from specinfer.remote.policy import PoolPolicy, UsualStepTime
 from specinfer.remote.replicas import SpeculatorReplicas
 from specinfer.remote.resident import HostOrder, ResidentDrafts, grant_of
 from specinfer.remote.round import NO_DRAFTS, DraftRound, Drafts
-from specinfer.remote.service import DraftQuery, SpeculatorService
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.remote.service import SpeculatorRecord, SpeculatorService
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
 from specinfer.tree import TokenTree
@@ -66,10 +68,14 @@ class SpeculatorPool:
 
     def host(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         """Add the verifier's resident speculators; before `connect`, with the lowest numbers."""
-        service = SpeculatorService(address, address, None, None)
-        self._directory.enrol(service, description)
-        self.services.append(service)
-        self.resident = ResidentDrafts(service)
+        resident = ResidentDrafts(address=address, service=address)
+        self._directory.enrol(resident, description)
+        self.resident = resident
+
+    @property
+    def records(self) -> list[SpeculatorRecord]:
+        """The resident speculators, if any, and all services' replicas."""
+        return [*([self.resident] if self.resident is not None else []), *self.services]
 
     async def connect(self, strict: bool = True) -> None:
         """Describe all services at once; retry unavailable ones in the background.
@@ -81,9 +87,7 @@ class SpeculatorPool:
         """
         services = await self._replicas.look()
         patience_s = CALL_S if strict else FIRST_ANSWER_S
-        answers = await describe_together(
-            [(known.address, known.stub) for known in services if known.stub is not None], patience_s
-        )
+        answers = await describe_together([(known.address, known.stub) for known in services], patience_s)
         for service, answer in zip(services, answers, strict=True):
             try:
                 if isinstance(answer, UnavailableError):
@@ -100,28 +104,28 @@ class SpeculatorPool:
     @property
     def groups(self) -> list[SpeculatorSet]:
         """Speculator numbers of each service that ever answered."""
-        return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
+        return list(dict.fromkeys(frozenset(s.members) for s in self.records if s.members))
 
     @property
     def draws(self) -> bool:
         """True if any speculator draws for sampled requests."""
-        return any(service.drawing for service in self.services)
+        return any(record.drawing for record in self.records)
 
     @property
     def read_references(self) -> bool:
         """True if any service drafts from references, even an unavailable one."""
-        return any(service.reads_references for service in self.services)
+        return any(record.reads_references for record in self.records)
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
         """Return the outputs of the target that the services need."""
-        remote = [service for service in self.services if service.stream is not None]
+        remote = self.services
         if not any(service.feature_layers or service.target_top_k for service in remote):
             return NOTHING_WANTED
         places = self._replicas.places(entries) if any(s.feature_layers for s in remote) else {}
         return self._target.wanted(entries, remote, lambda place, name: remote[place].address in places[name])
 
     def keep(
-        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, Verdict]
     ) -> None:
         """Keep the wanted outputs of verified trees."""
         if wanted is not NOTHING_WANTED:
@@ -146,7 +150,7 @@ class SpeculatorPool:
         """
         chosen, references = frozenset[int](), dict[str, Sequence[Sequence[int]]]()
         if self.resident is not None:
-            chosen = self.resident.chosen(choice.speculators)
+            chosen = self.resident.sound(choice.speculators)
             references = dict(self.resident.references(entries))
         if drafted and not chosen:
             return HostOrder(references=references)
@@ -155,10 +159,7 @@ class SpeculatorPool:
 
     def asks(self, chosen: SpeculatorSet) -> bool:
         """Return whether an available service has any of these speculators."""
-        services = [
-            service for service in self.services if service.stream is not None and service.description
-        ]
-        return any(chosen & frozenset(service.members) for service in services)
+        return any(chosen & frozenset(service.members) for service in self.services if service.available)
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
@@ -188,9 +189,7 @@ class SpeculatorPool:
             (service, asked)
             # the slowest is called first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
-            if service.stream is not None
-            and (asked := service.asked(shares.get(service.address, ()), chosen))
-            and _available(service)
+            if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
         running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
@@ -207,9 +206,7 @@ class SpeculatorPool:
         """Release requests at all services; after a failed call they expire there."""
         self._target.forget(request_ids)
         self._replicas.forget(request_ids)
-        if self.resident is not None:
-            self.resident.service.forget(request_ids)  # a release at the verifier includes its speculators
-        services = [(s.address, s.stub) for s in self.services if s.description and s.stub]
+        services = [(s.address, s.stub) for s in self.services if s.available]
         client = self._policy.client
         await asyncio.gather(*(release_at(address, stub, request_ids, client) for address, stub in services))
 
@@ -219,8 +216,7 @@ class SpeculatorPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for service in self.services:
-            if service.stream is not None:
-                service.stream.reset()
+            service.stream.reset()
 
     async def _keep_looking(self) -> None:
         """Look up names repeatedly, and describe new replicas."""

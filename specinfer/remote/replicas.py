@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from specinfer.errors import SettingError
+from specinfer.remote.drafts import DraftStream
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.entries import StepEntry
 from specinfer.service.channel import check_target, resolve, split_address
@@ -125,4 +126,5 @@ class SpeculatorReplicas:
 
 def _replica(service: str, address: str, channel: Channel) -> SpeculatorService:
     stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
-    return SpeculatorService(service, address, stub, MessageStream(address, lambda: stub.Draft()))
+    stream: DraftStream = MessageStream(address, lambda: stub.Draft())
+    return SpeculatorService(service=service, address=address, stub=stub, stream=stream)

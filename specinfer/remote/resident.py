@@ -5,13 +5,14 @@ within a grant (docs/protocol.md). Planner and statistics treat resident specula
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 from specinfer.errors import MalformedTreeError
 from specinfer.planning.choice import Choice, SpeculatorSet
 from specinfer.planning.step_report import DraftTime
-from specinfer.remote.service import SpeculatorService
+from specinfer.remote.service import SpeculatorRecord
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.v1 import speculator_pb2, verifier_pb2
@@ -40,44 +41,34 @@ class HostOrder(NamedTuple):
 NO_ORDER = HostOrder()
 
 
-class ResidentDrafts:
+@dataclass(kw_only=True)
+class ResidentDrafts(SpeculatorRecord):
     """The verifier's resident speculators, planned like those of a service."""
-
-    def __init__(self, service: SpeculatorService) -> None:
-        """Set the service object, which has no connection."""
-        self.service = service
-
-    def chosen(self, speculators: SpeculatorSet) -> SpeculatorSet:
-        """Return the chosen resident speculators, without quarantined ones."""
-        now = self.service.clock()
-        members = speculators & frozenset(self.service.members)
-        return frozenset(s for s in members if not self.service.faults.left_out(s, now))
 
     def references(self, entries: Sequence[StepEntry]) -> Mapping[str, Sequence[Sequence[int]]]:
         """Return references of requests with base_len 0; {} if no speculator uses them."""
-        if not self.service.reads_references:
+        if not self.reads_references:
             return {}
         return {entry.request_id: entry.state.request.references for entry in entries if not entry.base_len}
 
     def note(self, drafts: verifier_pb2.ResidentDrafts) -> tuple[DraftTime, dict[int, int]]:
         """Count a step's drafts; return their time, and nodes by speculator."""
-        service = self.service
         seconds, own_seconds, nodes = drafts.microseconds / 1e6, dict[int, float](), dict[int, int]()
-        for number, speculator in zip(service.members, drafts.speculators, strict=False):
+        for number, speculator in zip(self.members, drafts.speculators, strict=False):
             nodes[number] = speculator.nodes
             if speculator.microseconds:
                 own_seconds[number] = speculator.microseconds / 1e6
-                service.statistics.count("ok")
+                self.statistics.count("ok")
                 if not speculator.malformed:
-                    service.faults.note_sound(number)
+                    self.faults.note_sound(number)
             for _ in range(speculator.failed):
-                service.note_failed(number, "the reason is in the verifier's log")
+                self.note_failed(number, "the reason is in the verifier's log")
             for _ in range(speculator.malformed):
-                service.note_malformed(number, MalformedTreeError("tree", "", "dropped by the verifier"))
-        service.last_seconds = seconds
-        service.counters.answered += 1
+                self.note_malformed(number, MalformedTreeError("tree", "", "dropped by the verifier"))
+        self.last_seconds = seconds
+        self.counters.answered += 1
         rest = max(0.0, seconds - sum(own_seconds.values()))
-        members = frozenset(service.members)
+        members = frozenset(self.members)
         return DraftTime(members, own_seconds, rest, drafts.read_tokens, resident=True), nodes
 
 

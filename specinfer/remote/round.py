@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from specinfer.engine.draft_group import DraftInputs, DraftQuery, checks
 from specinfer.errors import UnavailableError
 from specinfer.planning.step_report import DraftTime, tokens_read
-from specinfer.remote.drafts import TreeShare, add_references, exchange_drafts
+from specinfer.remote.description import scope_of
+from specinfer.remote.draft_codec import add_references, decode_outcome
+from specinfer.remote.drafts import TreeShare, exchange_drafts
 from specinfer.remote.policy import PoolPolicy
-from specinfer.remote.service import DraftQuery, SpeculatorService
+from specinfer.remote.service import SpeculatorService
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
@@ -37,11 +41,16 @@ class DraftRound:
         `share` limits each speculator's tree per request; `traceparent` is sent to services.
         """
         self._step, self._policy, self._target = step, policy, target
-        self.share, self._traceparent = share, traceparent
+        self._fits, self._share, self._traceparent = checks(policy.vocab_size), share, traceparent
         self._trees: dict[str, list[tuple[int, TokenTree]]] = {}
         self._times: list[DraftTime] = []
         self.over = False
         """True once the next step has begun."""
+
+    def _check(self, tree: TokenTree, entry: StepEntry) -> None:
+        """Check a tree against its request and the share."""
+        self._fits(tree, entry)
+        self._share.check(tree)
 
     def drafts(self) -> Drafts:
         """Return copies of the answers so far, as more may arrive."""
@@ -54,7 +63,6 @@ class DraftRound:
 
     async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
         """Exchange a message with a service; add its trees and time."""
-        assert service.stream is not None, "residents are not called"
         started = self._policy.clock()
         request, features_until = self._message(service, asked)
         service.busy = True
@@ -79,16 +87,17 @@ class DraftRound:
 
         The positions, by request id, are valid once the service has accepted the message.
         """
-        max_bytes = _FEATURE_BYTES // len(asked)
-        entries = [
-            service.encode(item, self._target, max_bytes, self._policy.scoped) for item in asked.values()
-        ]
+        policy = self._policy
+        inputs = DraftInputs(
+            self._target, _FEATURE_BYTES // len(asked), lambda request: scope_of(request, policy.scoped)
+        )
+        entries = [service.encode(item, inputs) for item in asked.values()]
         if service.reads_references:
             add_references(entries, {name: it.entry.state.request.references for name, it in asked.items()})
         features, layers = self._target.features, service.feature_layers
         until = {e.request_id: features.until(e.features_start, e.target_features, layers) for e in entries}
         request = speculator_pb2.DraftRequest(
-            step_id=self._step, entries=entries, client=self._policy.client, traceparent=self._traceparent
+            step_id=self._step, entries=entries, client=policy.client, traceparent=self._traceparent
         )
         return request, until
 
@@ -108,7 +117,8 @@ class DraftRound:
         open_ = dict(asked)
         for result in reply.entries:
             until = features_until.get(result.request_id, 0)
-            trees = service.accept(open_, result, self._policy.vocab_size, self.share, in_time, until)
+            outcome = decode_outcome(result, service.members)
+            trees = service.accept(open_, outcome, self._check, in_time, until)
             open_.pop(result.request_id, None)  # one answer per request, or its trees would be merged twice
             if in_time:
                 self.add(result.request_id, trees)

@@ -1,7 +1,8 @@
 """Apply the verifier's answers to requests. Pure."""
 
 from specinfer.request.statuses import EntryStatus, FinishReason
-from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import count_tree
 from specinfer.tree import TokenTree
@@ -16,9 +17,7 @@ _MAX_OF_STEP_S = 5.0
 """Maximum deferred seconds counted per step, in case a process was suspended."""
 
 
-def apply_verdict(
-    entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
-) -> Progress | None:
+def apply_verdict(entry: StepEntry, tree: TokenTree | None, verdict: Verdict, now: float) -> Progress | None:
     """Apply a verdict to the request's state; return the progress, if any.
 
     The state's `finish` is set if the request ended.
@@ -49,7 +48,7 @@ def apply_verdict(
     return None if tree is None else _accept(state, tree, verdict, now)
 
 
-def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: float) -> Progress:
+def _accept(state: RequestState, tree: TokenTree, verdict: Verdict, now: float) -> Progress:
     counts = count_tree(tree, verdict.accepted)
     state.stats += counts
     start = state.new_tokens
@@ -67,7 +66,7 @@ def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: fl
     return Progress(state, kept, logprobs, start, reason is not None, since_s, counts)
 
 
-def _fail(state: RequestState, verdict: VerdictEntry, now: float) -> Progress:
+def _fail(state: RequestState, verdict: Verdict, now: float) -> Progress:
     retryable, invalid = verdict.status is EntryStatus.EXHAUSTED, verdict.status is EntryStatus.INVALID
     state.end(FinishReason.ERROR, now, verdict.message, retryable, invalid)
     return Progress(state, [], [], state.new_tokens, True)

@@ -1,9 +1,9 @@
-"""Plan a step's entries; define entries, verdicts and progress. Pure."""
+"""Plan a step's entries; define entries and progress. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from specinfer.request.statuses import EntryStatus, LogprobRow
+from specinfer.request.statuses import LogprobRow
 from specinfer.scheduling.chunks import PromptLimit, delta_lengths, unlimited
 from specinfer.scheduling.limits import CacheRoom, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
@@ -92,34 +92,6 @@ class LatestDrafts:
 
     def clear(self) -> None:
         self._drafts.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictEntry:
-    """The verifier's answer for one entry."""
-
-    status: EntryStatus
-    message: str = ""
-    accepted: tuple[int, ...] = ()
-    bonus: int = 0
-    logprobs: tuple[LogprobRow, ...] = ()
-    cached_len: int = 0
-    features_start: int = 0
-    """Context position of the first token with features."""
-    features: bytes = b""
-    """The target's hidden states at context tokens, for speculators."""
-    top_k: tuple[int, ...] = ()
-    """[nodes * k] the target's most probable tokens, for speculators."""
-    finished: bool = False
-    """True if the bonus token completes the request's constraint."""
-    cached_tokens: int = 0
-    """Tokens of the delta that were found in the verifier's cache."""
-
-    def tokens(self, tree: TokenTree) -> list[int]:
-        """Return the accepted tokens of `tree` and the bonus token."""
-        if not self.accepted:
-            return [self.bonus]
-        return [*tree.token_ids[list(self.accepted)].tolist(), self.bonus]
 
 
 @dataclass(slots=True)

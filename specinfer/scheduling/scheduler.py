@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 
 from specinfer.errors import ExhaustedError, FaultError
 from specinfer.request.statuses import FinishReason
+from specinfer.request.verdict import Verdict
 from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
-from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
+from specinfer.scheduling.entries import Progress, StepEntry, plan_entries, unplannable
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate
 from specinfer.scheduling.reading import ReadingPace
@@ -180,7 +181,7 @@ class Scheduler:
         self,
         entries: Sequence[StepEntry],
         trees: Mapping[str, TokenTree],
-        verdicts: Mapping[str, VerdictEntry],
+        verdicts: Mapping[str, Verdict],
         now: float,
     ) -> list[Progress]:
         """Apply the verifier's verdicts; return the progress of each advanced request."""
@@ -198,7 +199,7 @@ class Scheduler:
         return progress
 
     def _apply(
-        self, entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
+        self, entry: StepEntry, tree: TokenTree | None, verdict: Verdict, now: float
     ) -> Progress | None:
         """Apply a verdict. An internal fault ends only that request."""
         try:

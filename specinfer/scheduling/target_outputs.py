@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.request.hidden_states import States
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree
 
@@ -183,9 +184,9 @@ class TopKRelay:
             self.k = wanted
             self._latest.clear()
 
-    def arrived(self, request_id: str, tree: TokenTree, ids: Sequence[int]) -> None:
-        """Store a verdict's predictions [nodes * k] for a tree."""
-        self._latest[request_id] = Predicted(tree, np.array(ids, np.int64).reshape(len(tree), -1))
+    def arrived(self, request_id: str, tree: TokenTree, ids: Sequence[Sequence[int]]) -> None:
+        """Store a verdict's predictions [nodes, k] for a tree."""
+        self._latest[request_id] = Predicted(tree, np.array(ids, np.int64))
 
     def take(self, request_id: str, k: int) -> "Predicted | None":
         """Return k predictions per node of the latest tree, if any."""
@@ -260,7 +261,7 @@ class TargetOutputs:
         return WantedFeatures(features.layers, since, features.bytes_of(features.layers))
 
     def arrived(
-        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, Verdict]
     ) -> None:
         """Keep the outputs that a step returned."""
         for name, asked in wanted.features.since.items():

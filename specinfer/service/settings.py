@@ -21,7 +21,6 @@ from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
 
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
-_HELP_FLAGS = frozenset({"-h", "--help"})
 _UNRECOGNIZED = "unrecognized arguments: "
 """Start of argparse's message about unknown flags."""
 
@@ -75,12 +74,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, argv: Sequence[str]) -> Self:
-        """Read settings: flags override the environment. `--help` prints help and exits."""
-        if _HELP_FLAGS & set(argv):
-            from specinfer.settings_help import print_help  # imports rich, which is slow
-
-            print_help(program, cls)
-            sys.exit()
+        """Read settings: flags override the environment."""
         prefix = cls.model_config.get("env_prefix", "")
         for name in os.environ:
             if prefix and name.startswith(prefix) and name[len(prefix) :].lower() not in cls.model_fields:

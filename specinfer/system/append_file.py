@@ -33,30 +33,14 @@ class AppendFile:
             raise
         self._torn = False
         """True if a partial record may follow the last complete record."""
-        self._refused = 0
-        """Bytes of the last record if its write failed; 0 after success."""
 
     def append(self, record: bytes) -> None:
         """Append a record."""
         data = record + b"\n"
         assert b"\n" not in record
-        try:
-            self._cut_torn_end()
-            self._write(data)
-        except OSError:
-            self._refused = len(data)
-            raise
+        self._cut_torn_end()
+        self._write(data)
         self.size += len(data)
-        self._refused = 0
-
-    def check(self) -> None:
-        """Check, after a failed append, that the record could be written now."""
-        if self._refused:
-            self._cut_torn_end()
-            self._write(b"\n" * self._refused)  # if the process ends here, only empty records remain
-            self._torn = True
-            self._cut_torn_end()
-            self._refused = 0
 
     def replace(self, records: Iterable[bytes]) -> None:
         """Replace all records of the file."""
@@ -73,7 +57,7 @@ class AppendFile:
             raise
         os.close(self._file)
         self._file, self.size = written._file, written.size
-        self._torn, self._refused = False, 0
+        self._torn = False
 
     def close(self) -> None:
         os.close(self._file)

@@ -15,7 +15,7 @@ from specinfer.drafters.heads_layers import (
     save_heads,
     tensors_of_target,
 )
-from specinfer.drafters.published.eagle3 import EagleSource, load_eagle, save_eagle
+from specinfer.drafters.published.eagle3 import load_eagle, save_eagle
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.weights.config import ModelConfig
@@ -123,14 +123,16 @@ def train_eagle(
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
     base = load_eagle(start, directory) if start is not None else None
-    layer_numbers = base.layers if base is not None else feature_layers(layers, config)
+    layer_numbers = base.weights.layers if base is not None else feature_layers(layers, config)
 
     def make(target: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> EagleStudent:
-        tensors = base.tensors if base else starting_tensors(config, target, len(layer_numbers), token_ids)
+        tensors = (
+            base.weights.tensors if base else starting_tensors(config, target, len(layer_numbers), token_ids)
+        )
         return EagleStudent(config, target[EMBEDDING], tensors)
 
     def save(student: EagleStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
-        save_eagle(out, EagleSource(student.tensors(), token_ids, layer_numbers), directory, model, trained)
+        save_eagle(out, student.tensors(), token_ids, layer_numbers, directory, model, trained)
 
     flags = f"--layers {','.join(map(str, layer_numbers))} --steps {steps}" + (
         f" --start {start.name}" if start else ""

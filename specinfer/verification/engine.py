@@ -1,4 +1,4 @@
-"""The verifier's core: jobs with context deltas and trees in, outcomes out.
+"""The verifier's core: jobs with context deltas and trees in, verdicts out.
 
 It has no gRPC. Each step appends the deltas, scores the trees and applies the acceptance rules; after the verdicts
 are sent, it compacts the cache. An invalid or failing entry gets its own error; the rest of the batch is served.
@@ -7,7 +7,7 @@ are sent, it compacts the cache. An invalid or failing entry gets its own error;
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specinfer.errors import ExhaustedError, FaultError, SpecInferError
 from specinfer.model.batch import Segment
@@ -15,15 +15,16 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.options.model_options import DEFAULT_RULE
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.system.log_lines import about
 from specinfer.text.constraints.compiler import Compiler
 from specinfer.text.constraints.masks import MaskThreads
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
-from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, check_job
+from specinfer.verification.jobs import EngineLimits, VerifyJob, check_job
 from specinfer.verification.passes import Passes
-from specinfer.verification.tree_verifier import TreeVerifier, Verification
+from specinfer.verification.tree_verifier import TreeVerifier
 
 log = logging.getLogger(__name__)
 
@@ -62,18 +63,18 @@ class VerifierEngine:
         self.on_release: Callable[[Sequence[str]], None] = lambda _: None
         """Called with the ids of requests that the engine has forgotten."""
 
-    def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
-        """Run one step; return one outcome per job, in order."""
+    def verify(self, jobs: Sequence[VerifyJob]) -> list[Verdict]:
+        """Run one step; return one verdict per job, in order."""
         self.settle()
         self._forget_idle()
         self._passes.begin_step()
-        outcomes: dict[int, VerifyOutcome] = {}
+        verdicts: dict[int, Verdict] = {}
         segments: dict[int, Segment] = {}
         self._constraining.begin_step(jobs)
-        self._admit_all(jobs, range(len(jobs)), outcomes, segments)
+        self._admit_all(jobs, range(len(jobs)), verdicts, segments)
         if not segments and self._constraining.wait_for_late(jobs):
-            again = [i for i, outcome in outcomes.items() if outcome.status is EntryStatus.EXHAUSTED]
-            self._admit_all(jobs, again, outcomes, segments)
+            again = [i for i, verdict in verdicts.items() if verdict.status is EntryStatus.EXHAUSTED]
+            self._admit_all(jobs, again, verdicts, segments)
         ready = sorted(segments)
         asking = sum([job.features_from is not None for job in jobs])
         feature_bytes = MESSAGE_BYTES // max(asking, 1)
@@ -85,19 +86,19 @@ class VerifierEngine:
         for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
             try:
                 verified = self._trees.verify(jobs[index], rows, target, adjustment)
-                outcomes[index] = self._conclude(jobs[index], verified, feature_bytes)
+                verdicts[index] = self._conclude(jobs[index], verified, feature_bytes)
             except Exception as error:  # noqa: BLE001  # the other jobs are served
-                outcomes[index] = self._faulty(jobs[index], error)
-        return [outcomes[index] for index in range(len(jobs))]
+                verdicts[index] = self._faulty(jobs[index], error)
+        return [verdicts[index] for index in range(len(jobs))]
 
     def _admit_all(
         self,
         jobs: Sequence[VerifyJob],
         indexes: Iterable[int],
-        outcomes: dict[int, VerifyOutcome],
+        verdicts: dict[int, Verdict],
         segments: dict[int, Segment],
     ) -> None:
-        """Add a segment to `segments` for each job, or an outcome."""
+        """Add a segment to `segments` for each job, or an verdict."""
         room = self.limits.max_step_tokens
         for index in indexes:
             job = jobs[index]
@@ -106,17 +107,17 @@ class VerifierEngine:
                     self._drop([job.request_id])
                 cached_len = self._cached_len(job.request_id)
                 if cached_len != job.base_len:
-                    outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, cached_len=cached_len)
+                    verdicts[index] = Verdict(EntryStatus.RESYNC, cached_len=cached_len)
                     continue
                 segment = self._admit(job, room)
                 if not segment.delta:  # the cache has all tokens that `read_limit` allows
-                    outcomes[index] = self._conclude(job, Verification(), 0)
+                    verdicts[index] = self._conclude(job, Verdict(EntryStatus.OK), 0)
                     continue
                 segments[index] = segment
             except SpecInferError as error:
-                outcomes[index] = self._refused(job, error)
+                verdicts[index] = self._refused(job, error)
             except Exception as error:  # noqa: BLE001  # the other jobs are served
-                outcomes[index] = self._faulty(job, error)
+                verdicts[index] = self._faulty(job, error)
             else:
                 room -= len(segment.delta) + len(segment.nodes)
 
@@ -185,6 +186,11 @@ class VerifierEngine:
         return self._faults + self._passes.faults
 
     @property
+    def shortened(self) -> int:
+        """Number of verdicts that were shortened because a mask was late."""
+        return self._trees.shortened
+
+    @property
     def masks(self) -> MaskThreads:
         """Threads that compute masks, and their counts."""
         return self._constraining.threads
@@ -232,31 +238,25 @@ class VerifierEngine:
             self._constraining.note_scheduled(job.request_id)
         return Segment(cached.sequence, part, nodes, parents, want_last=job.tree is not None)
 
-    def _conclude(
-        self, job: VerifyJob, verified: Verification | SpecInferError, feature_bytes: int
-    ) -> VerifyOutcome:
-        if isinstance(verified, SpecInferError):
+    def _conclude(self, job: VerifyJob, verdict: Verdict | SpecInferError, feature_bytes: int) -> Verdict:
+        """Return the verdict with what the cache adds; forget a failed request."""
+        if isinstance(verdict, SpecInferError):
             self.release([job.request_id])
-            return VerifyOutcome.refused(job.request_id, verified)
+            return Verdict.refused(verdict)
         cached = self._cached[job.request_id]
-        sequence = cached.sequence
-        self._constraining.threads.cut += verified.cut
-        accepted = verified.verdict.accepted if verified.verdict is not None else ()
-        if cached.adjustment is not None and job.tree is not None:
-            cached.adjustment.read(sequence.length, job.tree.token_ids[list(accepted)].tolist())
-            if cached.adjustment.masks is not None and verified.verdict is not None and not verified.finished:
-                self._constraining.settle(cached.adjustment.masks, verified.verdict.bonus)
-        kept = [node - 1 for node in accepted]
+        sequence, adjustment = cached.sequence, cached.adjustment
+        if adjustment is not None and job.tree is not None:
+            adjustment.read(sequence.length, job.tree.token_ids[list(verdict.accepted)].tolist())
+            if adjustment.masks is not None and not verdict.finished:
+                self._constraining.settle(adjustment.masks, verdict.bonus)
+        kept = [node - 1 for node in verdict.accepted]
         self._unsettled.append((sequence, kept))
-        return VerifyOutcome(
-            job.request_id,
-            EntryStatus.OK,
-            verdict=verified.verdict,
-            logprobs=verified.logprobs,
-            cached_len=sequence.length + len(accepted),
-            top_k=verified.top_k,
-            features=self._features(sequence, kept, job.features_from, feature_bytes),
-            finished=verified.finished,
+        span = self._features(sequence, kept, job.features_from, feature_bytes)
+        return replace(
+            verdict,
+            cached_len=sequence.length + len(kept),
+            features_start=span.start,
+            features=span.data,
             cached_tokens=cached.cached_tokens,
         )
 
@@ -278,14 +278,14 @@ class VerifierEngine:
             return NO_FEATURES
         return features_of(store, self.runner.cache, sequence, accepted, since, max_bytes)
 
-    def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
+    def _refused(self, job: VerifyJob, error: SpecInferError) -> Verdict:
         cached = self._cached.get(job.request_id)
         if cached is not None and not cached.sequence.blocks:
             self._drop([job.request_id])  # this job has opened it
-        return VerifyOutcome.refused(job.request_id, error, self._cached_len(job.request_id))
+        return Verdict.refused(error, self._cached_len(job.request_id))
 
-    def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
-        """Forget a request after an internal fault; return an outcome with ERROR."""
+    def _faulty(self, job: VerifyJob, error: Exception) -> Verdict:
+        """Forget a request after an internal fault; return a verdict with ERROR."""
         self._faults += 1
         if isinstance(error, SpecInferError):
             log.error("%s; its request is forgotten", error.for_logs, extra=about(job.request_id))
@@ -293,7 +293,7 @@ class VerifierEngine:
             log.exception("an entry failed; its request is forgotten", extra=about(job.request_id))
             error = FaultError("internal error", error)
         self.abandon([job.request_id])
-        return VerifyOutcome.refused(job.request_id, error)
+        return Verdict.refused(error)
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds

@@ -1,7 +1,7 @@
 """Reads the hidden states (features) that a verdict returns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,13 @@ MESSAGE_BYTES = 2**23
 """Maximum bytes of features per message: half of gRPC's 16 MiB limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureSpan:
+class FeatureSpan(NamedTuple):
     """Hidden states of consecutive context tokens."""
 
     start: int
     """Context position of the first token."""
     data: bytes
     """[positions, layers, hidden] bfloat16."""
-    hidden: int = 0
-    """Size of a hidden state."""
 
 
 NO_FEATURES = FeatureSpan(0, b"")
@@ -48,16 +45,20 @@ def features_of(
     nodes = sequence.slots(sequence.cached, sequence.cached + sequence.nodes)
     slots += [nodes[node] for node in accepted[max(0, first - sequence.length) :]]
     unknown, states = store.read(slots, max(1, max_bytes // store.token_bytes))
-    return FeatureSpan(first + unknown, states.tobytes(), states.shape[-1])
+    return FeatureSpan(first + unknown, states.tobytes())
 
 
-def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -> FeatureSpan:
-    """Return the layers `wanted` of a span with the layers `kept`."""
-    if not span.data or tuple(kept) == tuple(wanted):
-        return span
-    states = np.frombuffer(span.data, np.int16).reshape(-1, len(kept), span.hidden)
-    rows = states[:, [kept.index(layer) for layer in wanted]]
-    return replace(span, data=np.ascontiguousarray(rows).tobytes())
+def with_layers(data: bytes, kept: Sequence[int], wanted: Sequence[int], hidden: int) -> bytes:
+    """Return the layers `wanted` of data with the layers `kept`.
+
+    Args:
+        data: [positions, layers, hidden] bfloat16.
+        hidden: size of a hidden state.
+    """
+    if not data or tuple(kept) == tuple(wanted):
+        return data
+    states = np.frombuffer(data, np.int16).reshape(-1, len(kept), hidden)
+    return np.ascontiguousarray(states[:, [kept.index(layer) for layer in wanted]]).tobytes()
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:

@@ -1,24 +1,14 @@
-"""Defines the jobs of a verification step, their outcomes and checks."""
+"""Defines the jobs of a verification step, and their checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specinfer.errors import (
-    ConstraintError,
-    ExhaustedError,
-    InvalidInputError,
-    SettingError,
-    SpecInferError,
-    UnavailableError,
-)
+from specinfer.errors import InvalidInputError, SettingError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.request.sampling import Sampling
-from specinfer.request.statuses import EntryStatus, LogprobRow
 from specinfer.text.constraints.constraint import Constraint
 from specinfer.tree import TokenTree, check_tree, depth_limit
 from specinfer.tree.shape import depths
-from specinfer.verification.acceptance import Verdict
-from specinfer.verification.features import NO_FEATURES, FeatureSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +80,6 @@ class VerifyJob:
             return self.delta[known:-1]
         whole = (self.base_len + end) // BLOCK_TOKENS * BLOCK_TOKENS - self.base_len
         return self.delta[known : whole if whole > known else end]
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyOutcome:
-    request_id: str
-    status: EntryStatus
-    message: str = ""
-    verdict: Verdict | None = None
-    logprobs: Sequence[LogprobRow] = ()
-    cached_len: int = 0
-    top_k: tuple[tuple[int, ...], ...] = ()
-    features: FeatureSpan = NO_FEATURES
-    finished: bool = False
-    """True if the bonus token completes a constrained text."""
-    cached_tokens: int = 0
-    """Number of the delta's tokens that were in the cache already."""
-
-    @classmethod
-    def refused(cls, request_id: str, error: SpecInferError, cached_len: int = 0) -> "VerifyOutcome":
-        """Return the outcome for an error; its type determines the status."""
-        status = EntryStatus.INVALID if isinstance(error, ConstraintError) else EntryStatus.ERROR
-        if isinstance(error, (ExhaustedError, UnavailableError)):
-            status = EntryStatus.EXHAUSTED
-        return cls(request_id, status, error.for_logs, cached_len=cached_len)
 
 
 MAX_TOP_K = 256

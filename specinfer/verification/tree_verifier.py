@@ -5,7 +5,6 @@ So they do not depend on the request's parameters, and equal those of plain deco
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -13,16 +12,17 @@ from specinfer.errors import ConstraintError, FaultError, SpecInferError, Unavai
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.distributions import most_probable
 from specinfer.request.sampling import Sampling
-from specinfer.request.statuses import LogprobRow
+from specinfer.request.statuses import EntryStatus, LogprobRow
+from specinfer.request.verdict import Verdict
 from specinfer.tree import TokenTree
-from specinfer.verification.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
+from specinfer.verification.acceptance import Acceptance, AcceptanceRule, RequestRandomness, Target, find_rule
 from specinfer.verification.acceptance.typical import TypicalAcceptance
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.jobs import VerifyJob
 from specinfer.verification.target import BrokenModelError, LateNodeError, Rows, targets_of
 
 
-def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[LogprobRow]:
+def logprobs_of(tree: TokenTree, verdict: Acceptance, rows: torch.Tensor, top: int) -> list[LogprobRow]:
     """Return log-probabilities of all output tokens, from logits [N, V].
 
     `top` is the number of most probable tokens to add to each.
@@ -41,19 +41,6 @@ def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int)
     return [LogprobRow(value, best) for value, best in zip(chosen, lists, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """Result of a job; a job without a tree has no verdict."""
-
-    verdict: Verdict | None = None
-    logprobs: Sequence[LogprobRow] = ()
-    top_k: tuple[tuple[int, ...], ...] = ()
-    finished: bool = False
-    """True if the bonus token completes a constrained text."""
-    cut: bool = False
-    """True if the verdict was shortened because a mask was late."""
-
-
 class TreeVerifier:
     def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
         """Select the rules; `acceptance` is the rule for sampled requests.
@@ -63,6 +50,8 @@ class TreeVerifier:
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
         self._name = acceptance
         self._chooser = chooser
+        self.shortened = 0
+        """Number of verdicts that were shortened because a mask was late."""
 
     def targets(
         self,
@@ -79,36 +68,42 @@ class TreeVerifier:
         rows: Rows,
         target: Target | Exception | None,
         adjustment: RequestAdjustment | None = None,
-    ) -> Verification | SpecInferError:
-        """Return a job's result or error, from its logits."""
+    ) -> Verdict | SpecInferError:
+        """Return a job's verdict or error, from its logits."""
         if isinstance(target, UnavailableError):
             return target
         if isinstance(target, Exception):
             return BrokenModelError(FaultError("the model failed", target).for_logs)
         if job.tree is None or target is None or isinstance(rows, Exception):
-            return Verification()
+            return Verdict(EntryStatus.OK)
         rule = self._rule(job.sampling)
         randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))
-        cut = False
         try:
             try:
-                verdict = rule(job.tree, target, randomness)
+                found = rule(job.tree, target, randomness)
             except LateNodeError as error:
-                verdict, cut = _cut_at(job.tree, error.node), True
+                found = _cut_at(job.tree, error.node)
+                self.shortened += 1
         except (BrokenModelError, ConstraintError) as error:
             return error
         except Exception as error:  # noqa: BLE001  # rules are extensions, which may raise anything
             raise SpecInferError(
                 FaultError(f"the acceptance rule {self._name} failed", error).for_logs
             ) from None
-        if reason := _fault_of(verdict, job.tree, rows.shape[-1]):
+        if reason := _fault_of(found, job.tree, rows.shape[-1]):
             raise SpecInferError(f"the acceptance rule {self._name} is wrong: it returned {reason}")
         try:
-            verdict, finished = _cut_at_end(job.tree, verdict, adjustment)
+            found, finished = _cut_at_end(job.tree, found, adjustment)
         except ConstraintError as error:
             return error
-        logprobs = logprobs_of(job.tree, verdict, rows, job.top_logprobs) if job.logprobs else ()
-        return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished, cut)
+        return Verdict(
+            EntryStatus.OK,
+            accepted=found.accepted,
+            bonus=found.bonus,
+            logprobs=logprobs_of(job.tree, found, rows, job.top_logprobs) if job.logprobs else (),
+            top_k=_top_k(rows, job.top_k),
+            finished=finished,
+        )
 
     def _rule(self, sampling: Sampling) -> AcceptanceRule:
         if sampling.greedy:
@@ -118,46 +113,46 @@ class TreeVerifier:
         return TypicalAcceptance(sampling.typical_epsilon, sampling.entropy_factor)
 
 
-def _fault_of(verdict: object, tree: TokenTree, vocab_size: int) -> str:
+def _fault_of(found: object, tree: TokenTree, vocab_size: int) -> str:
     """Return the reason why a verdict is impossible; "" if it is not."""
-    if not isinstance(verdict, Verdict):
-        return f"{type(verdict).__name__}, not a Verdict"
+    if not isinstance(found, Acceptance):
+        return f"{type(found).__name__}, not an Acceptance"
     parent = 0
-    for node in verdict.accepted:
+    for node in found.accepted:
         if not 0 < node < len(tree):
             return f"node {node} of a tree with {len(tree)} nodes"
         if tree.parents[node] != parent:
             return f"node {node}, which is no child of node {parent}"
         parent = node
-    if not 0 <= verdict.bonus < vocab_size:
+    if not 0 <= found.bonus < vocab_size:
         return f"a bonus token outside the vocabulary of {vocab_size} tokens"
     return ""
 
 
-def _cut_at(tree: TokenTree, node: int) -> Verdict:
+def _cut_at(tree: TokenTree, node: int) -> Acceptance:
     """Return a verdict that ends with this node's token, the bonus.
 
     The rule has already accepted the node, so the output keeps its distribution: the next step continues there.
     """
     assert node, "a pass takes no request without its root's mask"
     *accepted, last = tree.path_to(node)
-    return Verdict(tuple(accepted), int(tree.token_ids[last]))
+    return Acceptance(tuple(accepted), int(tree.token_ids[last]))
 
 
 def _cut_at_end(
-    tree: TokenTree, verdict: Verdict, adjustment: RequestAdjustment | None
-) -> tuple[Verdict, bool]:
+    tree: TokenTree, found: Acceptance, adjustment: RequestAdjustment | None
+) -> tuple[Acceptance, bool]:
     """Shorten a verdict to the token that completes a constrained text.
 
     Returns the verdict, with that token as its bonus, and whether the text is complete.
     """
     if adjustment is None:
-        return verdict, False
-    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
+        return found, False
+    tokens = [*(int(tree.token_ids[node]) for node in found.accepted), found.bonus]
     end = adjustment.end(tokens)
     if not end:
-        return verdict, end is not None
-    return Verdict(verdict.accepted[: end - 1], tokens[end - 1]), True
+        return found, end is not None
+    return Acceptance(found.accepted[: end - 1], tokens[end - 1]), True
 
 
 def _top_k(rows: torch.Tensor, k: int) -> tuple[tuple[int, ...], ...]:

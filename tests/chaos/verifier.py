@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 import verifier_svc.servicer
+from specinfer.request.statuses import EntryStatus
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.tree_verifier import TreeVerifier
 from verifier_svc.__main__ import main
@@ -52,20 +53,20 @@ def spoil() -> None:
 def _spoil_answers() -> None:
     """Replace the code that writes answers. An answer has no seed, so its request is remembered."""
     ids: set[str] = set()
-    decode, encode = HostedRequests._decoded, verifier_svc.servicer.encode_outcome
+    decode, encode = HostedRequests._decoded, verifier_svc.servicer.encode_verdict
 
     def noting(requests: HostedRequests, entry: Any, *rest: Any) -> Any:
         if entry.sampling.seed == Poison.ANSWER and entry.base_len >= _BEGINS_AT:
             ids.add(entry.request_id)
         return decode(requests, entry, *rest)
 
-    def raising(outcome: Any, *drafts: Any) -> Any:
-        if outcome.verdict is not None and outcome.request_id in ids:
+    def raising(request_id: str, verdict: Any, *tree: Any) -> Any:
+        if verdict.status is EntryStatus.OK and request_id in ids:
             raise PoisonError(Poison.ANSWER.name)
-        return encode(outcome, *drafts)
+        return encode(request_id, verdict, *tree)
 
     HostedRequests._decoded = noting  # type: ignore[method-assign]
-    verifier_svc.servicer.encode_outcome = raising
+    verifier_svc.servicer.encode_verdict = raising
 
 
 if __name__ == "__main__":

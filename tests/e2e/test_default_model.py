@@ -92,9 +92,8 @@ def decode_batch(
         ]
         for i, outcome in zip(active, engine.verify(jobs), strict=True):
             assert outcome.status is EntryStatus.OK, outcome.message
-            assert outcome.verdict is not None
-            contexts[i] += [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
-            contexts[i].append(outcome.verdict.bonus)
+            contexts[i] += [int(trees[i].token_ids[node]) for node in outcome.accepted]
+            contexts[i].append(outcome.bonus)
             cached_lens[i] = outcome.cached_len
     ids = [str(i) for i in range(len(prompts))]
     engine.release(ids)

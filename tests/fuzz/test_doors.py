@@ -6,9 +6,9 @@ import pytest
 
 import gateway.session.verifier
 import specinfer.drafters.engine
-import specinfer.remote.drafts
+import specinfer.engine.draft_group
 import specinfer.verification.engine
-from gateway.session.verdicts import _verdict
+from gateway.session.verdicts import _decoded
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.request import GenerationRequest
 from tests.fuzz.campaign import Campaign
@@ -42,13 +42,16 @@ def _nothing(*_: Any, **__: Any) -> None: ...
 @pytest.mark.parametrize(
     ("door", "where", "name", "fault"),
     [
-        ("draft-reply", specinfer.remote.drafts, "check_draft", _nothing),
+        ("draft-reply", specinfer.engine.draft_group, "check_draft", _nothing),
         ("draft-reply", SpeculatorService, "forget", _nothing),
         (
             "verify-reply",
             gateway.session.verifier,
             "sound_verdicts",
-            lambda _, trees, answers, *more: {answer.request_id: _verdict(answer) for answer in answers},
+            lambda entries, trees, answers, *more: {
+                entry.request_id: _decoded(entry, len(trees.get(entry.request_id, ())), answer)
+                for entry, answer in zip(entries, answers, strict=False)
+            },
         ),
         ("verify-request", specinfer.verification.engine, "check_job", _nothing),
         ("draft-request", specinfer.drafters.engine, "check_entry", _nothing),

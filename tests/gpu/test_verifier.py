@@ -31,10 +31,9 @@ def texts(sampling: Sampling, known: list[list[int]] | None = None) -> list[list
             trees = [chain(delta[-1], tokens) for delta, tokens in zip(deltas, nexts, strict=True)]
         jobs = [VerifyJob(str(i), cached_lens[i], deltas[i], trees[i], sampling) for i in range(len(PROMPTS))]
         for i, outcome in enumerate(engine.verify(jobs)):
-            assert outcome.verdict is not None, outcome.message
-            accepted = [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
-            texts[i] += [*accepted, outcome.verdict.bonus]
-            cached_lens[i], deltas[i] = outcome.cached_len, [outcome.verdict.bonus]
+            accepted = [int(trees[i].token_ids[node]) for node in outcome.accepted]
+            texts[i] += [*accepted, outcome.bonus]
+            cached_lens[i], deltas[i] = outcome.cached_len, [outcome.bonus]
     return [tokens[:LENGTH] for tokens in texts]
 
 

@@ -1,11 +1,13 @@
 """The faults of simulated worlds, by the kinds that plans name."""
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gateway.store.embedded import EmbeddedStore
 from gateway.store.keys import PREFIX, verifier_key
-from specinfer.errors import UnavailableError
 from tests.simulation.loop import Process
 from tests.simulation.plan import Fault
 from tests.simulation.services import GatewayProcess, SpeculatorProcess, VerifierProcess
@@ -142,14 +144,11 @@ async def _late_masks(world: "World", fault: Fault) -> None:
 async def _disk_full(world: "World", fault: Fault) -> None:
     """Each write of the embedded store fails for a while, and so does the check of its lease."""
     store = world.gateways[0].store
-
-    def refuse(*_: object) -> None:
-        raise UnavailableError("the store's file cannot be written: no space left")
-
-    store._write = store.check = refuse  # type: ignore[union-attr, assignment]
-    await asyncio.sleep(fault.seconds)
-    for name in ("_write", "check"):
-        vars(store).pop(name, None)  # another full disk may have ended before
+    assert isinstance(store, EmbeddedStore)
+    with suppress(sqlite3.ProgrammingError):  # the store of a drained gateway is closed
+        store.database.execute("PRAGMA query_only = ON")
+        await asyncio.sleep(fault.seconds)
+        store.database.execute("PRAGMA query_only = OFF")
 
 
 FAULTS: dict[str, Callable[["World", Fault], Awaitable[None]]] = {

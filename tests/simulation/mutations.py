@@ -17,8 +17,8 @@ from gateway.session.persist import Persistence
 from gateway.session.publish import Publisher, RequestRun
 from gateway.session.session import VerifierSession
 from gateway.session.token_stream import TokenStream
-from gateway.store.reading import RequestReader
 from gateway.store.records import Known
+from gateway.store.redis import RedisStore
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.scheduling.text import StopStrings
 from specinfer.text.constraints.masks import RequestMasks
@@ -145,12 +145,12 @@ def _a_mask_of_another_position_is_used(patch: Patch) -> None:
 
 @_mutation
 def _the_follower_skips_a_token(patch: Patch) -> None:
-    glimpse = RequestReader.glimpse
+    glimpse = RedisStore.glimpse
 
-    async def skipping(self: RequestReader, positions: Any) -> Any:
+    async def skipping(self: RedisStore, positions: Any) -> Any:
         return await glimpse(self, {n: Known(k.tokens + 1, k.top_logprobs) for n, k in positions.items()})
 
-    patch.setattr(RequestReader, "glimpse", skipping)
+    patch.setattr(RedisStore, "glimpse", skipping)
 
 
 @_mutation

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from gateway.app import Gateway, Stores, build_gateway
+from gateway.app import Gateway, build_gateway
 from gateway.session.constraints import Constraints
 from gateway.settings import GatewaySettings
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, LeaseStore
-from gateway.store.requests import RequestStore
+from gateway.store.protocol import Store
+from gateway.store.redis import RedisStore
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Host
@@ -49,10 +49,10 @@ _FINGERPRINT = TOKENIZER.fingerprint()
 
 
 class SimulatedThread:
-    """The engine thread of a service, whose calls take virtual time."""
+    """The thread of an engine or of a store, whose calls take virtual time."""
 
-    def __init__(self, draw: Random) -> None:
-        self.name, self._draw = "engine", draw
+    def __init__(self, draw: Random, seconds: tuple[float, float] = _PASS_S) -> None:
+        self.name, self._draw, self._seconds = "engine", draw, seconds
         self._one, self._waiting = asyncio.Lock(), 0
 
     @property
@@ -67,10 +67,13 @@ class SimulatedThread:
         finally:
             self._waiting -= 1
         try:
-            await asyncio.sleep(self._draw.uniform(*_PASS_S))
+            await asyncio.sleep(self._draw.uniform(*self._seconds))
             return function(*arguments, **more)
         finally:
             self._one.release()
+
+    def stop(self) -> None:
+        """Do nothing: the calls that wait are not made any more."""
 
 
 class SimulatedMasks(MaskThreads):
@@ -210,7 +213,7 @@ class GatewayProcess:
         self.gateway: Gateway | None = None
         self.stop = asyncio.Event()
         self.ready = asyncio.Event()
-        self.store: RequestStore | None = None
+        self.store: Store | None = None
         self.task = self.process.start(self._run())
 
     async def _run(self) -> None:
@@ -225,14 +228,13 @@ class GatewayProcess:
                 "adaptive": plan.seed % 2 == 0,
             }
         )
-        stores = self._stores(plan)
-        self.store = stores[0]
+        self.store = self._store(plan)
         async with build_gateway(
             settings,
             TOKENIZER,
             CollectorRegistry(),
             clock=self.world.loop.time,
-            stores=stores,
+            store=self.store,
             constraints=_Checked(TOKENIZER),
         ) as self.gateway:
             server = Server(address, self.process, self.world.network)
@@ -242,24 +244,19 @@ class GatewayProcess:
             await self.gateway.drain()
             server.close()
 
-    def _stores(self, plan: Plan) -> Stores:
-        if plan.embedded:
-            store = EmbeddedStore(self.name, 600, path=self.world.file, clock=self.world.loop.time)
-
-            async def close() -> None:
-                store.close()
-
-            return store, EmbeddedLeases(store, plan.lease_s), close
-        connection = SimulatedConnection(self.world.redis)
-        requests = RequestStore(connection, self.name, 600)
-        return requests, LeaseStore(connection, self.name, plan.lease_s), connection.close
+    def _store(self, plan: Plan) -> Store:
+        if not plan.embedded:
+            return RedisStore(SimulatedConnection(self.world.redis), self.name, 600, lease_s=plan.lease_s)
+        thread: Any = SimulatedThread(Random(f"{plan.seed} store {self.name}"), (0.0, 0.002))
+        clock = self.world.loop.time
+        return EmbeddedStore(self.name, 600, path=self.world.file, clock=clock, thread=thread)
 
     def kill(self) -> None:
         if not self.process.alive:
             return
         self.process.kill()
         if isinstance(self.store, EmbeddedStore):
-            self.store.close()  # the system closes the files of a dead process
+            self.store.database.close()  # the system closes the files of a dead process
 
 
 @cache

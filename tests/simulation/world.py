@@ -212,9 +212,14 @@ class World:
         """Return a request's stored tokens; None if the store does not have the request."""
         if not self.plan.embedded:
             return self.parts.redis.stored(name)
-        store = self.gateways[0].store
-        entry = store._entries.get(name) if isinstance(store, EmbeddedStore) else None
-        return entry and entry.tokens
+        if not self.gateways[0].process.alive:  # its store is closed
+            reader = EmbeddedStore("reader", 600, path=self.parts.file)
+            record = reader._load(name)
+            reader.database.close()
+        else:
+            running = self.gateways[0].store
+            record = running._load(name) if isinstance(running, EmbeddedStore) else None
+        return record and record.tokens
 
     def _is_known(self, ask: Ask) -> bool:
         """Return whether a request's text is known: no speculator draws for it."""

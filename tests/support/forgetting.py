@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from specinfer.remote.service import DraftQuery, SpeculatorService
+from specinfer.engine.draft_group import DraftQuery
+from specinfer.remote.service import SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 _CALL = 4

@@ -23,8 +23,8 @@ from gateway.app import Gateway, build_gateway
 from gateway.session.limits import scheduler_limits
 from gateway.session.loop import SessionLoop
 from gateway.settings import GatewaySettings
+from gateway.store.protocol import Store
 from gateway.store.records import Record
-from gateway.store.requests import RequestStore
 from specinfer.cli.local.processes import free_ports
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
@@ -154,7 +154,7 @@ class System:
         return self.servicers[0]._host
 
     @property
-    def store(self) -> RequestStore:
+    def store(self) -> Store:
         """The requests in Redis."""
         return self.gateway.store
 

@@ -12,7 +12,7 @@ from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
-"""Outcomes of draft calls, defined in `specinfer.remote.faults`."""
+"""Outcomes of draft calls, defined in `specinfer.engine.draft_faults`."""
 VERIFIER = "verifier"
 """Value of label `service` for the verifier's RESYNC verdicts."""
 _SPECULATOR = ("service", "speculator")

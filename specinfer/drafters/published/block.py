@@ -1,7 +1,5 @@
-"""Draft with DFlash and DSpark: one pass predicts a block.
+"""Read DFlash and DSpark drafts: one pass over the target's hidden states predicts a block.
 
-The pass reads the target's hidden states. DFlash's guesses do not depend on earlier tokens of the block, so trees grow
-as with heads (`heads.py`). DSpark adds a bias by the previous token (a Markov head), and trees grow level by level.
 The confidence head is not used, since nodes are chosen for verification by path probability. Tensors:
 
     fc.weight                        [hidden, L * hidden], L: target layers read; followed by the norm hidden_norm
@@ -14,30 +12,19 @@ The confidence head is not used, since nodes are chosen for verification by path
 The embeddings are the target's.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import torch
-
-from specinfer.drafters.published.block_model import BlockModel, BlockPath, BlockTask, MarkovPasses
 from specinfer.drafters.published.config import (
     PublishedConfig,
     Shapes,
     layer_shapes,
     read_published,
 )
-from specinfer.drafters.published.rows import PublishedDrafter, PublishedSource, in_llama_names, read_tensors
+from specinfer.drafters.published.tensors import HEAD, OWN_EMBEDDING, PublishedSource, read_draft
 from specinfer.errors import IncompatibleError, naming
-from specinfer.model.cache.kv_cache import PagedKVCache
-from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.eagle_layer import EagleTask
-from specinfer.model.drafting.expansion import ReferenceGrowth
-from specinfer.model.drafting.levels import grow_levels
-from specinfer.model.drafting.task import GrowthShape
-from specinfer.tree import TokenTree, TreeLimits
 
 _FIELDS = {
     "draft_vocab_size": None,
@@ -58,40 +45,22 @@ _MARKOV_FIELDS = {
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockSource(PublishedSource):
-    """A draft that guesses a block of tokens at once."""
-
-    block: int
-    """Number of positions of a block: the root's and the masks'."""
-    mask: int
-    """Token id of the masks."""
-    from_root: bool
-    """True if the root's position also predicts a token."""
-    windows_see_all: bool
-    """True if windowed layers also see later positions of the block."""
-    markov: str = ""
-    """Kind of the Markov head; empty: none."""
-    causal: bool = False
-    """True if positions of the block never see later positions."""
-
-
-class DFlashSource(BlockSource):
+class DFlashSource(PublishedSource):
     algorithm = "dflash"
 
 
-class DSparkSource(BlockSource):
+class DSparkSource(PublishedSource):
     """A DSpark draft: DFlash, and a Markov head."""
 
     algorithm = "dspark"
 
 
-B = TypeVar("B", bound=BlockSource)
+B = TypeVar("B", DFlashSource, DSparkSource)
 
 
 def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> B:
     """Read a checkpoint."""
-    spark = issubclass(kind, DSparkSource)
+    spark = kind is DSparkSource
     with naming(directory):
         config = read_published(
             directory, target_directory, kind.algorithm, {**_FIELDS, **(_MARKOV_FIELDS if spark else {})}
@@ -99,32 +68,48 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
         rank = config.fields["markov_rank"] if spark else 0
         if not isinstance(rank, int) or rank < 0:
             raise IncompatibleError(f"markov_rank = {rank!r}: must be a whole number from 0")
-        anchored, block = config.flag("sample_from_anchor"), config.count("block_size")
-        if block == 1 and not anchored:
-            raise IncompatibleError(
-                f"block_size = {block}: must be at least 2, or no position predicts a token"
-            )
+        anchored, sees_all = config.flag("sample_from_anchor"), config.flag("sliding_window_non_causal")
         layers, hidden = config.read_layers("aux_hidden_state_layer_ids"), config.target.hidden_size
         wanted = block_shapes(config, len(layers)) | (_markov_shapes(config, rank) if spark else {})
         vocabulary, size = config.count("draft_vocab_size"), config.target.vocab_size
-        whole: Shapes = {"embed_tokens.weight": (size, hidden)}  # the library takes the target's own
-        head: Shapes = {"lm_head.weight": (vocabulary, hidden)}
+        head: Shapes = {HEAD: (vocabulary, hidden)}
+        unused: Shapes = {OWN_EMBEDDING: (size, hidden)}  # the library takes the target's own
         if vocabulary == size:
-            whole |= head
+            unused |= head
         else:
             wanted |= head
-        tensors, token_ids = read_tensors(directory, wanted, whole, vocabulary, size)
-        return kind(
-            in_llama_names({name: tensors[name] for name in wanted}),
-            token_ids,
-            config.layers,
-            layers,
-            block,
-            config.token("mask_token_id"),
-            anchored,
-            config.flag("sliding_window_non_causal"),
-            config.fields["markov_head_type"] if rank else "",
+        return read_block(
+            kind,
+            (directory, target_directory),
+            config,
+            wanted,
+            unused,
+            vocabulary,
+            layers=layers,
+            mask=config.token("mask_token_id"),
+            from_root=anchored,
+            both_ways=tuple(window is None or sees_all for window in config.layers.windows),
+            markov=config.fields["markov_head_type"] if rank else "",
         )
+
+
+def read_block(
+    kind: type[B],
+    directories: tuple[Path, Path],
+    config: PublishedConfig,
+    wanted: Shapes,
+    unused: Shapes,
+    draft_vocabulary: int,
+    **reading: Any,
+) -> B:
+    """Read the tensors of a draft with blocks (see `read_draft`); `unused` tensors are dropped."""
+    block = config.count("block_size")
+    if block == 1 and not reading.get("from_root"):
+        raise IncompatibleError(f"block_size = {block}: must be at least 2, or no position predicts a token")
+    shape = replace(config.layers.config, qk_norm=True)
+    config = replace(config, layers=replace(config.layers, config=shape))
+    reading |= {"ahead": block}
+    return read_draft(kind, directories, config, wanted, unused, draft_vocabulary, unused=True, **reading)
 
 
 load_dspark = partial(load_block_draft, DSparkSource)
@@ -159,77 +144,3 @@ def _markov_shapes(config: PublishedConfig, rank: int) -> Shapes:
         read = hidden + (rank if config.flag("confidence_head_with_markov") else 0)
         shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
     return shapes
-
-
-class BlockRunner:
-    """Grow trees of DFlash or DSpark. Not thread-safe."""
-
-    def __init__(self, model: BlockModel, num_blocks: int) -> None:
-        self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
-
-    def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        return 0
-
-    @torch.inference_mode()
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
-        parts = [
-            BlockTask(
-                item.task.sequence, item.states, None if item.task.limits.empty else item.task.delta[-1]
-            )
-            for item in tasks
-        ]
-        hidden = iter(self._model.run(parts))
-        blocks = [None if part.root is None else next(hidden) for part in parts]
-        trees = self._grown(tasks, blocks, shape, token_ids)
-        for item in tasks:
-            self.cache.append(item.task.sequence, item.task.delta)
-            self.cache.trim(item.task.sequence)
-        return trees
-
-    def _grown(
-        self,
-        tasks: Sequence[EagleTask],
-        blocks: Sequence[torch.Tensor | None],
-        shape: GrowthShape,
-        token_ids: torch.Tensor,
-    ) -> list[TokenTree]:
-        first, depths, head = self._model.first, self._model.depths, self._model.markov
-        paths: dict[int, BlockPath] = {}
-        alone = []
-        for item, block in zip(tasks, blocks, strict=True):
-            limits = replace(item.task.limits, depth=min(item.task.limits.depth, depths))
-            # nodes have no rows in the cache
-            task = replace(
-                item.task,
-                sequence=KVSequence(),
-                delta=item.task.delta[-1:],
-                limits=limits,
-                offset=item.task.context_length - 1,
-            )
-            alone.append(task)
-            if block is not None:
-                logits = self._model.logits(block[first : first + limits.depth])
-                paths[id(task.sequence)] = BlockPath(block, logits, [])
-        if head is not None:
-            passes = MarkovPasses(head, first, self.cache, paths)
-            return ReferenceGrowth(passes.forward, shape, token_ids).grow(alone)
-        return [
-            grow_levels(task, list(path.logits), shape, token_ids)
-            if (path := paths.get(id(task.sequence)))
-            else TokenTree.root_only(task.delta[-1])
-            for task in alone
-        ]
-
-
-class DFlashDrafter(PublishedDrafter):
-    """Draft a tree; level i has position i's most probable tokens."""
-
-    kind, model, runner = DFlashSource, BlockModel, BlockRunner
-
-
-class DSparkDrafter(PublishedDrafter):
-    """Draft a tree level by level; logits depend on the previous token."""
-
-    kind, model, runner = DSparkSource, BlockModel, BlockRunner

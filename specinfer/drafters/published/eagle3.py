@@ -14,9 +14,9 @@ other libraries `transformer_layer_config` has the shape, and unknown fields are
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -29,9 +29,15 @@ from specinfer.drafters.published.config import (
     refused,
     usual_layers,
 )
-from specinfer.drafters.published.rows import read_tensors
+from specinfer.drafters.published.tensors import (
+    OWN_EMBEDDING,
+    STORED,
+    PublishedSource,
+    in_llama_names,
+    read_draft,
+)
 from specinfer.errors import IncompatibleError, naming
-from specinfer.model.weights.config import ModelConfig
+from specinfer.model.drafting.stack import DraftWeights
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     FINGERPRINT,
@@ -40,10 +46,9 @@ from specinfer.model.weights.draft_checkpoint import (
     save_checkpoint,
     verifier_fields,
 )
+from specinfer.model.weights.families import EMBEDDING, open_weights
 
 ALGORITHM = "eagle3"
-_RENAMED = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
-_EMBEDDING = "embed_tokens.weight"
 _UNKNOWN_PARTS = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
 """Fields of parts that are not supported, with the only accepted values."""
 _FIELDS = {
@@ -56,40 +61,29 @@ _FIELDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EagleSource:
-    algorithm: ClassVar[str] = ALGORITHM
-    tensors: Mapping[str, torch.Tensor]
-    """Tensors: `fc`, `hidden_norm`, `model.norm`, `lm_head` and the modules of `model.layers.0`."""
-    token_ids: torch.Tensor
-    """[draft vocabulary] target token of each draft token, ascending."""
-    layers: tuple[int, ...]
-    """Number of target layers before each hidden state that the draft reads."""
-    norm_before_residual: bool = False
-    """True if the residual is the normed hidden state."""
-    embedding: torch.Tensor | None = None
-    """Embeddings [V, hidden]; None: the target's."""
-    shape: ModelConfig | None = None
-    """Shape of the layer; None: the target's."""
+class EagleSource(PublishedSource):
+    algorithm = ALGORITHM
 
 
 def save_eagle(
-    directory: Path, eagle: EagleSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
+    directory: Path,
+    tensors: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor,
+    layers: tuple[int, ...],
+    target_directory: Path,
+    target_name: str,
+    trained: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint; `trained`: record of command, data and results."""
-    stored = {_stored(name): tensor for name, tensor in eagle.tensors.items()}
-    if eagle.embedding is not None:
-        stored[_EMBEDDING] = eagle.embedding
+    stored = {STORED.get(name, name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
     fields = {
         "architectures": ["Eagle3Speculator"],
-        "norm_before_residual": eagle.norm_before_residual,
-        EAGLE_LAYERS: list(eagle.layers),
+        "norm_before_residual": False,
+        EAGLE_LAYERS: list(layers),
         "trained": dict(trained),
     }
     shape = {"num_hidden_layers": 1}
-    save_checkpoint(
-        directory, ALGORITHM, stored, eagle.token_ids, fields, target_directory, target_name, shape
-    )
+    save_checkpoint(directory, ALGORITHM, stored, token_ids, fields, target_directory, target_name, shape)
 
 
 def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
@@ -99,14 +93,16 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
         with naming(directory):
             return _load_published(directory, target_directory)
     tensors, token_ids = own_tensors(directory)
-    layers = config.get(EAGLE_LAYERS) or usual_layers(load_config(target_directory).layers)
-    return EagleSource(
-        _named(tensors),
-        torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids,
-        tuple(layers),
+    token_ids = torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids
+    target, embedding = load_config(target_directory), tensors.pop(OWN_EMBEDDING, None)
+    weights = DraftWeights(
+        replace(target, layers=1, vocab_size=len(token_ids), tied_embeddings=False),
+        in_llama_names(tensors),
+        open_weights(target_directory, target)[EMBEDDING] if embedding is None else embedding,
         bool(config.get("norm_before_residual", False)),
-        tensors.get(_EMBEDDING),
+        layers=tuple(config.get(EAGLE_LAYERS) or usual_layers(target.layers)),
     )
+    return EagleSource(weights, token_ids)
 
 
 def _load_published(directory: Path, target_directory: Path) -> EagleSource:
@@ -126,28 +122,20 @@ def _load_published(directory: Path, target_directory: Path) -> EagleSource:
     wanted: Shapes = {"fc.weight": (hidden, len(read) * hidden), "lm_head.weight": (vocabulary, hidden)}
     wanted |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
     wanted |= layer_shapes("layers.0.", layers, layers.config.qk_norm, width=2)
-    tensors, token_ids = read_tensors(directory, wanted, {_EMBEDDING: (size, hidden)}, vocabulary, size)
     (window,) = layers.windows
-    max_positions = layers.config.max_positions
-    return EagleSource(
-        _named(tensors),
-        token_ids,
-        read,
-        config.flag("norm_before_residual"),
-        tensors.get(_EMBEDDING),
-        replace(layers.config, max_positions=min(max_positions, window) if window else max_positions),
+    shape = replace(
+        layers.config,
+        max_positions=min(layers.config.max_positions, window or layers.config.max_positions),
+        vocab_size=vocabulary,
+        tied_embeddings=False,
     )
-
-
-def _stored(name: str) -> str:
-    return _RENAMED.get(name, name.removeprefix("model."))
-
-
-def _named(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a file's tensors under the names of `EagleSource`, without embeddings."""
-    back = {stored: usual for usual, stored in _RENAMED.items()}
-    return {
-        back.get(name, f"model.{name}" if name.startswith("layers.") else name): tensor
-        for name, tensor in tensors.items()
-        if name != _EMBEDDING
-    }
+    return read_draft(
+        EagleSource,
+        (directory, target_directory),
+        replace(config, layers=replace(layers, config=shape, windows=(None,))),
+        wanted,
+        {OWN_EMBEDDING: (size, hidden)},
+        vocabulary,
+        layers=read,
+        norm_before_residual=config.flag("norm_before_residual"),
+    )

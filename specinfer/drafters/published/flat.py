@@ -13,13 +13,11 @@ A draft that reads the last layer is refused, since some libraries read this lay
 others after it.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specinfer.drafters.published.block import DFlashSource, block_shapes, load_block_draft
+from specinfer.drafters.published.block import DFlashSource, block_shapes, load_block_draft, read_block
 from specinfer.drafters.published.config import PublishedConfig, must_be, read_layers, refused
-from specinfer.drafters.published.rows import in_llama_names, read_tensors
 from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.draft_checkpoint import target_config
@@ -43,18 +41,16 @@ def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
     with naming(directory):
         config = _read(directory, target_directory)
         layers, size = _states_read(config), config.target.vocab_size
-        wanted = block_shapes(config, len(layers))
-        tensors, token_ids = read_tensors(directory, wanted, {}, size, size)
-        return DFlashSource(
-            in_llama_names(tensors),
-            token_ids,
-            config.layers,
-            layers,
-            config.count("block_size"),
-            config.token(_MASK),
-            from_root=False,
-            windows_see_all=False,
-            causal=config.flag(_CAUSAL),
+        return read_block(
+            DFlashSource,
+            (directory, target_directory),
+            config,
+            block_shapes(config, len(layers)),
+            {},
+            size,
+            layers=layers,
+            mask=config.token(_MASK),
+            both_ways=(not config.flag(_CAUSAL),) * config.layers.config.layers,
         )
 
 
@@ -73,9 +69,7 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
         raise IncompatibleError(f"config.json: {error.args[0]} is missing") from error
     published = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
     _check_target(published, target_directory)
-    if (block := published.count("block_size")) == 1:
-        raise IncompatibleError(f"block_size = {block}: must be at least 2, or no position predicts a token")
-    return replace(published, tokens=block - 1)
+    return published
 
 
 def _inner(config: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     safetensors   mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.norm, mtp.layers.0.*
     GGUF          blk.N.nextn.eh_proj, .enorm, .hnorm, .shared_head_norm, blk.N.*    N: number of the model's layers
 
-Tensors get the names of `specinfer.drafters.published.mtp`. The layer has attention with output gates, and a dense or
+Tensors get the names of `DraftWeights`. The layer has attention with output gates, and a dense or
 an expert MLP. It reads the target's hidden state after the final norm.
 """
 
@@ -14,27 +14,33 @@ from pathlib import Path
 
 import torch
 
-from specinfer.drafters.published.config import DraftLayers
-from specinfer.drafters.published.mtp import GATE, MtpSource
-from specinfer.drafters.ssm import drafted_tokens
+from specinfer.drafters.heads_layers import output_head
+from specinfer.drafters.published.mtp import MtpSource
+from specinfer.drafters.vocabulary import drafted_tokens
 from specinfer.errors import IncompatibleError
+from specinfer.model.drafting.stack import DraftWeights
 from specinfer.model.families.experts import ROUTER
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
-from specinfer.model.weights.families import RenamedWeights, open_weights, sources_of
+from specinfer.model.weights.families import EMBEDDING, RenamedWeights, open_weights, sources_of
 from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import kept_gguf
 
 _FIRST = "model.layers.0."
 _NAMES = {
-    "mtp.fc.": f"{_FIRST}input_proj.",
-    "mtp.pre_fc_norm_embedding.": f"{_FIRST}token_layernorm.",
-    "mtp.pre_fc_norm_hidden.": f"{_FIRST}hidden_layernorm.",
-    "mtp.norm.": f"{_FIRST}final_layernorm.",
+    "mtp.fc.": "input_proj.",
+    "mtp.pre_fc_norm_embedding.": "token_norm.",
+    "mtp.pre_fc_norm_hidden.": "hidden_norm.",
+    "mtp.norm.": "model.norm.",
     "mtp.layers.0.": _FIRST,
+    f"{_FIRST}input_proj.": "input_proj.",
+    f"{_FIRST}token_layernorm.": "token_norm.",
+    f"{_FIRST}hidden_layernorm.": "hidden_norm.",
+    f"{_FIRST}final_layernorm.": "model.norm.",
 }
-_QUERY = f"{_FIRST}self_attn.q_proj.weight"
+"""Prefixes in safetensors, then in GGUF files -> ours."""
+_QUERY, _GATE = (f"{_FIRST}self_attn.{name}_proj.weight" for name in ("q", "gate"))
 
 
 def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
@@ -44,13 +50,13 @@ def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
         vocabulary: number of tokens to draft, the most frequent ones; 0: all.
     """
     config = load_config(directory)
-    weights, names = _stored(directory, config)
-    if further := sorted(name for name in names.values() if not name.startswith(_FIRST)):
-        raise IncompatibleError(f"{directory}: {further[0]}: unknown tensor of an MTP draft")
+    stored, names = _stored(directory, config)
+    if unknown := sorted(name for name in names.values() if name.startswith("mtp.")):
+        raise IncompatibleError(f"{directory}: {unknown[0]}: unknown tensor of an MTP draft")
     sources = sources_of(config, names)
     if config.output_gate:
         rows = sources.pop(_QUERY)
-        for which, name in enumerate((_QUERY, GATE)):
+        for which, name in enumerate((_QUERY, _GATE)):
             sources[name] = rows._replace(pick=partial(_of_heads, config.heads, which))
     experts = config.experts if f"{_FIRST}{ROUTER}" in sources else None
     layer = replace(
@@ -62,13 +68,16 @@ def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
         experts=replace(experts, dense_layers=frozenset()) if experts else None,
     )
     tokens = drafted_tokens(directory, vocabulary) or range(config.vocab_size)
-    return MtpSource(
-        RenamedWeights(weights, sources, experts.count if experts else 0),
-        torch.tensor(tokens),
-        DraftLayers(layer, (None,), biased=False),
-        (config.layers,),
-        open_weights(directory, config)["model.norm.weight"],
+    target = open_weights(directory, config)
+    weights = DraftWeights(
+        layer,
+        RenamedWeights(stored, sources, experts.count if experts else 0),
+        target[EMBEDDING],
+        head=output_head(config, target)[torch.tensor(tokens)],
+        layers=(config.layers,),
+        target_norm=target["model.norm.weight"],
     )
+    return MtpSource(weights, torch.tensor(tokens))
 
 
 def _stored(directory: Path, config: ModelConfig) -> tuple[Mapping[str, torch.Tensor], dict[str, str]]:
@@ -76,7 +85,7 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Mapping[str, torch.Te
     gguf = kept_gguf(directory)
     if gguf is not None:
         weights: Mapping[str, torch.Tensor] = GgufWeights(gguf, blocks=False, further=True)
-        return weights, {name: name.replace(f".{config.layers}.", ".0.", 1) for name in weights}
+        return weights, {name: _renamed(name.replace(f".{config.layers}.", ".0.", 1)) for name in weights}
     weights = open_checkpoint(directory)
     return weights, {name: _renamed(name) for name in weights if name.startswith("mtp.")}
 

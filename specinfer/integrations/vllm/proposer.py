@@ -214,9 +214,6 @@ class _Speculators:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
         await self.pool.close()
-        for service in self.pool.services:
-            if service.stream is not None:
-                service.stream.reset()
         for channel in self._channels:
             await channel.close()
 

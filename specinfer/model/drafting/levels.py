@@ -7,9 +7,9 @@ points is the next sibling or the best child of a node in the tree. Drawn trees,
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -56,10 +56,26 @@ def grow_levels(
     return ReferenceGrowth(forward, shape, token_ids).grow([task])[0]
 
 
+class PathBias(Protocol):
+    """Additions to the logits of a level's nodes, which depend on their paths."""
+
+    def __call__(
+        self, depth: int, owners: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return biases [N, draft vocabulary] of nodes' children, and any nodes' states [N, S].
+
+        Args:
+            depth: depth of the nodes; the roots have 0.
+            owners: [N] index of each node's task.
+            tokens: [N] the nodes' tokens.
+            states: [N, S] states of the nodes' parents; None for roots.
+        """
+
+
 def grow_edges(
     tasks: Sequence[GrowthTask],
     levels: Sequence[torch.Tensor],
-    bias: Callable[[torch.Tensor], torch.Tensor],
+    bias: PathBias,
     shape: GrowthShape,
     token_ids: torch.Tensor,
 ) -> list[TokenTree]:
@@ -67,20 +83,29 @@ def grow_edges(
 
     Args:
         levels: the logits [tasks, draft vocabulary] of each depth. Their number limits the trees' depth.
-        bias: maps N tokens to additions [N, draft vocabulary] to the logits of the next token.
         token_ids: [draft vocabulary] target token of each draft token.
     """
     place = {id(task.sequence): index for index, task in enumerate(tasks)}
-    left = iter(levels)
+    left = iter(enumerate(levels))
+    last: dict[int, torch.Tensor] = {}
+    """States of the last level's nodes, by task. Parents are numbered within their level."""
 
     def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
-        rows = next(left)  # one call per level
+        depth, rows = next(left)  # one call per level
+        places = [place[id(segment.sequence)] for segment in segments]
         before = [list(segment.nodes or segment.delta[-1:]) for segment in segments]
-        biases = bias(torch.tensor([token for tokens in before for token in tokens]))
-        parts = torch.split(biases, [len(tokens) for tokens in before])
-        return [
-            rows[place[id(segment.sequence)]] + part for segment, part in zip(segments, parts, strict=True)
-        ]
+        owners = [index for index, tokens in zip(places, before, strict=True) for _ in tokens]
+        states = [last[i][list(s.parents)] for i, s in zip(places, segments, strict=True)] if last else None
+        biases, after = bias(
+            depth,
+            torch.tensor(owners),
+            torch.tensor([token for tokens in before for token in tokens]),
+            torch.cat(states) if states else None,
+        )
+        counts = [len(tokens) for tokens in before]
+        if after is not None:
+            last.update(zip(places, torch.split(after, counts), strict=True))
+        return [*torch.split(rows[owners] + biases, counts)]
 
     cut = [
         replace(task, limits=replace(task.limits, depth=min(task.limits.depth, len(levels))))

@@ -1,13 +1,21 @@
 """Defines kinds of weight formats, and the executors that support them."""
 
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specinfer.model.formats.rounding import Bytes, Floats, in_pieces
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.system.threads import default_threads
 
 if TYPE_CHECKING:
     from specinfer.model.weights.config import ModelConfig
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+_WEIGHTS_AT_ONCE = 1 << 18
+"""Maximum weights per task of a thread; limits temporary memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +23,6 @@ class Format:
     """Format of matrices in memory; vectors and embeddings are not quantised."""
 
     name: str
-    help: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
         """Return the reason why a backend lacks the format; empty if supported."""
@@ -52,22 +59,25 @@ class BlockFormat(Format):
     type_name: str
     block: int
     block_bytes: int
-    quantise_blocks: Callable[[Floats], Bytes]
-    """Quantises rows [n, K] float32 to bytes."""
-    fallback: str = ""
-    """Format of rows whose length is no multiple of `block`; empty: unquantised."""
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
         fits = backend == "native" and dtype == "bfloat16"
         return "" if fits else "needs the native executor in bfloat16"
 
-    @property
-    def bits(self) -> float:
-        return 8 * self.block_bytes / self.block
-
     def quantise(self, x: Floats) -> Bytes:
-        """Quantise [N, K] float32 to rows [N, bytes]; `block` must divide K."""
-        return in_pieces(x, x.shape[1] // self.block * self.block_bytes, self.quantise_blocks)
+        """Quantise [N, K] float32 to rows [N, bytes], in parallel; `block` must divide K."""
+        import gguf
+
+        out = np.empty((len(x), x.shape[1] // self.block * self.block_bytes), np.uint8)
+        step = max(1, _WEIGHTS_AT_ONCE // x.shape[1])
+
+        def put(start: int) -> None:
+            piece = np.ascontiguousarray(x[start : start + step], np.float32)
+            out[start : start + step] = gguf.quantize(piece, gguf.GGMLQuantizationType[self.type_name])
+
+        with ThreadPoolExecutor(default_threads()) as pool:
+            list(pool.map(put, range(0, len(x), step)))
+        return out
 
     def dequantise(self, rows: Bytes) -> Floats:
         """Return rows [N, bytes] as [N, K] float32."""

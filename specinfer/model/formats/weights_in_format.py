@@ -8,7 +8,6 @@ import torch
 
 from specinfer.model.families.experts import ROUTER, SHARED_GATE
 from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
-from specinfer.model.formats.registry import format_for_rows
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
@@ -133,22 +132,14 @@ class WeightsInFormat(NamedTensors):
         if isinstance(self.format, GpuFormat):
             return f"quantised to {self.format.name}, as asked"
         if isinstance(self.format, BlockFormat):
-            return self._reason_of_blocks(self.format)
+            if not self._blocks:
+                return f"in {dtype}, as no matrix can be stored in blocks of {self.format.type_name}"
+            return f"in {self.format.type_name}, {'as asked' if self._asked else 'as auto is for drafts'}"
         if self._blocks:
             return "as in the file"
         if self._in_blocks and not self.gives_blocks:
             return f"in {dtype}, as the {self._backend} executor in {dtype} multiplies no blocks"
         return f"in {dtype}, as dtype says"
-
-    def _reason_of_blocks(self, chosen: BlockFormat) -> str:
-        if not self._blocks:
-            return f"in {name_of(self._dtype)}, as no matrix can be stored in blocks of {chosen.type_name}"
-        fallbacks = sorted(set(self._blocks.values()) - {chosen.type_name})
-        reason = "as asked" if self._asked else "as auto is for drafts"
-        if not fallbacks:
-            return f"in {chosen.type_name}, {reason}"
-        where = f"rows that fill no blocks of {chosen.block} in {', '.join(fallbacks)}"
-        return f"in {chosen.type_name}, {reason}, {where}"
 
 
 class QuantisedWeights(NamedTensors):
@@ -177,12 +168,11 @@ class QuantisedWeights(NamedTensors):
         if as_stored:
             return self._weights.blocks(name, True) if isinstance(self._weights, BlockWeights) else None
         shape = self.shape(name)
-        chosen = format_for_rows(self._format, shape[1]) if len(shape) == 2 else None
-        if chosen is None:
+        if len(shape) != 2 or shape[1] % self._format.block:
             return None
         if isinstance(self._weights, BlockWeights):
             stored = self._weights.blocks(name)
-            if stored is not None and stored[0] == chosen.type_name:
+            if stored is not None and stored[0] == self._format.type_name:
                 return stored
         numbers = self._weights[name].float().numpy()
-        return chosen.type_name, torch.from_numpy(chosen.quantise(numbers))
+        return self._format.type_name, torch.from_numpy(self._format.quantise(numbers))

@@ -1,34 +1,38 @@
 """Runs EAGLE's layer and tree growth in the compiled kernels.
 
-The reference is `EagleModel` in `specinfer.model.drafting.eagle_layer`, with the growth of `expansion.py`.
+The reference is `specinfer.model.drafting.stack.DraftStack`, with the growth of `expansion.py`.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from specinfer.model.cache.sequence import Slots
-from specinfer.model.drafting.eagle_layer import EagleTask, EagleWeights
+from specinfer.model.drafting.stack import DraftWeights, DroppedRows, EagleTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.formats.weights_in_format import WeightsInFormat
 from specinfer.model.native.model import NativeModel
 from specinfer.tree import TokenTree
 
 
-class NativeEagle:
+class NativeEagle(DroppedRows):
     """EAGLE's layer in the kernels, with its own KV cache."""
 
     def __init__(
-        self, weights: EagleWeights, held: WeightsInFormat, dtype: torch.dtype, num_blocks: int, kv_type: str
+        self,
+        weights: DraftWeights,
+        in_format: WeightsInFormat,
+        dtype: torch.dtype,
+        num_blocks: int,
+        kv_type: str,
     ) -> None:
-        """Pack the layer; `held` returns its matrices and the target's embeddings."""
+        """Pack the layer; `in_format` returns its matrices and the target's embeddings."""
         tensors = weights.tensors
         self.config = weights.config
         self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
         self.model = NativeModel(self.config, dtype, kv_type, self.states, weights.norm_before_residual)
         # hidden states have a few very large numbers: with bytes, all others would be rounded to 0
         self.model.packer(tensors).pack_states()
-        packer = self.model.packer(held)
+        packer = self.model.packer(in_format)
         packer.pack_layer(0)
         self._embedding = packer.pack_ends()
         self.memory = self.model.memory(num_blocks)
@@ -43,9 +47,3 @@ class NativeEagle:
         """
         states = torch.cat([item.states for item in tasks]).to(torch.bfloat16).contiguous()
         return self._growth.grow([item.task for item in tasks], shape, token_ids, states)
-
-    def move(self, source: Slots, target: Slots) -> None:
-        raise NotImplementedError("move: an EAGLE drafter drops all nodes of a tree")
-
-    def rotate(self, slots: Slots, delta: int) -> None:
-        raise NotImplementedError("rotate: an EAGLE drafter's cache has no window (kv_window)")

@@ -15,8 +15,7 @@ from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.loading import LoadedModel, load_model
 from specinfer.model.options import RunnerOptions
-from specinfer.model.probe.load import WHAT
-from specinfer.model.probe.records import record_path, write_record
+from specinfer.model.probe.records import WHAT, record_path, write_record
 from specinfer.model.probe.reference import (
     ReferenceModel,
     few_layers,

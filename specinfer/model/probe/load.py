@@ -14,14 +14,12 @@ from specinfer.model.backends import BACKENDS, refusal
 from specinfer.model.loading import load_model
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.parallel.ranks import Ranks
-from specinfer.model.probe.records import record_path
+from specinfer.model.probe.records import WHAT, record_path
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers, load_transformers_config
 from specinfer.model.weights.source import LARGE_FILE, kept_gguf
 from specinfer.system.apart import apart
 from specinfer.system.progress import progress
-
-WHAT = "comparing a few layers with transformers"
 
 
 @contextmanager

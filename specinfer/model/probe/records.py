@@ -17,6 +17,8 @@ from specinfer.model.weights.fingerprint import weights_fingerprint
 from specinfer.system.cache_directory import cache_directory
 
 log = logging.getLogger(__name__)
+WHAT = "comparing a few layers with transformers"
+"""The probe's label in the progress line."""
 
 
 def record_path(directory: Path, executor: str) -> Path:

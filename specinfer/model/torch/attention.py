@@ -4,7 +4,7 @@ It is slow, but simple enough to be the reference of every other backend's tests
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,19 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class RowsPlan:
+    """Positions that a request's rows of a pass see."""
+
     start: int
     stop: int
     slots: torch.Tensor
     mask: torch.Tensor
     """[rows, positions]: the topology-aware causal mask."""
+
+    def without_unseen(self) -> "RowsPlan":
+        """Return the plan without the first positions that no row sees."""
+        first = int(self.mask.any(0).int().argmax())
+        return replace(self, slots=self.slots[first:], mask=self.mask[:, first:])
 
 
 class ReferenceAttention:
@@ -28,7 +35,7 @@ class ReferenceAttention:
     def __init__(self, device: str) -> None:
         self._device = device
 
-    def plan(self, batch: Batch, look_back: int = 0, window: int | None = None) -> list[_Part]:
+    def plan(self, batch: Batch, look_back: int = 0, window: int | None = None) -> list[RowsPlan]:
         """Return one mask and one slot table per request.
 
         Args:
@@ -42,7 +49,7 @@ class ReferenceAttention:
 
     def _part(
         self, rows: AttentionRows, own_slots: Sequence[int], look_back: int, window: int | None
-    ) -> _Part:
+    ) -> RowsPlan:
         visible = torch.tensor(rows.visible, dtype=torch.int64)
         positions = torch.arange(rows.length)
         mask = positions < visible[:, None]
@@ -58,14 +65,14 @@ class ReferenceAttention:
             )
         blocks = torch.tensor(rows.blocks, dtype=torch.int64)
         slots = blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
-        return _Part(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))
+        return RowsPlan(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))
 
     def attend(
         self,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        plan: list[_Part],
+        plan: list[RowsPlan],
         scale: float | None = None,
         cap: float = 0.0,
         sinks: torch.Tensor | None = None,

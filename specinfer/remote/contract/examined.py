@@ -12,12 +12,12 @@ from specinfer.remote.drafts import (
     DraftStream,
     describe_speculators,
     exchange_drafts,
-    sound_draft,
 )
 from specinfer.request.statuses import EntryStatus
 from specinfer.service.stream import MessageStream
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits, check_draft
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
+from specinfer.wire.tree_codec import decode_tree
 
 CLIENT = "specinfer-check"
 ANY_TOKEN = 2**31 - 1
@@ -161,7 +161,8 @@ class Examined:
                 )
             size, root = self.vocab_size(draft.speculator), entry.delta_token_ids[-1]
             try:
-                tree = sound_draft(draft.tree, draft.speculator, root, limits, size)
+                tree = decode_tree(draft.tree, draft.speculator)
+                check_draft(tree, root, limits, size)
             except MalformedTreeError as error:
                 raise BrokenContractError(f"speculator {draft.speculator}: {error}") from error
             parents = tree.parents[1:].tolist()

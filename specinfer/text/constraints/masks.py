@@ -51,8 +51,8 @@ class MaskThreads:
         """Time (`time.monotonic`) until which the current step waits for masks."""
         self.seconds = 0.0
         """Processor seconds of all masks since the start."""
-        self.deferred = self.cut = 0
-        """Numbers of requests deferred, and of verdicts shortened, by late masks."""
+        self.deferred = 0
+        """Number of requests deferred by late masks."""
         self._counting = threading.Lock()
         self._shared = background_threads(THREADS, "masks")
         self._alone = background_threads(1, "expensive-masks", LAST)

@@ -70,7 +70,7 @@ class RequestRandomness:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Acceptance:
     """Result of a rule: the accepted path, and the token after it."""
 
     accepted: tuple[int, ...]
@@ -82,7 +82,7 @@ class Verdict:
 class AcceptanceRule(Protocol):
     """Accepts a path from the root, and adds a token after it."""
 
-    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict: ...
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance: ...
 
 
 def find_rule(name: str) -> AcceptanceRule:

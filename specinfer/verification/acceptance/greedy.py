@@ -1,10 +1,10 @@
 """VerifyGreedy (paper, section 4.3): follow the target's choices within the tree."""
 
 from specinfer.tree import TokenTree
-from specinfer.verification.acceptance import Randomness, Target, Verdict, children_by_token
+from specinfer.verification.acceptance import Acceptance, Randomness, Target, children_by_token
 
 
-def verify_greedy(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+def verify_greedy(tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance:
     """Accept the target's most probable tokens while the tree has them.
 
     From u = root: while u has a child v with t_v = argmax P(.|u), accept v, u = v. Then add argmax P(.|u).
@@ -15,4 +15,4 @@ def verify_greedy(tree: TokenTree, target: Target, randomness: Randomness) -> Ve
     while (child := children.get((node, target.best(node)))) is not None:
         accepted.append(child)
         node = child
-    return Verdict(tuple(accepted), target.best(node))
+    return Acceptance(tuple(accepted), target.best(node))

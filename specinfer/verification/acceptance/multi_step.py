@@ -23,11 +23,11 @@ import numpy as np
 
 from specinfer.model.sampling.choices import Excerpt
 from specinfer.tree import Candidate, ProposalKind, TokenTree
-from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
+from specinfer.verification.acceptance import Acceptance, Float64, Randomness, Target, children_by_token
 from specinfer.verification.acceptance.residual import normalised, subtract, without
 
 
-def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance:
     """Accept a path; its tokens have the target's distribution (Theorem 4.2)."""
     draws, children = tree.draws_by_parent(), children_by_token(tree)
     accepted: list[int] = []
@@ -41,7 +41,7 @@ def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -
             token = noise.choose(p) if drawn else target.choose(node, noise)
             child = children.get((node, token))
         if child is None:
-            return Verdict(tuple(accepted), token)
+            return Acceptance(tuple(accepted), token)
         accepted.append(child)
         node = child
 

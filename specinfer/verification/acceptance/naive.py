@@ -5,10 +5,10 @@ multi-step sampling (Theorem 4.3).
 """
 
 from specinfer.tree import TokenTree
-from specinfer.verification.acceptance import Randomness, Target, Verdict, children_by_token
+from specinfer.verification.acceptance import Acceptance, Randomness, Target, children_by_token
 
 
-def verify_naive(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+def verify_naive(tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance:
     """Sample x ~ P(.|u) from the root; continue at u's child x."""
     children = children_by_token(tree)
     accepted: list[int] = []
@@ -17,6 +17,6 @@ def verify_naive(tree: TokenTree, target: Target, randomness: Randomness) -> Ver
         token = target.choose(node, randomness.noise(len(accepted)))
         child = children.get((node, token))
         if child is None:
-            return Verdict(tuple(accepted), token)
+            return Acceptance(tuple(accepted), token)
         accepted.append(child)
         node = child

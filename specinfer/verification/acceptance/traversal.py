@@ -36,12 +36,12 @@ from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
-from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
+from specinfer.verification.acceptance import Acceptance, Float64, Randomness, Target, children_by_token
 from specinfer.verification.acceptance.residual import normalised, subtract, without
 from specinfer.verification.target import LateNodeError
 
 
-def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance:
     """Accept a path, so that the tokens have the target's distribution."""
     draws, children = _Draws(tree), children_by_token(tree)
     rng = randomness.stream(0)
@@ -54,7 +54,7 @@ def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) ->
             token = at.choose(target, randomness.noise(len(path) - 1))
             child = children.get((at.node, token))
             if child is None:
-                return Verdict(tuple([visit.node for visit in path[1:]]), token)
+                return Acceptance(tuple([visit.node for visit in path[1:]]), token)
             path.append(_Visit(child, 1.0))
         else:
             path.pop()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specinfer.tree import TokenTree
-from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict
+from specinfer.verification.acceptance import Acceptance, Float64, Randomness, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class TypicalAcceptance:
     epsilon: float
     delta: float
 
-    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance:
         """Return the verdict; `randomness` is not used."""
         children: dict[int, list[int]] = defaultdict(list)
         for node, parent in enumerate(tree.parents.tolist()):
@@ -45,7 +45,7 @@ class TypicalAcceptance:
                     reached.append((child, logp + math.log(probability)))
                     best = max(best, (len(paths[child]), reached[-1][1], child))
         last = best[2]
-        return Verdict(paths[last], target.best(last))
+        return Acceptance(paths[last], target.best(last))
 
     def threshold(self, p: Float64) -> float:
         """Return the threshold for tokens' probabilities, given p [V]."""

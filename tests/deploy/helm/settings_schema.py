@@ -8,7 +8,7 @@ from all_in_one.settings import ServeSettings
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.drafters import DRAFTERS
-from specinfer.drafters.ssm import PROPOSALS
+from specinfer.drafters.growth import PROPOSALS
 from specinfer.model.formats.registry import FORMATS
 from specinfer.options.model_options import DTYPES, EXECUTORS, KV_TYPES, OFFLOADS
 from specinfer.service.settings import ProcessSettings

@@ -106,7 +106,7 @@ async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIt
             redis_url, {"it": drafter}, model=model, resident=resident, max_batch=16
         ) as system:
             yield through(system)
-            (service,) = system.loop.pool.services
+            (service,) = system.loop.pool.records
             assert not service.faults.malformed
 
 

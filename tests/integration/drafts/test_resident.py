@@ -105,7 +105,7 @@ async def test_refused_requests_are_not_drafted_for_again(redis_url: str) -> Non
     async with running_system(redis_url, {"own": drafter}, resident=True) as system:
         prompt = [*PROMPT, VOCABULARY - 1, 7]
         assert await system.tokens(prompt) == greedy(prompt, 16)
-        (service,) = system.loop.pool.services
+        (service,) = system.loop.pool.records
         assert service.statistics.outcomes["failed"] == 0, "the counts are already in the status"
         status = await system.stub.Status(generation_pb2.StatusRequest())
     assert status.speculators[0].failed == 1

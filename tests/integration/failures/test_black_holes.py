@@ -21,7 +21,7 @@ async def test_leases_are_renewed_while_a_session_hangs_at_its_end(
     """The session ends because another gateway drives its verifier, and its end hangs."""
     async with running_system(redis_url, verifiers=2, lease_s=0.6, linger_seconds=5.0) as system:
         gone, stays = list(system.gateway.sessions)
-        may_end, renewals, renew = asyncio.Event(), 0, system.gateway.lease_manager._leases.renew
+        may_end, renewals, renew = asyncio.Event(), 0, system.gateway.lease_manager._store.renew
 
         async def hangs() -> None:
             await may_end.wait()
@@ -32,7 +32,7 @@ async def test_leases_are_renewed_while_a_session_hangs_at_its_end(
             return await renew(*arguments)
 
         monkeypatch.setattr(gone, "end", hangs)
-        monkeypatch.setattr(system.gateway.lease_manager._leases, "renew", counted)
+        monkeypatch.setattr(system.gateway.lease_manager._store, "renew", counted)
         async with Redis.from_url(redis_url) as redis:
             await redis.set(verifier_key(gone.lease.instance_id), "somebody 999", px=60_000)
             await until(lambda: renewals > 12)  # two leases' worth

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-import gateway.store.requests
+import gateway.store.redis
 from gateway.observability.metrics.requests import RequestCounters
 from gateway.session import verifier
 from gateway.session.token_stream import TokenStream
@@ -81,7 +81,7 @@ def _fault_for_poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     owner, name, is_poison = {
         "plan": (CacheRoom, "max_nodes", lambda room, request, *_: request.request_id == "poison"),
         "text": (TextStream, "push", lambda stream, *_: stream._stops == ("~",)),
-        "write": (gateway.store.requests, "encode_progress", lambda item, *_: item.request_id == "poison"),
+        "write": (gateway.store.redis, "encode_progress", lambda item, *_: item.request_id == "poison"),
         "publish": (
             TokenStream,
             "extend",

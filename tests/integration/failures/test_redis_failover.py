@@ -14,7 +14,7 @@ import pytest
 
 from gateway.api.callers import ANYBODY
 from gateway.store.connection import RedisConnection
-from gateway.store.leases import GatewayReport
+from gateway.store.protocol import GatewayReport
 from gateway.store.records import Known
 from specinfer.errors import UnavailableError
 from specinfer.scheduling.entries import Progress

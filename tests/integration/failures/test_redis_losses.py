@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store.keys import PREFIX, TOKEN_WIDTH, request_key, tokens_key
-from gateway.store.leases import GatewayReport
+from gateway.store.protocol import GatewayReport
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import Progress

@@ -50,7 +50,7 @@ async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str
     drafters = {"bad": ScriptedDrafter(MALFORMED[name]), "good": ScriptedDrafter(first(1))}
     async with running_system(redis_url, drafters, resident=resident) as system:
         replies = await system.generate(PROMPT)
-        bad, *good = system.loop.pool.services
+        bad, *good = system.loop.pool.records
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
     assert bad.faults.malformed >= 6
     assert not any(service.faults.malformed for service in good)
@@ -68,7 +68,7 @@ async def test_a_late_speculator_is_not_waited_for(redis_url: str) -> None:
     drafters = {"slow": ScriptedDrafter(slow), "fast": ScriptedDrafter(first(1))}
     async with running_system(redis_url, drafters, deadline_s=1.0) as system:
         replies = await system.generate(PROMPT)
-        late, _ = system.loop.pool.services
+        late, _ = system.loop.pool.records
         assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
         assert {row.name for row in replies[-1].summary.stats.speculators} == {"fast"}
         assert late.counters.answered == 0

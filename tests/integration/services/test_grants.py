@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.requests import RequestStore
+from gateway.store.redis import RedisStore
 from specinfer.drafters import Drafter
 from specinfer.remote import resident
 from specinfer.v1 import verifier_pb2
@@ -45,13 +45,13 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[verifier_pb2.VerifyRequest
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of items of each write of tokens to Redis."""
     sizes: list[int] = []
-    append = RequestStore.append
+    append = RedisStore.append
 
-    async def noted(self: RequestStore, progress: Any, *rest: Any) -> Any:
+    async def noted(self: RedisStore, progress: Any, *rest: Any) -> Any:
         sizes.append(len(progress))
         return await append(self, progress, *rest)
 
-    monkeypatch.setattr(RequestStore, "append", noted)
+    monkeypatch.setattr(RedisStore, "append", noted)
     return sizes
 
 

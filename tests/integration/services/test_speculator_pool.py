@@ -13,9 +13,9 @@ import pytest
 
 from specinfer.cli.local.processes import free_ports
 from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.engine.draft_faults import IN_A_ROW
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.remote.directory import SpeculatorDirectory
-from specinfer.remote.faults import IN_A_ROW
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.remote.round import Drafts

@@ -175,7 +175,7 @@ async def test_nothing_is_proposed_beyond_the_longest_context(
 
 
 async def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
-    monkeypatch.setattr("specinfer.remote.service.CONTEXT_CHUNK", 10)
+    monkeypatch.setattr("specinfer.engine.draft_group.CONTEXT_CHUNK", 10)
     async with serving(monkeypatch, tokenizer, right()) as (engine, pool):
         row = [1] * 25
         lengths = []

@@ -12,9 +12,9 @@ import pytest
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import GatewayReport, LeaseStore
+from gateway.store.protocol import GatewayReport, Store, Written
 from gateway.store.records import Known, Record
-from gateway.store.requests import RequestStore, Written
+from gateway.store.redis import RedisStore
 from specinfer.errors import SpecInferError
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import FinishReason, LogprobRow
@@ -36,12 +36,12 @@ def shown(record: Record | None) -> Any:
 class Twins:
     """Make the same random calls to both stores, and compare the answers."""
 
-    def __init__(self, redis: RequestStore, embedded: EmbeddedStore, rng: random.Random) -> None:
+    def __init__(self, redis: Store, embedded: EmbeddedStore, rng: random.Random) -> None:
         self.stores, self._rng = (redis, embedded), rng
         self.states: dict[str, RequestState] = {}
         self.callers: dict[str, Caller] = {}
 
-    async def both(self, call: Callable[[RequestStore], Awaitable[Any]]) -> Any:
+    async def both(self, call: Callable[[Store], Awaitable[Any]]) -> Any:
         """Check that both stores give the same answer or error; return it."""
         answers = []
         for store in self.stores:
@@ -114,7 +114,7 @@ class Twins:
     async def adopt(self, name: str) -> None:
         models = self._rng.choice([[], ["m"], ["other"]])
 
-        async def adopted(store: RequestStore) -> Any:
+        async def adopted(store: Store) -> Any:
             return sorted((r.request.request_id, r.adoption) for r in await store.adopt(100, models))
 
         await self.both(adopted)
@@ -127,7 +127,7 @@ class Twins:
                 self.states.pop(name, None)
 
     async def look(self, name: str) -> None:
-        async def everything(store: RequestStore) -> Any:
+        async def everything(store: Store) -> Any:
             caller = self.callers.get(name)
             top = self.states[name].request.top_logprobs if name in self.states else 0
             glimpse = await store.glimpse({name: Known(1, top)})
@@ -145,22 +145,22 @@ async def test_it_answers_as_redis_does_and_its_file_stores_everything(
     redis_url: str, seed: int, tmp_path: Path
 ) -> None:
     connection, me = RedisConnection.open(redis_url), secrets.token_hex(4)
-    path = tmp_path / "store.jsonl"
-    redis, embedded = RequestStore(connection, me, 60), EmbeddedStore(me, 60, path=path)
-    await LeaseStore(connection, me, 60).renew(GatewayReport(me), [])
+    path = tmp_path / "store.sqlite"
+    redis, embedded = RedisStore(connection, me, 60), EmbeddedStore(me, 60, path=path)
+    await redis.renew(GatewayReport(me), [])
     twins = Twins(redis, embedded, random.Random(seed))
     for _ in range(150):
         await twins.step()
     names = list(twins.states)
     before = [shown(await embedded.load(name)) for name in names]
-    embedded.close()
+    await embedded.close()
     again = EmbeddedStore("next", 60, path=path)
     for name, known in zip(names, before, strict=True):
         actual = shown(await again.load(name))
         assert {**actual, "adoption": known["adoption"]} == known
     waiting = {name for name, known in zip(names, before, strict=True) if known["ending"] is None}
     assert {record.request.request_id for record in await again.adopt(1000, ["m"])} == waiting
-    again.close()
+    await again.close()
     for name in names:
         await redis.disown({name: (await redis.owned()).get(name, 0)})
         await redis.cancel(name, None) if name in waiting else None

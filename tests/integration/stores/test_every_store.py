@@ -10,9 +10,9 @@ import pytest
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, GatewayReport, LeaseStore
+from gateway.store.protocol import GatewayReport, Store, Written
 from gateway.store.records import Glimpse, Known, Record
-from gateway.store.requests import RequestStore, Written
+from gateway.store.redis import RedisStore
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
 from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
@@ -26,9 +26,8 @@ KEY = "idempotency_key"
 class Alone:
     """Store and leases of a single gateway."""
 
-    store: RequestStore
-    leases: LeaseStore
-    reopened: Callable[[], RequestStore]
+    store: Store
+    reopened: Callable[[], Store]
     """Return the store as another reader has it; with a file, as a new process opens it."""
 
     async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
@@ -52,7 +51,7 @@ class Alone:
 
     async def cancels(self) -> list[str]:
         """Renew the lease; return the requests to cancel."""
-        return list((await self.leases.renew(GatewayReport(self.store.gateway_id), [])).cancels)
+        return list((await self.store.renew(GatewayReport(self.store.gateway_id), [])).cancels)
 
 
 @pytest.fixture(params=["redis", "memory", "file"])
@@ -60,26 +59,22 @@ async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     me = secrets.token_hex(4)
     if request.param == "redis":
         connection = RedisConnection.open(request.getfixturevalue("redis_url"))
-        records = Alone(
-            RequestStore(connection, me, 60),
-            LeaseStore(connection, me, 60),
-            lambda: RequestStore(connection, "another", 60),
-        )
-        await records.cancels()  # makes the gateway alive
-        yield records
-        await connection.close()
+        store = RedisStore(connection, me, 60)
+        await store.renew(GatewayReport(me), [])  # makes the gateway alive
+        yield Alone(store, lambda: RedisStore(connection, "another", 60))
+        await store.close()
         return
-    path = tmp_path / "store.jsonl" if request.param == "file" else None
+    path = tmp_path / "store.sqlite" if request.param == "file" else None
     opened = [EmbeddedStore(me, 60, path=path)]
 
-    def reopened() -> RequestStore:
+    def reopened() -> Store:
         if path is not None:
-            opened[-1].close()
+            opened[-1].database.close()  # as at the end of its process
             opened.append(EmbeddedStore("next", 60, path=path))
         return opened[-1]
 
-    yield Alone(opened[0], EmbeddedLeases(opened[0], 60), reopened)
-    opened[-1].close()
+    yield Alone(opened[0], reopened)
+    await opened[-1].close()
 
 
 async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(alone: Alone) -> None:

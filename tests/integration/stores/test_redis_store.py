@@ -13,8 +13,8 @@ from gateway.api.callers import ANYBODY, Caller
 from gateway.session.token_stream import TokenStream
 from gateway.store.connection import RedisConnection
 from gateway.store.keys import logprobs_key, request_key, tokens_key, verifier_key
-from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
-from gateway.store.requests import RequestStore, Written
+from gateway.store.protocol import GatewayReport, VerifierLease, Written
+from gateway.store.redis import RedisStore
 from specinfer.errors import AlreadyExistsError, ExhaustedError, UnavailableError
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import FinishReason, LogprobRow
@@ -41,12 +41,11 @@ class Pair:
 
     def __init__(self, connection: RedisConnection, lease_s: float = 30.0) -> None:
         names = [secrets.token_hex(4) for _ in range(2)]
-        self.a, self.b = (RequestStore(connection, name, 60) for name in names)
-        self.lease_a, self.lease_b = (LeaseStore(connection, name, lease_s) for name in names)
+        self.a, self.b = (RedisStore(connection, name, 60, lease_s=lease_s) for name in names)
 
     async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
         """Renew gateway A's lease, and create a request that it owns."""
-        await self.lease_a.renew(GatewayReport(self.a.gateway_id), [])
+        await self.a.renew(GatewayReport(self.a.gateway_id), [])
         await self.a.create(state.request, "idempotency_key", caller, owned=True)
         return state.request.request_id
 
@@ -114,7 +113,7 @@ async def test_the_first_client_that_leaves_does_not_cancel_for_others(redis_url
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([])
         name = await stores.begin(state)
-        await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])
+        await stores.b.renew(GatewayReport(stores.b.gateway_id), [])
         await stores.b.listen(name)  # a client at the other gateway, too
         assert not await stores.a.leave(name)
         assert await stores.b.leave(name)
@@ -165,20 +164,20 @@ async def test_unowned_requests_end_if_they_are_not_adopted(redis_url: str) -> N
 async def test_a_verifier_has_one_holder_and_fences_rise_even_if_redis_loses_its_data(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, instance = Pair(connection), secrets.token_hex(4)
-        first = await stores.lease_a.claim(instance)
+        first = await stores.a.claim(instance)
         assert isinstance(first, VerifierLease)
-        assert await stores.lease_b.claim(instance) == stores.a.gateway_id
-        assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [first])).lost == []
+        assert await stores.b.claim(instance) == stores.a.gateway_id
+        assert (await stores.a.renew(GatewayReport(stores.a.gateway_id), [first])).lost == []
         await connection.redis.delete(verifier_key(instance), "specinfer:2:fence")
-        renewal = await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [first])
+        renewal = await stores.a.renew(GatewayReport(stores.a.gateway_id), [first])
         assert renewal.lost == [instance]
-        second = await stores.lease_b.claim(instance)
+        second = await stores.b.claim(instance)
         assert isinstance(second, VerifierLease)
         assert second.fence > first.fence
-        await stores.lease_a.release(first)  # not its own any more
-        assert await stores.lease_a.claim(instance) == stores.b.gateway_id
-        await stores.lease_b.release(second)
-        third = await stores.lease_a.claim(instance)
+        await stores.a.release(first)  # not its own any more
+        assert await stores.a.claim(instance) == stores.b.gateway_id
+        await stores.b.release(second)
+        third = await stores.a.claim(instance)
         assert isinstance(third, VerifierLease)
         assert third.fence > second.fence
 
@@ -193,15 +192,15 @@ async def test_a_lease_expires_and_a_leaving_gateway_frees_everything(redis_url:
             key = f"specinfer:2:gateway:{stores.a.gateway_id}"
             while await connection.redis.exists(key):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        alive = (await stores.lease_b.renew(report_b, [])).alive
+        alive = (await stores.b.renew(report_b, [])).alive
         assert stores.a.gateway_id not in [report.gateway_id for report in alive]
         assert report_b in alive
         assert name in [record.request.request_id for record in await stores.b.adopt(100, [])]
-        lease = await stores.lease_b.claim(name)
+        lease = await stores.b.claim(name)
         assert isinstance(lease, VerifierLease)
-        await stores.lease_b.leave([lease])
-        await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])
-        assert isinstance(await stores.lease_a.claim(name), VerifierLease)
+        await stores.b.resign([lease])
+        await stores.a.renew(GatewayReport(stores.a.gateway_id), [])
+        assert isinstance(await stores.a.claim(name), VerifierLease)
         assert name in [record.request.request_id for record in await stores.a.adopt(100, [])]
 
 
@@ -210,7 +209,7 @@ async def test_an_absent_redis_is_unavailable() -> None:
         with pytest.raises(UnavailableError, match="Redis"):
             await connection.check()
         with pytest.raises(UnavailableError, match="Redis"):
-            await RequestStore(connection, "a", 60).create(state_of([]).request, "", ANYBODY, owned=True)
+            await RedisStore(connection, "a", 60).create(state_of([]).request, "", ANYBODY, owned=True)
 
 
 async def test_many_concurrent_calls_wait_for_connections(redis_url: str) -> None:

@@ -8,12 +8,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from specinfer.model.formats.base import BlockFormat
-from specinfer.model.formats.registry import FORMATS
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.interfaces import Blocks
+from tests.support.models.block_products import BLOCK_BYTES, K_QUANTS, factors_at, random_rows
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -21,14 +20,19 @@ _NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def stored(kind: str, numbers: NDArray[np.float32]) -> torch.Tensor:
-    """Return a matrix [N, K] as rows [N, bytes] in a GGUF format."""
+    """Return a matrix [N, K] as rows [N, bytes] in a GGUF format; K and IQ types get other numbers."""
     if kind in _NUMBERS:
         return torch.from_numpy(numbers).to(_NUMBERS[kind]).contiguous().view(torch.uint8)
-    if kind == "MXFP4":  # of files only
-        return torch.from_numpy(gguf.quantize(numbers, gguf.GGMLQuantizationType.MXFP4))
-    chosen = FORMATS[kind.lower()]
-    assert isinstance(chosen, BlockFormat)
-    return torch.from_numpy(chosen.quantise(numbers))
+    of_kind = gguf.GGMLQuantizationType[kind]
+    if kind not in K_QUANTS and kind != "IQ4_NL":
+        return torch.from_numpy(gguf.quantize(numbers, of_kind))
+    # `gguf` only reads these types: random blocks of the same size of numbers
+    rows = random_rows(kind, *numbers.shape).reshape(len(numbers), -1, BLOCK_BYTES[kind])
+    ratio = numbers.std() / gguf.dequantize(rows.reshape(len(numbers), -1), of_kind).std()
+    for at in factors_at(kind):
+        factors = rows[..., at : at + 2].copy().view(np.float16)
+        rows[..., at : at + 2] = (factors * np.float16(ratio)).view(np.uint8)
+    return torch.from_numpy(rows.reshape(len(numbers), -1))
 
 
 class FormattedWeights(Mapping[str, torch.Tensor]):

@@ -14,7 +14,7 @@ from specinfer.drafters.eagle import EagleDrafter, EagleRunner
 from specinfer.drafters.heads import BlockwiseDrafter, HeadsDrafter, HeadsRunner, MedusaDrafter
 from specinfer.drafters.heads_layers import MedusaSource
 from specinfer.drafters.ssm import SsmDrafter
-from specinfer.model.drafting.eagle_layer import EagleWeights
+from specinfer.model.drafting.stack import DraftWeights
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config_files import from_transformers
@@ -108,7 +108,7 @@ def eagle(kind: ProposalKind, executor: str = "torch") -> Callable[[Path], Draft
             )
         tensors = starting_tensors(config, weights, 2, torch.arange(97))
         runner = EagleRunner.build(
-            EagleWeights(draft_config, tensors, weights["model.embed_tokens.weight"]),
+            DraftWeights(draft_config, tensors, weights["model.embed_tokens.weight"]),
             RunnerOptions(dtype="float32", executor=executor, kv_tokens=2048),
         )
         description = DrafterDescription("eagle", 97, feature_layers=(1, 3), feature_size=HIDDEN)

@@ -11,7 +11,9 @@ import torch
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
-from specinfer.drafters.ssm import SsmDrafter, drafted_tokens, shape_of
+from specinfer.drafters.growth import shape_of
+from specinfer.drafters.ssm import SsmDrafter
+from specinfer.drafters.vocabulary import drafted_tokens
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape

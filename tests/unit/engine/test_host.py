@@ -12,11 +12,12 @@ from specinfer.engine.host import Grant, Host, HostPlan, HostStep
 from specinfer.engine.local_pool import LocalPool
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import EngineLimits, VerifyJob
 from tests.support.oracle import first, greedy
 from tests.support.system import VOCABULARY, ScriptedDrafter
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -166,12 +167,12 @@ def test_a_drafter_is_asked_once_however_often_a_step_is_deferred(drafter: Scrip
         host.run(plan._replace(speculators=frozenset()) if number % 3 == 1 else plan, Grant())
         plan = plan if deferred else plan.next()
     assert len(drafter.jobs) == 3
-    assert host.pool.failures == 0
+    assert not any(counts.failed for counts in host.pool.counts.values())
     assert_greedy([state])
 
 
-def _defer(jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
-    return [VerifyOutcome(job.request_id, EntryStatus.EXHAUSTED) for job in jobs]
+def _defer(jobs: Sequence[VerifyJob]) -> list[Verdict]:
+    return [Verdict(EntryStatus.EXHAUSTED) for job in jobs]
 
 
 def test_trees_of_other_services_are_merged_with_those_of_the_host() -> None:

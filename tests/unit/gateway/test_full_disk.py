@@ -1,182 +1,109 @@
 """The embedded store on a disk that is sometimes full: the next process reads exactly the acknowledged data."""
 
-import asyncio
+import resource
 import shutil
-import tempfile
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.api.callers import ANYBODY
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, GatewayReport
+from gateway.store.protocol import GatewayReport
 from specinfer.errors import UnavailableError
 from specinfer.request.sampling import GREEDY
-from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from tests.support.full_disk import FullDisk, full_disk
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["create", "append", "append", "append", "end", "discard", "shorten"]),
-        st.integers(0, 3),
-        st.integers(1, 40),
-        st.none() | st.integers(0, 3000),
-    ),
-    min_size=1,
-    max_size=14,
-)
-"""(call, request, number of tokens, bytes of free disk space or None for no limit)"""
-PART = st.floats(0, 1, exclude_max=True)
-"""A position in a file, as a fraction: lines contain times, so their length varies from run to run."""
 
 
-class Client:
-    """Calls a store, and records the acknowledged data."""
-
-    def __init__(self, path: Path, disk: FullDisk) -> None:
-        self.store, self.disk = EmbeddedStore("me", 60, path=path), disk
-        self.states: dict[str, RequestState] = {}
-        self.acknowledged: dict[str, tuple[list[int], FinishReason | None]] = {}
-        self.fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
-
-    async def step(self, what: str, number: int, count: int) -> None:
-        name = f"r{number}"
-        calls: dict[str, Callable[[str, int], Coroutine[Any, Any, None]]] = {
-            "create": self.create,
-            "append": self.append,
-            "end": self.end,
-            "discard": self.discard,
-        }
-        if what == "shorten":
-            self.store._journal._rewrite()  # type: ignore[union-attr]
-        elif (what == "create") != (name in self.acknowledged):
-            await calls[what](name, count)
-
-    async def create(self, name: str, count: int) -> None:
-        prompt = tuple(range(count))
-        request = GenerationRequest(name, prompt, 1000, GREEDY, **self.fields)
-        await self.store.create(request, "k", ANYBODY, owned=True)
-        self.states[name] = RequestState(request, 0.0, 0, GREEDY, list(prompt))
-        self.acknowledged[name] = [], None
-
-    def progress(self, name: str, count: int, final: bool) -> Progress:
-        start = self.states[name].new_tokens
-        new = list(range(start, start + count))
-        return Progress(self.states[name], new, [LogprobRow(-0.5, ((t, -0.5),)) for t in new], start, final)
-
-    async def append(self, name: str, count: int) -> None:
-        """Append to this and all other unfinished requests in one write."""
-        going = [name for name, (_, end) in self.acknowledged.items() if end is None]
-        items = [self.progress(writing, count, final=False) for writing in going]
-        await self.store.append(items, [], "m")
-        for item in items:
-            self.states[item.request_id].tokens.extend(item.tokens)
-            self.acknowledged[item.request_id][0].extend(item.tokens)
-
-    async def end(self, name: str, count: int) -> None:
-        tokens, end = self.acknowledged[name]
-        if end is None:
-            self.states[name].finish = FinishReason.LENGTH
-            item = self.progress(name, count, final=True)
-            await self.store.append([item], [], "m")
-            self.acknowledged[name] = [*tokens, *item.tokens], FinishReason.LENGTH
-
-    async def discard(self, name: str, count: int) -> None:
-        await self.store.discard(name)
-        del self.acknowledged[name]
+@contextmanager
+def room_for(path: Path, size: int | None) -> Iterator[None]:
+    """Let SQLite's log next to a store's file grow by `size` bytes; None: without limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    end = path.with_name(f"{path.name}-wal").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else end + size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def read(path: Path) -> dict[str, tuple[list[int], FinishReason | None]]:
+@asynccontextmanager
+async def opened(
+    path: Path | None, gateway_id: str = "me", clock: Callable[[], float] = time.time
+) -> AsyncIterator[EmbeddedStore]:
+    store = EmbeddedStore(gateway_id, 60, path=path, clock=clock)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def killed(path: Path) -> Path:
+    """Return a copy of a store's files, as after the end of its process."""
+    copy = path.with_name("killed")
+    for end in ("", "-wal"):
+        shutil.copy(f"{path}{end}", f"{copy}{end}")
+    return copy
+
+
+async def read(path: Path) -> dict[str, list[int]]:
     """Return the content of the store as a new process reads it."""
-    store = EmbeddedStore("next", 60, path=path)
-    store.close()
-    for entry in store._entries.values():
-        assert [row.top for row in entry.logprobs] == [((token, -0.5),) for token in entry.tokens]
-    return {n: (e.tokens, e.ending and e.ending.finish) for n, e in store._entries.items()}
+    async with opened(path, "next") as store:
+        return {record.request.request_id: record.tokens for record in await store.adopt(100, ["m"])}
 
 
-@given(STEPS)
-def test_the_next_process_reads_what_was_acknowledged(steps: list[tuple[str, int, int, int | None]]) -> None:
-    async def run() -> None:
-        with tempfile.TemporaryDirectory() as folder, full_disk() as disk:
-            path = Path(folder) / "store.jsonl"
-            client = Client(path, disk)
-            for number, (what, request, count, disk.room) in enumerate(steps):
-                try:
-                    await client.step(what, request, count)
-                except UnavailableError:
-                    assert disk.room is not None
-                disk.room = None
-                copy = Path(folder) / f"killed-{number}"
-                shutil.copy(path, copy)
-                assert read(copy) == client.acknowledged
-            client.store.close()
-
-    asyncio.run(run())
+def request_of(name: str, prompt: int) -> GenerationRequest:
+    return GenerationRequest(name, tuple(range(prompt)), 1000, GREEDY)
 
 
-@given(STEPS, PART, PART)
-def test_damaged_lines_cost_no_more_than_what_followed_them(
-    steps: list[tuple[str, int, int, int | None]], line: float, place: float
-) -> None:
-    """A damaged line never prevents reading; tokens that are kept are a prefix of the acknowledged ones."""
-
-    async def run() -> None:
-        with tempfile.TemporaryDirectory() as folder, full_disk() as disk:
-            path = Path(folder) / "store.jsonl"
-            client = Client(path, disk)
-            await client.create("r9", 3)
-            for what, request, count, _ in steps:
-                if what != "discard":
-                    await client.step(what, request, count)
-            client.store.close()
-            lines = path.read_bytes().split(b"\n")
-            broken = 1 + int(line * (len(lines) - 1))
-            lines[broken] = lines[broken][: int(place * (len(lines[broken]) + 1))]
-            path.write_bytes(b"\n".join(lines))
-            content = read(path)
-            assert "r9" in content
-            for name, (tokens, end) in content.items():
-                known, known_end = client.acknowledged[name]
-                assert tokens == known[: len(tokens)]
-                assert end is None or (tokens, end) == (known, known_end)
-            assert read(path) == content
-
-    asyncio.run(run())
+@pytest.mark.parametrize("seed", range(12))
+async def test_the_next_process_reads_what_was_acknowledged(tmp_path: Path, seed: int) -> None:
+    draw, path = Random(seed), tmp_path / "store"
+    states, acknowledged = dict[str, RequestState](), dict[str, list[int]]()
+    async with opened(path) as store:
+        for number in range(14):
+            name, count = f"r{number}", draw.randrange(1, 2000)
+            room = draw.choice([None, draw.randrange(20_000)])
+            try:
+                with room_for(path, room):
+                    if draw.random() < 0.4:
+                        request = request_of(name, count)
+                        await store.create(request, "k", ANYBODY, owned=True)
+                        states[name] = RequestState(request, 0.0, 0, GREEDY, list(request.prompt))
+                        acknowledged[name] = []
+                    else:
+                        new = list(range(count))
+                        items = [Progress(states[n], new, [], len(t), False) for n, t in acknowledged.items()]
+                        await store.append(items, [], "m")
+                        acknowledged = {name: [*tokens, *new] for name, tokens in acknowledged.items()}
+            except UnavailableError:
+                assert room is not None
+            assert await read(killed(path)) == acknowledged
 
 
-async def test_a_gateway_is_not_ready_while_its_store_cannot_be_written(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    with full_disk() as disk:
-        client = Client(tmp_path / "store.jsonl", disk)
-        request.addfinalizer(
-            client.store.close
-        )  # also if the test fails: an open file would fail another test
-        leases = EmbeddedLeases(client.store, 3.0)
-        await client.create("a", 5)
-        disk.room = 0
-        with pytest.raises(UnavailableError, match="No space left"):
-            await client.create("b", 5)
-        with pytest.raises(UnavailableError, match="cannot be written"):
-            await leases.renew(GatewayReport("me"), [])
-        disk.room = None
-        await leases.renew(GatewayReport("me"), [])
-        assert await client.store.owned() == {"a": 1}
+async def test_a_gateway_is_not_ready_while_its_store_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    async with opened(path) as store:
+        await store.create(request_of("a", 5), "k", ANYBODY, owned=True)
+        with room_for(path, 0):
+            with pytest.raises(UnavailableError, match="cannot be written"):
+                await store.create(request_of("b", 5), "k", ANYBODY, owned=True)
+            assert await store.load("a") is not None, "it can still be read"
+            with pytest.raises(UnavailableError, match="cannot be written"):
+                await store.renew(GatewayReport("me"), [])
+        await store.renew(GatewayReport("me"), [])
+        assert await store.owned() == {"a": 1}
 
 
-def test_a_full_disk_does_not_keep_a_store_from_opening(tmp_path: Path) -> None:
-    path = tmp_path / "store.jsonl"
-    with full_disk() as disk:
-        client = Client(path, disk)
-        asyncio.run(client.create("a", 5))
-        client.store.close()
-        path.write_bytes(path.read_bytes() + b'{"id": "b", "to')
-        disk.room = 0
-        assert read(path) == {"a": ([], None)}
+async def test_a_full_disk_does_not_keep_a_store_from_opening(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    async with opened(path) as store:
+        await store.create(request_of("a", 5), "k", ANYBODY, owned=True)
+        copy = killed(path)
+        with room_for(path, 0):
+            async with opened(copy, "next") as again:
+                assert await again.load("a") is not None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.session.persist import Persistence
-from gateway.store.requests import Written
+from gateway.store.protocol import Written
 from specinfer.errors import UnavailableError
 from specinfer.remote.policy import PoolPolicy
 from specinfer.service.outage import Outage, backoff

@@ -11,7 +11,7 @@ from gateway.cluster.rules import (
     somebody_stays,
     verifiers_to_claim,
 )
-from gateway.store.leases import GatewayReport
+from gateway.store.protocol import GatewayReport
 
 
 def gateways(*rooms: int | None) -> list[GatewayReport]:

@@ -16,7 +16,7 @@ from gateway.session import persist
 from gateway.session.persist import Persistence
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.requests import Written
+from gateway.store.protocol import Written
 from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits

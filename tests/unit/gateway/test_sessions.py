@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.cluster.sessions import VerifierSessions
-from gateway.store.leases import VerifierLease
+from gateway.store.protocol import VerifierLease
 
 
 def session_of(fence: int) -> Any:
@@ -43,7 +43,7 @@ def closed_fixture(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 async def test_a_session_is_closed_once_and_not_in_place_of_its_successor(closed: list[Any]) -> None:
-    sessions, old, new = VerifierSessions(Any, Any), session_of(1), session_of(2)  # type: ignore[arg-type]
+    sessions, old, new = VerifierSessions(Any), session_of(1), session_of(2)  # type: ignore[arg-type]
     sessions.by_instance["v"] = old
     sessions.start_closing(old)
     sessions.by_instance["v"] = new
@@ -53,7 +53,7 @@ async def test_a_session_is_closed_once_and_not_in_place_of_its_successor(closed
 
 async def test_a_late_answer_of_a_claim_concerns_the_present_session(closed: list[Any]) -> None:
     old, new, leases = session_of(1), session_of(2), Leases("me")
-    sessions = VerifierSessions(Any, leases)  # type: ignore[arg-type]
+    sessions = VerifierSessions(SimpleNamespace(store=leases))  # type: ignore[arg-type]
     leases.sessions, leases.successor = sessions, new
     sessions.by_instance["v"] = old
     await sessions.renew_lease("v")
@@ -63,7 +63,7 @@ async def test_a_late_answer_of_a_claim_concerns_the_present_session(closed: lis
 async def test_a_lease_that_no_session_needs_any_more_is_released(closed: list[Any]) -> None:
     lease = VerifierLease("v", 7)
     leases = Leases(lease)
-    sessions = VerifierSessions(Any, leases)  # type: ignore[arg-type]
+    sessions = VerifierSessions(SimpleNamespace(store=leases))  # type: ignore[arg-type]
     leases.sessions, sessions.by_instance["v"] = sessions, session_of(1)
     await sessions.renew_lease("v")
     assert leases.released == [lease]

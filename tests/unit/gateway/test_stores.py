@@ -1,6 +1,8 @@
 """The embedded store alone, its file, and how requests are written: no server, no Redis."""
 
 import os
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ import pytest
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, ResponseError
 
 from gateway.api.callers import ANYBODY, Caller
-from gateway.store import journal
 from gateway.store.connection import is_no_primary
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.keys import logprobs_width
 from gateway.store.records import (
+    Glimpse,
+    Known,
     decode_content,
     decode_logprobs,
     encode_content,
@@ -29,8 +32,13 @@ from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.text.constraints.constraint import Constraint
 from tests.support.network.redis_pair import RedisPair, redis_pair_fixture  # noqa: F401  # the fixture
+from tests.unit.gateway.test_full_disk import opened
 
 BOB = Caller("bob")
+
+
+def request_of(name: str, prompt: tuple[int, ...] = (1, 2), **fields: Any) -> GenerationRequest:
+    return GenerationRequest(name, prompt, 10, Sampling(temperature=0), **fields)
 
 
 def rows(*values: float) -> list[LogprobRow]:
@@ -92,7 +100,7 @@ async def test_tokens_of_a_minute_are_counted_for_their_caller() -> None:
     now = [1000.0]
     store = EmbeddedStore("me", 60, clock=lambda: now[0])
     caller = Caller("carol", tokens_per_minute=5)
-    request = GenerationRequest("a", (1, 2), 10, Sampling(temperature=0), caller="carol")
+    request = request_of("a", caller="carol")
     state = RequestState(request, 0.0, 0, request.sampling, [1, 2])
     await store.create(request, "k", caller, owned=True)
     await store.append([Progress(state, [5, 6, 7, 8, 9], [], 0, False)], [], "m")
@@ -106,8 +114,7 @@ async def test_requests_that_are_never_adopted_end_and_ended_ones_are_deleted() 
     now = [1000.0]
     store = EmbeddedStore("me", 60, clock=lambda: now[0])
     for name, deadline_s in (("late", 5.0), ("long", None)):
-        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0), deadline_s=deadline_s)
-        await store.create(request, "k", ANYBODY, owned=False)
+        await store.create(request_of(name, deadline_s=deadline_s), "k", ANYBODY, owned=False)
     now[0] += 10
     assert await store.abandon(30.0, "nobody was free") == 1
     now[0] += 30
@@ -123,105 +130,117 @@ async def test_requests_that_are_never_adopted_end_and_ended_ones_are_deleted() 
     assert await store.load("late") is None
 
 
-def test_a_torn_last_line_is_dropped_and_another_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "store.jsonl"
-    path.write_text('{"id": "a", "to')
-    EmbeddedStore("me", 60, path=path).close()
-    assert path.read_text() == ""
-    for text in ('{"id": "a", "to\n{}\n', "my diary\n\n", '{"id": "x", "tokens": [1]}\n'):
-        path.write_text(text)
-        with pytest.raises(SettingError, match=r"store = .*store\.jsonl':"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"id": "a", "key": "k"}\n', "it has the format of version 0.1: let its requests end"),
+        (b"my diary\n\n", "must be a store's file"),
+        (b"SQLite format 3\0" * 400, "must be a store's file|is damaged"),
+    ],
+)
+def test_another_file_is_refused_and_stays(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "store"
+    path.write_bytes(content)
+    with pytest.raises(SettingError, match=rf"store = .*/store': (cannot be used: )?({words})"):
+        EmbeddedStore("me", 60, path=path)
+    assert path.read_bytes() == content
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE song (title TEXT)")
+    with pytest.raises(SettingError, match="must be a store's file"):
+        EmbeddedStore("me", 60, path=path)
+
+
+async def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    async with opened(path) as store:
+        for name in "abc":
+            await store.create(request_of(name, tuple(range(2000))), "k", ANYBODY, owned=True)
+    content = path.read_bytes()
+    assert len(content) > 20_000
+    for place in range(4096, len(content), 4096):
+        path.write_bytes(content[:place] + b"\xff" * 4096 + content[place + 4096 :])
+        with pytest.raises(
+            SettingError, match=r"it is damaged .*: move it away to begin with an empty store"
+        ):
             EmbeddedStore("me", 60, path=path)
-        assert path.read_text() == text
 
 
-def test_a_file_has_one_writer(tmp_path: Path) -> None:
-    path = tmp_path / "store.jsonl"
+async def test_a_record_that_cannot_be_decoded_ends(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store") as store:
+        for name in ("a", "b"):
+            await store.create(request_of(name), "k", ANYBODY, owned=False)
+        store.database.execute("UPDATE request SET content = '{}' WHERE id = 'a'")
+        assert [record.request.request_id for record in await store.adopt(10, [])] == ["b"]
+        assert isinstance((await store.glimpse({"a": Known(0)}))["a"], Glimpse)
+        assert await store.owned() == {"b": 2}
+        assert await store.adopt(10, []) == []
+
+
+async def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "store"
     link = tmp_path / "link"
     link.symlink_to(path)
-    first = EmbeddedStore("me", 60, path=path)
-    for name in (path, link):
-        with pytest.raises(SettingError, match="in use"):
-            EmbeddedStore("other", 60, path=name)
-    first.close()
-    EmbeddedStore("other", 60, path=link).close()
-    assert link.is_symlink()
-    EmbeddedStore("other", 60, path=path).close()
+    async with opened(path):
+        for name in (path, link):
+            with pytest.raises(SettingError, match="in use"):
+                EmbeddedStore("other", 60, path=name)
+    async with opened(link):
+        assert link.is_symlink()
+    async with opened(path):
+        pass
 
 
-def test_only_the_owner_may_read_or_lock_the_file(tmp_path: Path) -> None:
-    """It has all callers' texts, and a lock by another user would end the start of a server."""
-    path = tmp_path / "store.jsonl"
-    path.touch(0o644)  # as older versions made it
-    path.with_name("store.jsonl.lock").touch(0o644)
+async def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
+    """It has all callers' texts; so has the log next to it."""
+    path = tmp_path / "store"
+    path.touch(0o644)
     before = os.umask(0)
     try:
-        for name in (path, tmp_path / "new"):
-            EmbeddedStore("me", 60, path=name).close()
+        async with opened(path), opened(tmp_path / "new"):
+            modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in os.listdir(tmp_path)}
     finally:
         os.umask(before)
-    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
-    with pytest.raises(SettingError, match=r"store = .*missing/store\.jsonl'"):
-        EmbeddedStore("me", 60, path=tmp_path / "missing" / "store.jsonl")
+    assert modes == dict.fromkeys(("store", "store-wal", "new", "new-wal"), 0o600)
+    with pytest.raises(SettingError, match=r"store = .*missing/store': .*mkdir -m 700"):
+        EmbeddedStore("me", 60, path=tmp_path / "missing" / "store")
     assert not (tmp_path / "missing").exists()
 
 
-async def test_deleted_requests_are_removed_from_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "_SMALL", 0)
-    now, path = [1000.0], tmp_path / "store.jsonl"
-    store, sizes, kept = EmbeddedStore("me", 60, path=path, clock=lambda: now[0]), list[int](), "kept"
-    await store.create(GenerationRequest(kept, (1, 2), 10, Sampling(temperature=0)), "k", ANYBODY, owned=True)
-    for number in range(60):
-        request = GenerationRequest(f"r{number}", (1, 2), 10, Sampling(temperature=0))
-        await store.create(request, "k", ANYBODY, owned=False)
-        await store.cancel(request.request_id, None)
-        now[0] += 10
-        await store.abandon(1000.0, "")
-        sizes.append(path.stat().st_size)
-    assert max(sizes[20:]) <= 2 * max(sizes[:20])
-    state = RequestState(
-        GenerationRequest(kept, (1, 2), 10, Sampling(temperature=0)), 0.0, 0, Sampling(temperature=0), [1, 2]
-    )
-    await store.append([Progress(state, [7], [], 0, False)], [], "m")  # to the new file
-    store.close()
-    again = EmbeddedStore("me", 60, path=path, clock=lambda: now[0] + 1000)
-    assert '"id": "r' not in path.read_text(), "ended requests past retention go when it is opened"
-    record = await again.load(kept)
-    assert record is not None
-    assert record.tokens == [7]
-    again.close()
+async def test_deleted_requests_are_removed_from_the_file(tmp_path: Path) -> None:
+    now, path, sizes = [1000.0], tmp_path / "store", list[int]()
+    async with opened(path, clock=lambda: now[0]) as store:
+        await store.create(request_of("kept"), "k", ANYBODY, owned=True)
+        for number in range(60):
+            name = f"r{number}"
+            await store.create(request_of(name, tuple(range(2000))), "k", ANYBODY, owned=False)
+            await store.cancel(name, None)
+            now[0] += 10
+            await store.abandon(1000.0, "")
+            store.database.execute("PRAGMA wal_checkpoint")
+            sizes.append(path.stat().st_size)
+        assert max(sizes[20:]) <= 2 * max(sizes[:20])
+        now[0] += 1000
+        await store.abandon(10_000.0, "")
+        assert set(await store.glimpse({"kept": Known(0), "r59": Known(0)})) == {"kept", "r59"}
+        assert await store.load("r59") is None
+        assert await store.load("kept") is not None
+    assert path.stat().st_size < min(sizes[20:])
 
 
-async def test_a_file_that_cannot_be_shortened_remains_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "_SMALL", 0)
-    path = tmp_path / "store.jsonl"
-    store = EmbeddedStore("me", 60, path=path)
-    (tmp_path / "store.jsonl.new").mkdir()
-    for name in ("a", "b"):
-        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0))
-        await store.create(request, "k", ANYBODY, owned=True)
-        await store.abandon(1000.0, "")
-    store.close()
-    (tmp_path / "store.jsonl.new").rmdir()
-    again = EmbeddedStore("me", 60, path=path)
-    assert await again.load("b") is not None
-    again.close()
-
-
-async def test_counts_of_callers_without_a_quota_are_deleted() -> None:
-    now = [1000.0]
-    store = EmbeddedStore("me", 60, clock=lambda: now[0])
-    request = GenerationRequest("a", (1, 2), 500, Sampling(temperature=0), caller="bob")
+async def test_counts_of_callers_are_deleted() -> None:
+    now, request = [1000.0], request_of("a", caller="bob")
     state = RequestState(request, 0.0, 0, request.sampling, [1, 2])
-    await store.create(request, "k", BOB, owned=True)
-    for place in range(200):
-        await store.append([Progress(state, [5], [], place, False)], [], "m")
-        now[0] += 1
-    assert len(store._rates["bob"]) <= 62
+    async with opened(None, clock=lambda: now[0]) as store:
+        await store.create(request, "k", BOB, owned=True)
+        for place in range(20):
+            await store.append([Progress(state, [5], [], place, False)], [], "m")
+            now[0] += 60
+        await store.abandon(10_000.0, "")
+        assert store.database.execute("SELECT count(*) FROM rate").fetchone()[0] <= 2
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 from gateway.session.verdicts import sound_verdicts
 from specinfer.request.sampling import GREEDY
 from specinfer.request.statuses import EntryStatus, FinishReason
+from specinfer.request.verdict import Verdict
 from specinfer.scheduling.commit import MAX_DEFERRED_S, apply_verdict
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, verifier_pb2
@@ -119,12 +120,12 @@ def test_an_entry_without_an_answer_ends_and_does_not_wait_for_ever() -> None:
 
 def test_a_deferred_request_fails_after_a_time_and_not_after_steps() -> None:
     """The number of steps in that time does not matter; a step with a verdict restarts the time limit."""
-    asked, deferred = entry("a"), VerdictEntry(EntryStatus.EXHAUSTED, "its constraint is being compiled")
-    served = VerdictEntry(EntryStatus.OK, accepted=(), bonus=SAT, cached_len=3)
+    asked, deferred = entry("a"), Verdict(EntryStatus.EXHAUSTED, "its constraint is being compiled")
+    served = Verdict(EntryStatus.OK, accepted=(), bonus=SAT, cached_len=3)
     for begin in (0.0, 100.0):
         for step in range(3000):
             assert apply_verdict(asked, None, deferred, begin + MAX_DEFERRED_S * step / 3000) is None
-        assert apply_verdict(asked, None, VerdictEntry(EntryStatus.RESYNC), begin) is None, "no way around it"
+        assert apply_verdict(asked, None, Verdict(EntryStatus.RESYNC), begin) is None, "no way around it"
         assert asked.state.finish is None
         if begin == 0.0:
             assert apply_verdict(asked, None, served, MAX_DEFERRED_S) is None

@@ -39,7 +39,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_kernels_are_chosen_if_they_are_supported() -> None:
-    assert chosen("auto") == chosen("native") == chosen("auto", "q4_k") == "native"
+    assert chosen("auto") == chosen("native") == chosen("auto", "q4_1") == "native"
     assert chosen("torch") == "torch"
     assert chosen("gpu", "fp8") == "gpu"
 
@@ -53,8 +53,8 @@ def test_without_kernels_torch_runs_unquantised_models_and_logs_the_reason(
     assert "the processor lacks avx2; using the torch executor" in caplog.text
     with pytest.raises(SettingError, match="executor = 'native':"):
         chosen("native")
-    with pytest.raises(SettingError, match="weights = 'q4_k':"):
-        chosen("auto", "q4_k")
+    with pytest.raises(SettingError, match="weights = 'q4_1':"):
+        chosen("auto", "q4_1")
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -70,8 +70,8 @@ def test_on_a_gpu_the_faster_executor_is_named_unless_torch_was_asked_for(
 
 @pytest.mark.usefixtures("kernels")
 def test_a_format_that_does_not_fit_is_named() -> None:
-    with pytest.raises(SettingError, match="weights = 'q4_k':"):
-        chosen("torch", "q4_k")
+    with pytest.raises(SettingError, match="weights = 'q4_1':"):
+        chosen("torch", "q4_1")
     with pytest.raises(SettingError, match="weights = 'bf16':"):
         chosen("auto", "bf16", torch.float32)
     with pytest.raises(SettingError, match="weights = 'fp8':"):

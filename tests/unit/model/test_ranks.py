@@ -110,13 +110,12 @@ def decode(engine: VerifierEngine, known: Sequence[Sequence[int]] | None) -> tup
             for n, text in enumerate(texts)
         ]
         for n, outcome in enumerate(engine.verify(jobs)):
-            assert outcome.verdict is not None, outcome.message
             tree = jobs[n].tree
             assert tree is not None
             cached_lens[n] = outcome.cached_len
             texts[n] += [
-                *(int(tree.token_ids[node]) for node in outcome.verdict.accepted),
-                outcome.verdict.bonus,
+                *(int(tree.token_ids[node]) for node in outcome.accepted),
+                outcome.bonus,
             ]
         steps += 1
     engine.release([str(n) for n in range(len(texts))])

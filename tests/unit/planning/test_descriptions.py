@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from gateway.session.verifier import VerifierClient
+from specinfer.engine.draft_group import DraftInputs, DraftQuery
 from specinfer.errors import IncompatibleError
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.remote.description import scope_of
 from specinfer.remote.directory import SpeculatorDirectory
-from specinfer.remote.service import DraftQuery, SpeculatorService
+from specinfer.remote.service import SpeculatorService
 from specinfer.request.sampling import GREEDY
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -69,7 +70,8 @@ def description(*names: str) -> speculator_pb2.DescribeSpeculatorReply:
 
 
 def service_at(address: str) -> SpeculatorService:
-    return SpeculatorService(address, address, None, None)  # type: ignore[arg-type]
+    missing: Any = None  # nothing is sent
+    return SpeculatorService(address=address, service=address, stub=missing, stream=missing)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,8 @@ def test_services_get_the_scope_of_a_request_that_starts_over() -> None:
     query = DraftQuery(entry, frozenset({0}))
 
     def scope(scoped: bool) -> str:
-        return speculators.encode(query, TargetOutputs(0), 0, scoped).cache_scope
+        inputs = DraftInputs(TargetOutputs(0), 0, lambda request: scope_of(request, scoped))
+        return speculators.encode(query, inputs).cache_scope
 
     assert scope(False) == ""
     assert scope(True) not in ("", "alice")

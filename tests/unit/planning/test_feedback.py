@@ -14,7 +14,8 @@ from specinfer.planning.step_report import DraftTime, StepReport
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import EntryStatus
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.tree import TreeLimits, merge_trees
@@ -47,7 +48,7 @@ def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> Finis
     """Return a step: speculator 0 drafts 4-5 for each entry, speculator 1 drafts 6; two nodes are accepted."""
     drafts = {e.request_id: [(0, chain(ROOT, [4, 5])), (1, chain(ROOT, [6]))] for e in entries}
     trees = {name: merge_trees(draft) for name, draft in drafts.items()}
-    verdict = VerdictEntry(EntryStatus.OK, accepted=(1, 2))
+    verdict = Verdict(EntryStatus.OK, accepted=(1, 2))
     phases = StepTimes(began=1.0, started=1.002, drafted=1.005, merged=1.006, verified=1.018, done=1.020)
     return FinishedStep(
         Choice(BOTH, 4, 4, tokens=2.5, seconds=0.018, reason="fastest"),
@@ -112,7 +113,7 @@ def test_scores_are_calibrated_by_the_tokens_that_followed() -> None:
 def test_refused_entries_teach_nothing() -> None:
     """Refused trees are drafted again with the same draws: learning from the draws would bias the output."""
     planner, mixed = RecordingPlanner(), step([entry("a", [4, 5, 8]), entry("b", [4, 5, 8])])
-    refused = VerdictEntry(EntryStatus.RESYNC)
+    refused = Verdict(EntryStatus.RESYNC)
     learn(replace(mixed, verdicts={**mixed.verdicts, "b": refused}), planner, Calibration())
     (report,) = planner.reports
     assert report.outcomes.keys() == {"a"}

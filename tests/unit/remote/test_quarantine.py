@@ -1,6 +1,6 @@
 """A speculator that sends malformed trees is excluded for longer and longer, until it sends sound trees."""
 
-from specinfer.remote.faults import FIRST_S, IN_A_ROW, LONGEST_S, Quarantine
+from specinfer.engine.draft_faults import FIRST_S, IN_A_ROW, LONGEST_S, Quarantine
 
 
 def test_it_begins_after_several_malformed_trees_in_a_row() -> None:

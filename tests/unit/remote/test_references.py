@@ -2,8 +2,8 @@
 
 import pytest
 
-from specinfer.remote import drafts as references
-from specinfer.remote.drafts import add_references
+from specinfer.remote import draft_codec as references
+from specinfer.remote.draft_codec import add_references
 from specinfer.v1 import speculator_pb2
 
 
@@ -22,7 +22,7 @@ def test_they_are_sent_if_a_request_starts_over() -> None:
 
 
 def test_a_message_has_a_maximum_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(references, "_MAX_TOKENS", 10)
+    monkeypatch.setattr(references, "_MAX_REFERENCE_TOKENS", 10)
     draft_entries = entries(0, 0, 9)
     add_references(draft_entries, {"r0": ((1, 2, 3), (4, 5, 6), (7,)), "r1": ((8,) * 9,), "r2": ((9,),)})
     assert [sent(entry) for entry in draft_entries] == [[[1, 2, 3], [4, 5]], [[8] * 5], []]

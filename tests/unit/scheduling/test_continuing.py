@@ -11,7 +11,8 @@ from gateway.session.verdicts import sound_verdicts
 from specinfer.errors import ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.request.statuses import EntryStatus, FinishReason
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
@@ -63,10 +64,10 @@ class ScriptedVerifier:
             (parent,) = builder.propose_points(parent, [context[-1]], [0.5])
         return builder.build()
 
-    def _verify(self, entry: StepEntry, tree: TokenTree | None) -> VerdictEntry:
+    def _verify(self, entry: StepEntry, tree: TokenTree | None) -> Verdict:
         cached = [] if entry.base_len == 0 else self.cached.get(entry.request_id, [])
         if len(cached) != entry.base_len:
-            return VerdictEntry(EntryStatus.RESYNC)
+            return Verdict(EntryStatus.RESYNC)
         read = len(entry.delta)
         if entry.read_limit:  # a random part of the delta is cached
             read = min(self.chance.randrange(read) + entry.read_limit, read - 1)
@@ -79,7 +80,7 @@ class ScriptedVerifier:
             accepted.append(node)
             context.append(int(tree.token_ids[node]))
         bonus = self._next(entry.state, context)
-        return VerdictEntry(EntryStatus.OK, accepted=tuple(accepted), bonus=bonus, cached_len=len(context))
+        return Verdict(EntryStatus.OK, accepted=tuple(accepted), bonus=bonus, cached_len=len(context))
 
 
 @given(
@@ -172,7 +173,7 @@ def test_dropped_requests_keep_their_state_and_later_verdicts_are_ignored() -> N
     again = s.submit(request("a"), 0.0, generated=tokens[3:])  # submitted again meanwhile
     trees = {entry.request_id: TokenTree.root_only(entry.delta[-1]) for entry in entries}
     cached_lens = {e.request_id: e.base_len + e.max_read for e in entries}
-    verdicts = {name: VerdictEntry(EntryStatus.OK, bonus=5, cached_len=n) for name, n in cached_lens.items()}
+    verdicts = {name: Verdict(EntryStatus.OK, bonus=5, cached_len=n) for name, n in cached_lens.items()}
     moved = s.commit(entries, trees, verdicts, 0.0)
     assert {progress.state.request.request_id for progress in moved} == cached_lens.keys() - {"a"}
     assert state.tokens == again.tokens == tokens

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.request.statuses import EntryStatus, FinishReason, LogprobRow
+from specinfer.request.verdict import Verdict
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.ending import Ending
-from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, united
+from specinfer.scheduling.entries import Progress, StepEntry, united
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.tree import TreeLimits
 
@@ -41,7 +42,7 @@ def test_a_prompt_that_is_read_again_counts_its_cached_tokens_once() -> None:
 
     def read(base: int, tokens: int, cached: int) -> None:
         entry = StepEntry(state, base, tuple(range(base, base + tokens)), False, TreeLimits(0, 0), 0)
-        verdict = VerdictEntry(EntryStatus.OK, cached_len=base + tokens, cached_tokens=cached)
+        verdict = Verdict(EntryStatus.OK, cached_len=base + tokens, cached_tokens=cached)
         assert apply_verdict(entry, None, verdict, 0.0) is None
 
     read(0, 40, 32)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.request.sampling import GREEDY
 from specinfer.request.statuses import EntryStatus, FinishReason
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.request.verdict import Verdict
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.reading import ReadingPace
 from specinfer.scheduling.request import GenerationRequest
@@ -29,9 +30,7 @@ def step(s: Scheduler, found: int = 0) -> list[StepEntry]:
     for e in entries:
         cached = found if e.base_len == 0 and e.read_limit else 0
         length = e.base_len + cached + e.max_read
-        verdicts[e.request_id] = VerdictEntry(
-            EntryStatus.OK, bonus=5, cached_len=length, cached_tokens=cached
-        )
+        verdicts[e.request_id] = Verdict(EntryStatus.OK, bonus=5, cached_len=length, cached_tokens=cached)
     s.commit(entries, trees, verdicts, 0.0)
     return entries
 

@@ -10,8 +10,9 @@ from gateway.session.limits import longest_request
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import EntryStatus, FinishReason
+from specinfer.request.verdict import Verdict
 from specinfer.scheduling.commit import MAX_DEFERRED_S
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
@@ -31,9 +32,9 @@ def scheduler(limits: SchedulerLimits = LIMITS, nodes: int = 4) -> Scheduler:
     return Scheduler(limits, NodeBudget(nodes, 64))
 
 
-def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> VerdictEntry:
+def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> Verdict:
     cached_len = entry.base_len + entry.max_read + len(accepted)
-    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, cached_len=cached_len)
+    return Verdict(EntryStatus.OK, accepted=accepted, bonus=bonus, cached_len=cached_len)
 
 
 def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:
@@ -74,10 +75,10 @@ def test_a_prompt_s_first_entry_has_all_that_may_be_cached() -> None:
     s.submit(request("long", prompt=90), 0.0)
     (entry,) = s.plan(0.0)
     assert (len(entry.delta), entry.read_limit, entry.final) == (90, 4, False)
-    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=84, cached_tokens=80)}, 0.0)
+    s.commit([entry], {}, {"long": Verdict(EntryStatus.OK, cached_len=84, cached_tokens=80)}, 0.0)
     (entry,) = s.plan(0.0)
     assert (entry.base_len, len(entry.delta), entry.read_limit, entry.final) == (84, 4, 0, False)
-    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=88)}, 0.0)
+    s.commit([entry], {}, {"long": Verdict(EntryStatus.OK, cached_len=88)}, 0.0)
     (entry,) = s.plan(0.0)
     assert (len(entry.delta), entry.final, entry.state.cached_tokens) == (2, True, 80)
 
@@ -94,11 +95,11 @@ def test_a_prompt_s_entries_have_all_that_may_be_cached_until_some_was_computed(
             4,
             False,
         )
-        found = VerdictEntry(EntryStatus.OK, cached_len=base + 32, cached_tokens=32)
+        found = Verdict(EntryStatus.OK, cached_len=base + 32, cached_tokens=32)
         s.commit([entry], {}, {"long": found}, 0.0)
     (entry,) = s.plan(0.0)
     assert (entry.base_len, len(entry.delta), entry.read_limit) == (64, 23, 4)
-    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=68)}, 0.0)
+    s.commit([entry], {}, {"long": Verdict(EntryStatus.OK, cached_len=68)}, 0.0)
     (entry,) = s.plan(0.0)
     assert (entry.base_len, len(entry.delta), entry.read_limit) == (68, 4, 0)
 
@@ -174,7 +175,7 @@ def test_resync_sends_the_whole_prefix_again() -> None:
     step(s)
     (entry,) = s.plan(0.0)
     assert entry.base_len == 2
-    assert s.commit([entry], {}, {"a": VerdictEntry(EntryStatus.RESYNC)}, 0.0) == []
+    assert s.commit([entry], {}, {"a": Verdict(EntryStatus.RESYNC)}, 0.0) == []
     (again,) = s.plan(0.0)
     assert (again.base_len, again.delta) == (0, (THE, CAT, CAT))
 
@@ -184,7 +185,7 @@ def test_an_error_ends_one_request() -> None:
     s.submit(request("a"), 0.0)
     s.submit(request("b"), 0.0)
     entries = s.plan(0.0)
-    verdicts = {"a": VerdictEntry(EntryStatus.ERROR, "broken"), "b": answer(entries[1], CAT)}
+    verdicts = {"a": Verdict(EntryStatus.ERROR, "broken"), "b": answer(entries[1], CAT)}
     trees = {name: TokenTree.root_only(THE) for name in ("a", "b")}
     first, second = s.commit(entries, trees, verdicts, 0.0)
     assert (first.state.finish, first.state.error) == (FinishReason.ERROR, "broken")
@@ -195,7 +196,7 @@ def test_an_error_ends_one_request() -> None:
 def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     s = scheduler()
     state = s.submit(request("a"), 0.0)
-    full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
+    full = Verdict(EntryStatus.EXHAUSTED, "full")
     for step in range(1000):
         now = MAX_DEFERRED_S * step / 1000
         assert s.commit(s.plan(now), {}, {"a": full}, now) == []
@@ -207,7 +208,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count_as_deferral() -> N
     """The machine slept, or the verifier was unavailable for minutes: the next step is tried."""
     s = scheduler()
     state = s.submit(request("a"), 0.0)
-    full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
+    full = Verdict(EntryStatus.EXHAUSTED, "full")
     for now in (0.0, 1000.0, 1001.0, 2000.0):
         assert s.commit(s.plan(now), {}, {"a": full}, now) == []
     assert state.finish is None

@@ -1,6 +1,6 @@
 """Counts of trees and steps by speculator, on the small tree of the docs."""
 
-from specinfer.remote.faults import DraftStatistics
+from specinfer.engine.draft_faults import DraftStatistics
 from specinfer.scheduling.statistics import SpeculationCounts, SpeculatorCounts, count_all, count_tree
 from specinfer.tree import TokenTree, merge_trees
 from tests.support.oracle import chain

@@ -19,7 +19,7 @@ def relay(*widths: int) -> TopKRelay:
 def test_each_service_gets_as_many_as_it_reads() -> None:
     it = relay(3, 0, 2)
     assert it.k == 3
-    it.arrived("a", TREE, (1, 2, 3, 11, 12, 13))
+    it.arrived("a", TREE, ((1, 2, 3), (11, 12, 13)))
     trees = {k: it.take("a", k) for k in (3, 2, 0)}
     assert trees[0] is None
     assert trees[3] is not None
@@ -31,9 +31,9 @@ def test_each_service_gets_as_many_as_it_reads() -> None:
 
 def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:
     it = relay(1)
-    it.arrived("a", TREE, (1, 2))
-    it.arrived("b", TREE, (3, 4))
-    it.arrived("a", TokenTree.root_only(5), (7,))
+    it.arrived("a", TREE, ((1,), (2,)))
+    it.arrived("b", TREE, ((3,), (4,)))
+    it.arrived("a", TokenTree.root_only(5), ((7,),))
     (newest, other) = it.take("a", 1), it.take("b", 1)
     assert newest is not None
     assert other is not None

@@ -11,8 +11,8 @@ from specinfer.system.append_file import AppendFile, read_records
 from tests.support.full_disk import full_disk
 
 RECORDS = st.binary(min_size=1, max_size=40).map(lambda data: data.replace(b"\n", b"."))
-WRITES = st.tuples(RECORDS, st.none() | st.integers(0, 41), st.booleans(), st.booleans())
-"""(record, bytes until the disk is full or None, whether files can be truncated, whether `check` is called)"""
+WRITES = st.tuples(RECORDS, st.none() | st.integers(0, 41), st.booleans())
+"""(record, bytes until the disk is full or None, whether files can be truncated)"""
 
 
 def whole(path: Path) -> list[bytes]:
@@ -25,13 +25,13 @@ def whole(path: Path) -> list[bytes]:
 
 @given(st.lists(WRITES, max_size=12), st.binary(max_size=30).map(lambda data: data.replace(b"\n", b".")))
 def test_acknowledged_records_are_read_after_a_restart(
-    writes: list[tuple[bytes, int | None, bool, bool]], torn: bytes
+    writes: list[tuple[bytes, int | None, bool]], torn: bytes
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, full_disk() as disk:
         path = Path(folder) / "file"
         path.write_bytes(b"first\n" + torn)
         file, acknowledged = AppendFile(path), [b"first"]
-        for record, disk.room, disk.cuts, checks in writes:
+        for record, disk.room, disk.cuts in writes:
             try:
                 file.append(record)
                 acknowledged.append(record)
@@ -42,11 +42,6 @@ def test_acknowledged_records_are_read_after_a_restart(
                 disk.room, disk.cuts = None, True
                 assert whole(copy) == acknowledged
                 disk.room, disk.cuts = room, cuts
-            if checks:
-                try:
-                    file.check()
-                except OSError:
-                    assert disk.room is not None or not disk.cuts
         disk.room, disk.cuts = None, True
         file.close()
         assert whole(path) == acknowledged
@@ -71,22 +66,3 @@ def test_a_file_is_replaced_whole_or_not_at_all(before: list[bytes], after: list
         file.close()
         assert whole(path) == [*(after if fits else before), b"last"]
         assert [entry.name for entry in Path(folder).iterdir()] == ["file"]
-
-
-def test_a_check_needs_room_for_the_record_that_failed(tmp_path: Path) -> None:
-    with full_disk() as disk:
-        file = AppendFile(tmp_path / "file")
-        file.check()
-        disk.room = 3
-        with pytest.raises(OSError, match="No space left"):
-            file.append(b"0123456789")
-        for room in (0, 1, 10):
-            disk.room = room
-            with pytest.raises(OSError, match="No space left"):
-                file.check()
-        disk.room = 11
-        file.check()
-        disk.room = 0
-        file.check()  # no write has failed since
-        file.close()
-    assert (tmp_path / "file").read_bytes() == b""

@@ -1,5 +1,7 @@
 """Options of services in help and in errors: mistyped ones, and names of other systems."""
 
+import asyncio
+
 import pytest
 
 from all_in_one.settings import ServeSettings
@@ -8,6 +10,7 @@ from http_svc.settings import HttpSettings
 from specinfer.errors import SettingError
 from specinfer.llm.options import LLMOptions
 from specinfer.options.option_names import meant
+from specinfer.service.entry_point import run_service
 from specinfer.service.settings import ProcessSettings
 from speculator_svc.settings import SpeculatorSettings
 from verifier_svc.settings import VerifierSettings
@@ -72,7 +75,7 @@ def test_help_has_each_option_once_in_a_group(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
-        settings.load("a program", ["--log-level", "debug", "--help"])
+        run_service("a program", settings, ["--log-level", "debug", "--help"], str, asyncio.sleep)
     shown = capsys.readouterr().out
     assert not ended.value.code
     assert "a program [OPTIONS]" in shown

@@ -13,7 +13,7 @@ from specinfer.model.sampling.distributions import draw
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
 from specinfer.tree.token_tree import distribution
-from specinfer.verification.acceptance import AcceptanceRule, Float64, Verdict, find_rule
+from specinfer.verification.acceptance import Acceptance, AcceptanceRule, Float64, find_rule
 from specinfer.verification.acceptance.greedy import verify_greedy
 from specinfer.verification.acceptance.multi_step import verify_multi_step
 from specinfer.verification.acceptance.naive import verify_naive
@@ -91,12 +91,12 @@ unused = Chance(_never)
 def test_greedy_follows_the_target_through_the_tree() -> None:
     # node 0 -> cat (node 1) -> ran (node 3) -> dog, which is no child
     target = TableTarget({0: {CAT: 1}, 1: {RAN: 1}, 3: {DOG: 1}})
-    assert verify_greedy(example_tree(), target, unused) == Verdict((1, 3), DOG)
+    assert verify_greedy(example_tree(), target, unused) == Acceptance((1, 3), DOG)
 
 
 def test_greedy_rejects_at_once_or_accepts_everything() -> None:
-    assert verify_greedy(example_tree(), certain(RAN), unused) == Verdict((), RAN)
-    assert verify_greedy(TokenTree.root_only(THE), certain(CAT), unused) == Verdict((), CAT)
+    assert verify_greedy(example_tree(), certain(RAN), unused) == Acceptance((), RAN)
+    assert verify_greedy(TokenTree.root_only(THE), certain(CAT), unused) == Acceptance((), CAT)
 
 
 @given(trees(), st.integers(0, 2**32 - 1))
@@ -116,7 +116,7 @@ def test_greedy_never_disagrees_with_the_target(tree: TokenTree, seed: int) -> N
 def test_naive_accepts_a_child_exactly_if_the_target_draws_it() -> None:
     target = TableTarget({0: {CAT: 0.5, DOG: 0.5}, 1: {SAT: 0.5, THE: 0.5}})
     draws = [Uniforms(0.2), Uniforms(0.1)]  # cat is [0, .5); then THE is [0, .5) as ids are in order
-    assert verify_naive(example_tree(), target, Chance(lambda depth: draws[depth])) == Verdict((1,), THE)
+    assert verify_naive(example_tree(), target, Chance(lambda depth: draws[depth])) == Acceptance((1,), THE)
 
 
 def test_trap_1_a_deterministic_child_is_accepted_with_its_target_probability() -> None:
@@ -126,7 +126,7 @@ def test_trap_1_a_deterministic_child_is_accepted_with_its_target_probability() 
     target = TableTarget({0: {CAT: 0.6, DOG: 0.4}, 1: {DOG: 1.0}})
     tree = builder.build()
     assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.59, 0.5))).accepted == (1,)
-    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.61, 0.5))) == Verdict((), DOG)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.61, 0.5))) == Acceptance((), DOG)
 
 
 def test_rejection_subtracts_q_and_tries_the_next_draw() -> None:
@@ -151,7 +151,7 @@ def test_without_replacement_renormalises_q_after_a_rejection() -> None:
     target = TableTarget({0: {CAT: 0.1, DOG: 0.3, SAT: 0.6}, 2: {RAN: 1.0}})
     tree = builder.build()
     assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.9, 0.24, 0.5))).accepted == (2,)
-    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.9, 0.26, 0.5))) == Verdict((), SAT)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.9, 0.26, 0.5))) == Acceptance((), SAT)
 
 
 CASES = [(0.19, 0.5), (0.21, 0.63, 0.5), (0.21, 0.62, 0.5)]

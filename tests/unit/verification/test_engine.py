@@ -17,9 +17,10 @@ from specinfer.errors import SettingError
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.request.sampling import GREEDY, Sampling, draft_seed
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, checked_context
+from specinfer.verification.jobs import EngineLimits, VerifyJob, checked_context
 from tests.support.oracle import chain, greedy
 from tests.support.tiny_models import reference_logits, replaceable_head, runner_of, tiny_transformers
 
@@ -34,7 +35,7 @@ def job(name: str, base: int, delta: list[int], tree: TokenTree | None = None) -
     return VerifyJob(name, base, delta, tree or TokenTree.root_only(delta[-1]), GREEDY)
 
 
-def only(outcomes: list[VerifyOutcome]) -> VerifyOutcome:
+def only(outcomes: list[Verdict]) -> Verdict:
     (outcome,) = outcomes
     return outcome
 
@@ -44,16 +45,14 @@ def test_a_tree_is_accepted_up_to_the_first_wrong_node(settled: bool) -> None:
     engine, expected = make(), greedy(PROMPT, 6)
     tree = chain(PROMPT[-1], [*expected[:2], (expected[2] + 1) % 97])
     outcome = only(engine.verify([job("r", 0, PROMPT, tree)]))
-    assert outcome.verdict is not None
-    assert (outcome.verdict.accepted, outcome.verdict.bonus) == ((1, 2), expected[2])
+    assert (outcome.accepted, outcome.bonus) == ((1, 2), expected[2])
     assert outcome.cached_len == len(PROMPT) + 2
     if settled:
         engine.settle()
         (sequence,) = engine.runner.cache._sequences
         assert (sequence.tokens, sequence.nodes) == ([*PROMPT, *expected[:2]], 0)
     after = only(engine.verify([job("r", outcome.cached_len, [expected[2]])]))
-    assert after.verdict is not None
-    assert after.verdict.bonus == expected[3]
+    assert after.bonus == expected[3]
 
 
 def test_a_request_may_be_released_before_its_step_is_settled() -> None:
@@ -71,11 +70,9 @@ def test_one_branch_and_a_wider_tree_around_it_agree_bit_for_bit_with_the_chain(
     as_chain = only(engine.verify([job("chain", 0, PROMPT, chain(PROMPT[-1], expected))]))
     merged = merge_trees([(0, chain(PROMPT[-1], expected)), (1, chain(PROMPT[-1], [1, 2, 3]))])
     in_tree = only(engine.verify([job("tree", 0, PROMPT, merged)]))
-    assert as_chain.verdict is not None
-    assert in_tree.verdict is not None
-    tokens = [int(merged.token_ids[v]) for v in in_tree.verdict.accepted]
+    tokens = [int(merged.token_ids[v]) for v in in_tree.accepted]
     assert tokens == expected
-    assert in_tree.verdict.bonus == as_chain.verdict.bonus
+    assert in_tree.bonus == as_chain.bonus
 
 
 def test_a_wrong_base_asks_for_resync_and_changes_nothing() -> None:
@@ -111,7 +108,7 @@ def test_base_zero_starts_over() -> None:
     engine = make()
     first = only(engine.verify([job("r", 0, PROMPT)]))
     engine.verify([job("r", 4, [9])])
-    assert only(engine.verify([job("r", 0, PROMPT)])).verdict == first.verdict
+    assert only(engine.verify([job("r", 0, PROMPT)])).bonus == first.bonus
 
 
 def test_limits_are_enforced_per_entry() -> None:
@@ -171,9 +168,8 @@ def test_a_common_prompt_is_computed_once_and_changes_nothing(executor: str) -> 
     )[1]
     again, other = engine.verify([job("b", 0, [*prompt, 3]), job("c", 0, [*prompt, 4])])
     assert read == [71 - 64, 71 - 64]
-    assert again.verdict == first.verdict
-    assert other.verdict is not None
-    assert other.verdict.bonus == int(reference_logits(model, [*prompt, 4])[-1].argmax())
+    assert (again.accepted, again.bonus) == (first.accepted, first.bonus)
+    assert other.bonus == int(reference_logits(model, [*prompt, 4])[-1].argmax())
     assert engine.release(["a", "b", "c"]) == 3
 
 
@@ -192,7 +188,7 @@ def test_top_k_ids_of_every_node_on_request() -> None:
     engine, expected = make(), greedy(PROMPT, 2)
     request = VerifyJob("r", 0, PROMPT, chain(PROMPT[-1], expected), GREEDY, top_k=3)
     outcome = only(engine.verify([request]))
-    assert [row[0] for row in outcome.top_k] == [*expected, outcome.verdict and outcome.verdict.bonus]
+    assert [row[0] for row in outcome.top_k] == [*expected, outcome.bonus]
     assert {len(row) for row in outcome.top_k} == {3}
 
 
@@ -208,9 +204,8 @@ def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(samplin
         (tree,) = drafter.draft([DraftJob("r", context, TreeLimits(4, 4, width=1), sampling)])
         assert isinstance(tree, TokenTree)
         outcome = only(engine.verify([VerifyJob("r", cached_len, context[cached_len:], tree, sampling)]))
-        assert outcome.verdict is not None
-        assert outcome.verdict.accepted == (1, 2, 3, 4)
-        context += [*tree.token_ids[1:].tolist(), outcome.verdict.bonus]
+        assert outcome.accepted == (1, 2, 3, 4)
+        context += [*tree.token_ids[1:].tolist(), outcome.bonus]
         cached_len = outcome.cached_len
 
 
@@ -318,9 +313,8 @@ def _sample(
             ]
         )
         for seed, tree, outcome in zip(active, trees, outcomes, strict=True):
-            assert outcome.verdict is not None
-            contexts[seed] += [int(tree.token_ids[v]) for v in outcome.verdict.accepted]
-            contexts[seed].append(outcome.verdict.bonus)
+            contexts[seed] += [int(tree.token_ids[v]) for v in outcome.accepted]
+            contexts[seed].append(outcome.bonus)
             cached_lens[seed] = outcome.cached_len
     ids = [str(seed) for seed in seeds]
     engine.release(ids)
@@ -355,8 +349,7 @@ def test_a_limited_prompt_uses_cached_tokens_and_then_computes_up_to_the_limit(
     assert outcome.cached_len in (length - 1, known + limit) or outcome.cached_len % 16 == 0
     assert outcome.cached_len > known + limit - 16 or outcome.cached_len == length - 1
     after = only(engine.verify([job("r", outcome.cached_len, prompt[outcome.cached_len :])]))
-    assert after.verdict is not None
-    assert [after.verdict.bonus] == greedy(prompt, 1)
+    assert [after.bonus] == greedy(prompt, 1)
 
 
 def test_a_limit_of_reading_is_refused_with_a_tree() -> None:

@@ -15,11 +15,12 @@ from specinfer.model.offload import stream
 from specinfer.model.offload.stores import DiskStore
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.tree import TokenTree, TreeBuilder
-from specinfer.verification.acceptance import Verdict
+from specinfer.verification.acceptance import Acceptance
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import VerifyJob
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPTS = [[5, 17, 3, 88], [41, 9], [60, 2, 71, 33, 34], [23] * 20]
@@ -68,14 +69,13 @@ class Requests:
             prompt_len=self._prompts[index],
         )
 
-    def _take(self, index: int, outcome: VerifyOutcome) -> None:
+    def _take(self, index: int, outcome: Verdict) -> None:
         if outcome.status is EntryStatus.OK:
-            assert outcome.verdict is not None
             tree: TokenTree | None = self._job(index).tree
             assert tree is not None
-            self.tokens[index] += [int(tree.token_ids[node]) for node in outcome.verdict.accepted]
+            self.tokens[index] += [int(tree.token_ids[node]) for node in outcome.accepted]
             self.cached_lens[index] = len(self.tokens[index])
-            self.tokens[index].append(outcome.verdict.bonus)
+            self.tokens[index].append(outcome.bonus)
         elif outcome.status is EntryStatus.RESYNC:
             self.cached_lens[index] = 0
         elif outcome.status is EntryStatus.ERROR:
@@ -257,21 +257,21 @@ def test_a_layer_that_cannot_be_read_is_tried_again(
     engine.runner.cache.check()
 
 
-def _raises(tree: TokenTree, *_: object) -> Verdict:
+def _raises(tree: TokenTree, *_: object) -> Acceptance:
     raise ValueError("secret", tree)
 
 
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        (lambda tree, *_: Verdict((len(tree) + 5,), 3), "it returned node 10 of a tree with 5 nodes"),
-        (lambda *_: Verdict((-1,), 3), "it returned node -1 of a tree with 5 nodes"),
-        (lambda *_: Verdict((0,), 3), "it returned node 0 of a tree with 5 nodes"),
-        (lambda *_: Verdict((2, 1), 3), "it returned node 1, which is no child of node 2"),
-        (lambda *_: Verdict((3,), 3), "it returned node 3, which is no child of node 0"),
-        (lambda *_: Verdict((), 97), "it returned a bonus token outside the vocabulary of 97 tokens"),
-        (lambda *_: Verdict((), -1), "it returned a bonus token outside the vocabulary of 97 tokens"),
-        (lambda *_: None, "it returned NoneType, not a Verdict"),
+        (lambda tree, *_: Acceptance((len(tree) + 5,), 3), "it returned node 10 of a tree with 5 nodes"),
+        (lambda *_: Acceptance((-1,), 3), "it returned node -1 of a tree with 5 nodes"),
+        (lambda *_: Acceptance((0,), 3), "it returned node 0 of a tree with 5 nodes"),
+        (lambda *_: Acceptance((2, 1), 3), "it returned node 1, which is no child of node 2"),
+        (lambda *_: Acceptance((3,), 3), "it returned node 3, which is no child of node 0"),
+        (lambda *_: Acceptance((), 97), "it returned a bonus token outside the vocabulary of 97 tokens"),
+        (lambda *_: Acceptance((), -1), "it returned a bonus token outside the vocabulary of 97 tokens"),
+        (lambda *_: None, "it returned NoneType, not an Acceptance"),
         (_raises, "failed: ValueError at test_faults.py:"),
     ],
 )

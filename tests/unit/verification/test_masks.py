@@ -11,10 +11,11 @@ import pytest
 from specinfer.llm import LLM, SamplingParams
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.text.constraints.masks import MaskState, MaskThreads
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import VerifyJob
 from tests.support.constraints.gated import GatedCompiler
 from tests.support.local import tiny_engine
 from tests.support.oracle import always, chain, greedy
@@ -38,7 +39,7 @@ class Requests:
 
     def step(
         self, trees: Mapping[str, Sequence[int]] | None = None, sampling: Sampling = GREEDY
-    ) -> dict[str, VerifyOutcome]:
+    ) -> dict[str, Verdict]:
         """Verify a chain, or only the root, for each request; return the outcomes."""
         jobs = []
         for name in [name for name in self.tokens if name not in self.finished]:
@@ -56,17 +57,17 @@ class Requests:
                     constraint=constraint,
                 )
             )
-        outcomes = {outcome.request_id: outcome for outcome in self.engine.verify(jobs)}
+        outcomes = dict(zip([job.request_id for job in jobs], self.engine.verify(jobs), strict=True))
         for job in jobs:
             self._take(job, outcomes[job.request_id])
         return outcomes
 
-    def _take(self, job: VerifyJob, outcome: VerifyOutcome) -> None:
+    def _take(self, job: VerifyJob, outcome: Verdict) -> None:
         self.cached_lens[job.request_id] = outcome.cached_len
-        if outcome.verdict is not None:
+        if outcome.status is EntryStatus.OK:
             assert job.tree is not None
-            accepted = job.tree.token_ids[list(outcome.verdict.accepted)].tolist()
-            self.tokens[job.request_id] += [*accepted, outcome.verdict.bonus]
+            accepted = job.tree.token_ids[list(outcome.accepted)].tolist()
+            self.tokens[job.request_id] += [*accepted, outcome.bonus]
         if outcome.finished:
             self.finished.add(job.request_id)
 
@@ -128,11 +129,11 @@ def test_a_verdict_ends_before_a_node_whose_mask_is_late(sampling: Sampling) -> 
         compiler.gates.open(known + 1)  # masks of the root and its child
         outcome = requests.step({"slow": text[known:][:3]}, sampling)["slow"]
         assert outcome.status in (EntryStatus.OK, EntryStatus.EXHAUSTED), outcome.message
-        if outcome.verdict is not None and known + 2 < len(text):
-            assert outcome.verdict.accepted in ((), (1,)), "the child's own mask may be late, too"
-            assert outcome.verdict.bonus == text[known + len(outcome.verdict.accepted)]
+        if outcome.status is EntryStatus.OK and known + 2 < len(text):
+            assert outcome.accepted in ((), (1,)), "the child's own mask may be late, too"
+            assert outcome.bonus == text[known + len(outcome.accepted)]
     assert requests.tokens["slow"] == text
-    assert requests.engine.masks.cut >= 5
+    assert requests.engine.shortened >= 5
 
 
 def test_a_mask_computed_ahead_fails_only_its_node() -> None:

@@ -10,7 +10,7 @@ import specinfer.verification.acceptance.traversal as traversal
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
-from specinfer.verification.acceptance import Float64, Verdict
+from specinfer.verification.acceptance import Acceptance, Float64
 from specinfer.verification.acceptance.traversal import verify_traversal
 from specinfer.verification.target import LateNodeError
 from tests.support.exactness.enumeration import exact, joint, outcomes, random_tables, verified
@@ -30,7 +30,7 @@ def chain_of_two() -> TokenTree:
 TARGET = TableTarget({0: {CAT: 0.5, DOG: 0.5}, 1: {SAT: 1.0}, 2: {RAN: 1.0}})
 
 
-def verdict_with(*numbers: float, tree: TokenTree, target: TableTarget = TARGET) -> Verdict:
+def verdict_with(*numbers: float, tree: TokenTree, target: TableTarget = TARGET) -> Acceptance:
     """Return the verdict for these random numbers."""
     rng = Uniforms(*numbers)
     return verify_traversal(tree, target, Chance(lambda depth: rng))
@@ -39,7 +39,7 @@ def verdict_with(*numbers: float, tree: TokenTree, target: TableTarget = TARGET)
 def test_draws_below_a_token_raise_its_acceptance() -> None:
     """cat alone would be accepted with .5. sat below it has min(1, .5 * 1 / .25) = 1, so the path is always
     accepted."""
-    assert verdict_with(0.5, tree=chain_of_two()) == Verdict((1, 2), RAN)
+    assert verdict_with(0.5, tree=chain_of_two()) == Acceptance((1, 2), RAN)
 
 
 def test_rejected_draws_below_a_token_lower_its_acceptance() -> None:
@@ -48,8 +48,8 @@ def test_rejected_draws_below_a_token_lower_its_acceptance() -> None:
     (cat,) = builder.propose_samples(0, WITH, [CAT], distribution([CAT], [1.0]))
     builder.propose_samples(cat, WITH, [RAN], distribution([SAT, RAN], [0.25, 0.75]))
     tree = builder.build()
-    assert verdict_with(0.33, 0.5, tree=tree) == Verdict((1,), SAT)
-    assert verdict_with(0.34, 0.5, tree=tree) == Verdict((), DOG)
+    assert verdict_with(0.33, 0.5, tree=tree) == Acceptance((1,), SAT)
+    assert verdict_with(0.34, 0.5, tree=tree) == Acceptance((), DOG)
 
 
 def test_a_point_is_accepted_if_it_is_chosen_below_an_accepted_draw() -> None:
@@ -57,8 +57,8 @@ def test_a_point_is_accepted_if_it_is_chosen_below_an_accepted_draw() -> None:
     (cat,) = builder.propose_samples(0, WITH, [CAT], distribution([CAT], [1.0]))
     builder.propose_points(cat, [SAT], [0.9])
     tree = builder.build()
-    assert verdict_with(0.49, 0.5, 0.5, tree=tree) == Verdict((1, 2), RAN)
-    assert verdict_with(0.51, 0.5, tree=tree) == Verdict((), DOG)
+    assert verdict_with(0.49, 0.5, 0.5, tree=tree) == Acceptance((1, 2), RAN)
+    assert verdict_with(0.51, 0.5, tree=tree) == Acceptance((), DOG)
 
 
 class LateTarget(TableTarget):
@@ -80,13 +80,13 @@ def test_a_node_whose_mask_is_late_is_accepted_no_more_often_than_alone() -> Non
     late = LateTarget({0: {CAT: 0.5, DOG: 0.5}})
     with pytest.raises(LateNodeError):
         verdict_with(0.49, tree=chain_of_two(), target=late)
-    assert verdict_with(0.51, 0.5, tree=chain_of_two(), target=late) == Verdict((), DOG)
+    assert verdict_with(0.51, 0.5, tree=chain_of_two(), target=late) == Acceptance((), DOG)
 
 
 def test_the_subtree_of_an_excluded_draw_is_not_examined() -> None:
     """A constraint has no mask after a token that it forbids, so its row must not be requested."""
     target = TableTarget({0: {DOG: 1.0}})
-    assert verdict_with(0.5, tree=chain_of_two(), target=target) == Verdict((), DOG)
+    assert verdict_with(0.5, tree=chain_of_two(), target=target) == Acceptance((), DOG)
 
 
 def test_equal_distributions_are_always_accepted_despite_rounding() -> None:

@@ -3,8 +3,9 @@
 import pytest
 
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import EngineLimits, VerifyJob
 from specinfer.verification.pass_costs import warm_up
 from tests.support.tiny_models import runner_of, tiny_transformers
 
@@ -15,9 +16,9 @@ class RecordingEngine(VerifierEngine):
     """An engine that records its jobs and outcomes."""
 
     jobs_seen: list[VerifyJob]
-    outcomes_seen: list[VerifyOutcome]
+    outcomes_seen: list[Verdict]
 
-    def verify(self, jobs: "list[VerifyJob]") -> list[VerifyOutcome]:  # type: ignore[override]
+    def verify(self, jobs: "list[VerifyJob]") -> list[Verdict]:  # type: ignore[override]
         outcomes = super().verify(jobs)
         self.jobs_seen, self.outcomes_seen = [*self.jobs_seen, *jobs], [*self.outcomes_seen, *outcomes]
         return outcomes

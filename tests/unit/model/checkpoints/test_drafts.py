@@ -23,14 +23,14 @@ def eagle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ids = torch.arange(40)
     tensors = starting_tensors(from_transformers(model.config), model.state_dict(), 1, ids)
     target = directory / "target"
-    save_eagle(directory / "draft", EagleSource(tensors, ids, (3,)), target, str(target), {})
+    save_eagle(directory / "draft", tensors, ids, (3,), target, str(target), {})
     return directory / "draft", target
 
 
 def test_a_checkpoint_is_read_as_its_declared_kind(eagle: tuple[Path, Path]) -> None:
     draft = load_draft(*eagle)
     assert isinstance(draft, EagleSource)
-    assert draft.layers == (3,)
+    assert draft.weights.layers == (3,)
 
 
 def test_an_unknown_kind_is_named(eagle: tuple[Path, Path]) -> None:

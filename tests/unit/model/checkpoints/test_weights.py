@@ -228,7 +228,8 @@ def test_quantising_while_loading_equals_quantised_weights(name: str, max_distan
 def test_formats_that_an_executor_does_not_support_are_refused(tmp_path: Path) -> None:
     tiny_transformers("llama").save_pretrained(tmp_path)
     for weights, dtype, reason in (
-        ("q4_k", "float32", "needs the native executor in bfloat16"),
+        ("q4_0", "float32", "needs the native executor in bfloat16"),
+        ("q4_k", "bfloat16", "is read from GGUF files, not made: use auto with such a file, or q5_0"),
         ("bf16", "float32", "needs dtype = bfloat16"),
         ("int8", "bfloat16", "needs the gpu executor; on a CPU q8_0 has 8 bits a weight"),
         ("w8a8", "bfloat16", "is called q8_0 now"),

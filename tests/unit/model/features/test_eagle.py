@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specinfer.drafters.eagle import EagleRunner
-from specinfer.drafters.published.eagle3 import EagleSource, load_eagle, save_eagle
+from specinfer.drafters.published.eagle3 import load_eagle, save_eagle
 from specinfer.errors import IncompatibleError
-from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import ModelConfig
@@ -29,7 +29,7 @@ TORCH = RunnerOptions(dtype="float32", executor="torch", kv_tokens=256)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
-def eagle(request: pytest.FixtureRequest) -> tuple[ModelConfig, EagleWeights, torch.Tensor]:
+def eagle(request: pytest.FixtureRequest) -> tuple[ModelConfig, DraftWeights, torch.Tensor]:
     """Return (the target's configuration, random weights, draft vocabulary)."""
     model = tiny_transformers(request.param)
     config, weights = from_transformers(model.config), model.state_dict()
@@ -38,7 +38,7 @@ def eagle(request: pytest.FixtureRequest) -> tuple[ModelConfig, EagleWeights, to
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
     layer_config = replace(config, layers=1, vocab_size=VOCABULARY, tied_embeddings=False)
-    return config, EagleWeights(layer_config, noisy, weights["model.embed_tokens.weight"]), token_ids
+    return config, DraftWeights(layer_config, noisy, weights["model.embed_tokens.weight"]), token_ids
 
 
 def states_of(tokens: int, seed: int, config: ModelConfig) -> torch.Tensor:
@@ -47,7 +47,7 @@ def states_of(tokens: int, seed: int, config: ModelConfig) -> torch.Tensor:
 
 
 def unrolled(
-    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+    eagle: tuple[ModelConfig, DraftWeights, torch.Tensor],
     tokens: list[int],
     states: torch.Tensor,
     chain: list[int],
@@ -74,7 +74,7 @@ def grow(runner: EagleRunner, token_ids: torch.Tensor, tasks: list[EagleTask]) -
 
 
 def test_a_drafted_chain_equals_the_prediction_of_the_unrolled_module(
-    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+    eagle: tuple[ModelConfig, DraftWeights, torch.Tensor],
 ) -> None:
     """Two requests of different lengths share a batch; the first continues after half of its chain was accepted.
 
@@ -112,7 +112,7 @@ def test_a_drafted_chain_equals_the_prediction_of_the_unrolled_module(
 
 
 def test_scores_of_a_tree_are_the_modules_probabilities(
-    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+    eagle: tuple[ModelConfig, DraftWeights, torch.Tensor],
 ) -> None:
     config, weights, token_ids = eagle
     runner = EagleRunner.build(weights, TORCH)
@@ -128,7 +128,7 @@ def test_scores_of_a_tree_are_the_modules_probabilities(
 
 
 def test_noise_depends_on_the_position_in_the_context(
-    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+    eagle: tuple[ModelConfig, DraftWeights, torch.Tensor],
 ) -> None:
     """A drafter that lacks the first hidden states sees the same noise as one that has all of them."""
     config, weights, token_ids = eagle
@@ -161,16 +161,16 @@ def test_checkpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
     config, token_ids = from_transformers(model.config), torch.tensor([3, 5, 8, 90])
     tensors = starting_tensors(config, model.state_dict(), 2, token_ids)
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
-    save_eagle(tmp_path / "e", EagleSource(tensors, token_ids, (1, 3)), target, "tiny", {"seed": 1})
+    save_eagle(tmp_path / "e", tensors, token_ids, (1, 3), target, "tiny", {"seed": 1})
     stored = load_file(tmp_path / "e" / "model.safetensors")
     assert {"fc.weight", "norm.weight", "layers.0.hidden_norm.weight", "d2t", "t2d"} <= set(stored)
     assert stored["layers.0.self_attn.q_proj.weight"].shape[1] == 2 * config.hidden_size
     assert stored["t2d"].nonzero()[:, 0].tolist() == token_ids.tolist()
     layer = load_eagle(tmp_path / "e", target)
     assert layer.token_ids.tolist() == token_ids.tolist()
-    assert layer.layers == (1, 3)
-    assert set(layer.tensors) == set(tensors)
-    assert all(torch.equal(layer.tensors[name], tensors[name]) for name in tensors)
+    assert layer.weights.layers == (1, 3)
+    assert set(layer.weights.tensors) == set(tensors)
+    assert all(torch.equal(layer.weights.tensors[name], tensors[name]) for name in tensors)
 
 
 def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
@@ -190,15 +190,14 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
     written = published_config(config_of_layer, norm_before_residual=True)
     (directory / "config.json").write_text(json.dumps(written))
     layer = load_eagle(directory, target)
-    assert layer.layers == (2, 4, 5)
-    assert layer.norm_before_residual
-    assert torch.equal(layer.embedding, stored["embed_tokens.weight"])  # type: ignore[arg-type]
+    assert layer.weights.layers == (2, 4, 5)
+    assert layer.weights.norm_before_residual
+    assert torch.equal(layer.weights.embedding, stored["embed_tokens.weight"])
     assert layer.token_ids.tolist() == list(range(97))
     save_file(stored | {"input_norm.weight": torch.ones(3)}, directory / "model.safetensors")
     with pytest.raises(IncompatibleError, match=r"input_norm\.weight"):
         load_eagle(directory, target)
-    model_of = EagleWeights(replace(config, layers=1), layer.tensors, layer.embedding, True)  # type: ignore[arg-type]
-    EagleModel(model_of, torch.float32, "cpu", 4)
+    DraftStack(layer.weights, torch.float32, "cpu", 4)
 
 
 def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -245,10 +244,8 @@ def test_another_kind_and_another_target_are_refused(tmp_path: Path) -> None:
     model = tiny_transformers("llama")
     target = target_directory(tmp_path, model)
     ids = torch.arange(4)
-    source = EagleSource(
-        starting_tensors(from_transformers(model.config), model.state_dict(), 1, ids), ids, (3,)
-    )
-    save_eagle(tmp_path / "e", source, target, "tiny", {})
+    tensors = starting_tensors(from_transformers(model.config), model.state_dict(), 1, ids)
+    save_eagle(tmp_path / "e", tensors, ids, (3,), target, "tiny", {})
     other = target_directory(tmp_path / "other", tiny_transformers("llama", seed=1))
     with pytest.raises(IncompatibleError, match="embeddings"):
         load_eagle(tmp_path / "e", other)

@@ -14,14 +14,13 @@ from specinfer.drafters.draft import draft_group, method_of
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
 from specinfer.drafters.pools import load_drafters
-from specinfer.drafters.published.block import BlockSource
-from specinfer.drafters.published.block_model import BlockModel, BlockTask
+from specinfer.drafters.published.block import DFlashSource
 from specinfer.drafters.published.flat import default_layer_ids
-from specinfer.drafters.published.rows import Borrowed
 from specinfer.errors import IncompatibleError, SettingError, SpecInferError
-from specinfer.model.batch import Segment
+from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.stack import DraftStack
 from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.flat_drafts import IDS, PlainFlatDraft, save_flat
@@ -69,24 +68,20 @@ def tree_of(drafter: Drafter, limits: TreeLimits) -> TokenTree:
 
 def test_logits_are_those_of_a_plain_computation(draft: Path, target: Path) -> None:
     plain, source = PlainFlatDraft.load(draft, target), load_draft(draft, target)
-    assert isinstance(source, BlockSource)
-    borrowed = Borrowed(plain.target["model.embed_tokens.weight"], plain.target["lm_head.weight"])
-    model = BlockModel(source, borrowed, torch.float32, "cpu", 16)
-    cache, sequence = PagedKVCache(16, model.memory), KVSequence()
-    states = all_states()[:, sorted(source.layers)]
-    model.run([BlockTask(reserved(cache, sequence, 4), states[:4], None)])
-    cache.append(sequence, CONTEXT[:4])
-    (hidden,) = model.run([BlockTask(reserved(cache, sequence, 6), states[4:], CONTEXT[-1])])
-    logits = model.logits(hidden)
+    assert isinstance(source, DFlashSource)
+    model = DraftStack(source.weights, torch.float32, "cpu", 16)
+    cache, sequence = PagedKVCache(16, model), KVSequence()
+    states = all_states()[:, sorted(source.weights.layers)]
+    cache.reserve(sequence, len(CONTEXT) + BLOCK)
+    for start, stop in ((0, 4), (4, 10)):
+        batch = flatten([Segment(sequence, CONTEXT[start:stop])])
+        model.store(batch, model.hidden_of(states[start:stop]))
+        cache.append(sequence, CONTEXT[start:stop])
+    block = [CONTEXT[-1], *[source.weights.mask] * (BLOCK - 1)]
+    logits = model.logits(model.run(flatten([Segment(sequence, (), block, range(-1, BLOCK - 1))])))
     for depth in range(1, BLOCK):
         wanted = plain.logits(CONTEXT, all_states(), [0] * (depth - 1))
         torch.testing.assert_close(logits[depth], wanted, atol=1e-4, rtol=1e-4)
-
-
-def reserved(cache: PagedKVCache, sequence: KVSequence, rows: int) -> KVSequence:
-    """Return the sequence with room for more rows."""
-    cache.reserve(sequence, rows)
-    return sequence
 
 
 def test_a_tree_of_one_pass_has_the_plain_probabilities(draft: Path, target: Path) -> None:
@@ -116,7 +111,7 @@ def test_the_usual_layers_are_spread_evenly(target: Path, tmp_path: Path) -> Non
     assert default_layer_ids(36, 5) == [1, 9, 17, 25, 33]
     assert default_layer_ids(28, 1) == [14]
     source: Any = load_draft(save_flat(tmp_path / "draft", True, inner={"target_layer_ids": None}), target)
-    assert source.layers == (2, 1)
+    assert source.weights.layers == (2, 1)
 
 
 def test_a_flat_checkpoint_drafts_for_the_model_that_is_served(draft: Path, target: Path) -> None:

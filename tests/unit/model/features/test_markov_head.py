@@ -130,7 +130,10 @@ def drawn(kind: ProposalKind) -> TokenTree:
     levels, table = tables_of_edges()
     shape = GrowthShape(kind=kind, q_support=2)  # one token is never drawn
     task = task_of(TreeLimits(3, 2), SAMPLING, root=0)
-    return grow_edges([task], levels, lambda tokens: table[tokens], shape, torch.arange(VOCABULARY))[0]
+    (tree,) = grow_edges(
+        [task], levels, lambda *nodes: (table[nodes[2]], None), shape, torch.arange(VOCABULARY)
+    )
+    return tree
 
 
 def without_the_path(tree: TokenTree) -> TokenTree:

@@ -7,10 +7,11 @@ import torch
 
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.request.statuses import EntryStatus
+from specinfer.request.verdict import Verdict
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import VerifyJob
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.gpu.passes import DEVICE
 
@@ -59,8 +60,7 @@ def plain_tokens(torch_engine: VerifierEngine) -> list[list[int]]:
             context = [*prompt, *tokens]
             job = VerifyJob("x", 0, context, TokenTree.root_only(context[-1]), sampling)
             (outcome,) = torch_engine.verify([job])
-            assert outcome.verdict is not None
-            tokens.append(outcome.verdict.bonus)
+            tokens.append(outcome.bonus)
         verified.append(tokens)
     torch_engine.release(["x"])
     return verified
@@ -84,8 +84,7 @@ def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
     assert actual == expected
     assert [outcome.status for outcome in actual] == [EntryStatus.OK] * 3
     for outcome in actual[:2]:
-        assert outcome.verdict is not None
-        assert len(outcome.verdict.accepted) == 2, "tokens of plain decoding are accepted"
+        assert len(outcome.accepted) == 2, "tokens of plain decoding are accepted"
     rows = sum(len(job.tree) for job in jobs(best) if job.tree is not None)
     assert copied == [3 * rows + 3], "once per step: three numbers per node, one per token of q"
     assert on_device.passes[0][1] > 0
@@ -96,7 +95,11 @@ def test_logprobs_and_top_k_are_those_of_the_torch_executor() -> None:
     best = plain_tokens(on_torch)
     requested = jobs(best, logprobs=True, top_logprobs=3, top_k=4)
     for actual, expected in zip(on_device.verify(requested), on_torch.verify(requested), strict=True):
-        assert (actual.verdict, actual.top_k) == (expected.verdict, expected.top_k)
+        assert (actual.accepted, actual.bonus, actual.top_k) == (
+            expected.accepted,
+            expected.bonus,
+            expected.top_k,
+        )
         for row, other in zip(actual.logprobs, expected.logprobs, strict=True):
             assert row.chosen == pytest.approx(other.chosen, rel=1e-4)
             assert [token for token, _ in row.top] == [token for token, _ in other.top]
@@ -115,7 +118,7 @@ def test_an_error_in_choosing_fails_only_its_request(monkeypatch: pytest.MonkeyP
         return choose(tasks)
 
     monkeypatch.setattr(executor, "choose", fails)
-    outcomes: list[VerifyOutcome] = on_device.verify(jobs(best))
+    outcomes: list[Verdict] = on_device.verify(jobs(best))
     statuses = [outcome.status for outcome in outcomes]
     assert statuses == [EntryStatus.OK, EntryStatus.ERROR, EntryStatus.OK]
     assert outcomes[1].message.startswith("the model failed: RuntimeError")

@@ -13,7 +13,7 @@ from specinfer.drafters.eagle import EagleRunner
 from specinfer.errors import SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
@@ -42,7 +42,7 @@ SUMS = 2e-3
 POINT, WITHOUT = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
 
 
-def weights_of(family: str = "llama", residual_normed: bool = False) -> EagleWeights:
+def weights_of(family: str = "llama", residual_normed: bool = False) -> DraftWeights:
     """Return random weights, so that the token one ahead and all hidden states matter."""
     model = tiny_transformers(family, head_dim=32, hidden_size=HIDDEN, intermediate_size=152)
     config, weights = from_transformers(model.config), model.state_dict()
@@ -50,7 +50,7 @@ def weights_of(family: str = "llama", residual_normed: bool = False) -> EagleWei
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
     layer_config = replace(config, layers=1, vocab_size=len(VOCABULARY), tied_embeddings=False)
-    return EagleWeights(layer_config, noisy, weights["model.embed_tokens.weight"], residual_normed)
+    return DraftWeights(layer_config, noisy, weights["model.embed_tokens.weight"], residual_normed)
 
 
 class CompiledPasses:
@@ -81,7 +81,7 @@ class CompiledPasses:
         return self._logits
 
 
-def compiled(weights: EagleWeights, dtype: str = "float32") -> EagleRunner:
+def compiled(weights: DraftWeights, dtype: str = "float32") -> EagleRunner:
     return EagleRunner.build(weights, native_options(dtype))
 
 
@@ -91,17 +91,17 @@ def native_options(dtype: str) -> RunnerOptions:
     return RunnerOptions(dtype, executor="native", kv_tokens=TOKENS)
 
 
-def in_torch(weights: EagleWeights) -> EagleRunner:
+def in_torch(weights: DraftWeights) -> EagleRunner:
     return EagleRunner.build(weights, RunnerOptions(dtype="float32", executor="torch", kv_tokens=TOKENS))
 
 
-def by_passes(weights: EagleWeights, dtype: str) -> EagleRunner:
+def by_passes(weights: DraftWeights, dtype: str) -> EagleRunner:
     options, blocks = native_options(dtype), TOKENS // 16
     _, layer_weights = backend_and_weights(
         weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options
     )
     layer = NativeEagle(weights, layer_weights, DTYPES[options.dtype], blocks, options.kv_type)
-    return EagleRunner(cast(EagleModel, CompiledPasses(layer)), blocks)
+    return EagleRunner(cast(DraftStack, CompiledPasses(layer)), blocks)
 
 
 def tasks_for(
@@ -121,11 +121,11 @@ def tasks_for(
 
 
 def grow_both(
-    weights: EagleWeights,
+    weights: DraftWeights,
     shape: GrowthShape,
     limits: list[TreeLimits],
     sampling: Sampling,
-    reference: Callable[[EagleWeights], EagleRunner] = in_torch,
+    reference: Callable[[DraftWeights], EagleRunner] = in_torch,
     dtype: str = "float32",
     blind: float | None = None,
 ) -> list[tuple[TokenTree, TokenTree]]:
@@ -188,7 +188,7 @@ def test_a_whole_draft_equals_its_passes(dtype: str, kind: ProposalKind, samplin
     """In these formats the layer in torch would round differently, so the reference uses compiled passes."""
     weights = weights_of()
 
-    def reference(weights: EagleWeights) -> EagleRunner:
+    def reference(weights: DraftWeights) -> EagleRunner:
         return by_passes(weights, dtype)
 
     for actual, expected in grow_both(weights, GrowthShape(kind=kind), LIMITS, sampling, reference, dtype):

@@ -18,7 +18,9 @@ from specinfer.model.families.experts import Experts
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
+from specinfer.model.weights.families import in_llama_names
 from tests.support.effort import effort
+from tests.support.models.block_models import EMBEDDING, FormattedWeights, stored
 from tests.support.tiny_models import MIXTURES, reference_logits, runner_of, tiny_transformers
 
 pytestmark = pytest.mark.native
@@ -93,7 +95,8 @@ def test_a_tree_of_any_shape_is_decoding_along_its_paths(
         assert torch.equal(rows_of_tree[row : row + 1], along_path(runner, path)), (parents, row)
 
 
-FORMATS = ("bf16", "q8_0", "q4_k", "q4_1", "q6_k")
+FORMATS = ("bf16", "q8_0", "q4_1", "Q4_K", "Q6_K")
+"""Formats by which weights are quantised, and types of blocks that files have."""
 
 
 def rows_of(runner: ModelRunner, sequence: Any, tokens: list[int]) -> torch.Tensor:
@@ -102,12 +105,31 @@ def rows_of(runner: ModelRunner, sequence: Any, tokens: list[int]) -> torch.Tens
     return rows
 
 
+def native_blocks(model: Any, kind: str, **options: Any) -> ModelRunner:
+    """Return a runner whose matrices, except embeddings, are random blocks of a type."""
+    config = from_transformers(model.config)
+    weights = in_llama_names(config, {name: tensor.detach() for name, tensor in model.state_dict().items()})
+    blocks = {
+        name: (kind, stored(kind, tensor.float().numpy()))
+        for name, tensor in weights.items()
+        if tensor.dim() == 2 and tensor.shape[1] % 256 == 0 and name != EMBEDDING
+    }
+    native_options = RunnerOptions(executor="native", **options)
+    runner = ModelRunner.build(config, FormattedWeights(weights, blocks), native_options)
+    assert runner.weights.counts[kind] > 20, runner.weights
+    return runner
+
+
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("family", ["qwen2_moe", "mixtral"])
 def test_other_rows_and_the_number_of_threads_do_not_change_a_row(family: str, weights: str) -> None:
     """Rows of one expert are computed in pieces, and threads divide columns and experts by the number of rows."""
     shape = {"head_dim": 32, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
-    runner = native(tiny_transformers(family, **shape), dtype="bfloat16", weights=weights, kv_tokens=4096)
+    model, options = tiny_transformers(family, **shape), {"dtype": "bfloat16", "kv_tokens": 4096}
+    if weights.isupper():
+        runner = native_blocks(model, weights, **options)
+    else:
+        runner = native(model, weights=weights, **options)
     sequence = runner.open()
     runner.forward([Segment(sequence, PROMPT)])
     before = torch.get_num_threads()

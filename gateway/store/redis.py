@@ -1,85 +1,86 @@
-"""Write requests and their tokens to Redis.
+"""Store requests and leases in Redis.
 
-Invariants: a token is in Redis before any client sees it; only the owner of a request writes to it (the scripts
-check this). One script call per step writes the whole batch. Writing the same tokens again changes nothing, so a call
-whose answer was lost is repeated.
+One script call per step writes the whole batch in one atomic step; the scripts check the owner.
 """
 
 import json
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from enum import Enum
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 from redis.asyncio import Redis
 
 from gateway.api.callers import Caller
 from gateway.session.token_stream import TokenStream
 from gateway.store.connection import RedisConnection
-from gateway.store.keys import OPEN_TTL_S, owned_key, request_key
-from gateway.store.reading import RequestReader
-from gateway.store.records import Record, encode_content, encode_logprobs, encode_progress, encode_tokens
-from specinfer.errors import AlreadyExistsError, ExhaustedError, FaultError, NotFoundError
+from gateway.store.keys import (
+    OPEN_TTL_S,
+    TOKEN_WIDTH,
+    logprobs_key,
+    logprobs_width,
+    owned_key,
+    request_key,
+    tokens_key,
+)
+from gateway.store.protocol import GatewayReport, Renewal, Store, VerifierLease, Written, is_new
+from gateway.store.records import (
+    Glimpse,
+    Known,
+    Record,
+    encode_content,
+    encode_logprobs,
+    encode_progress,
+    encode_tokens,
+    read_glimpse,
+    read_record,
+)
+from specinfer.errors import FaultError, NotFoundError
 from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 
 log = logging.getLogger(__name__)
+_FIELDS = ("content", "idempotency_key", "caller", "owner", "created", "model", "drawn", "adoption", "end")
 
 
-class Written(Enum):
-    """Outcome of writing one request's tokens."""
-
-    OK = "ok"
-    CANCEL = "cancel"
-    """Written, and a client has cancelled the request."""
-    FENCED = "fenced"
-    """Another gateway owns the request; nothing was written."""
-    LOST = "lost"
-    """The request or its earlier tokens are missing; nothing was written."""
-
-
-class RequestStore(RequestReader):
-    """Reads all requests; writes the requests that one gateway owns."""
+class RedisStore(Store):
+    """Requests and leases of all gateways that use this Redis."""
 
     name = "Redis"
-    """Name in log lines and errors."""
 
     def __init__(
-        self, connection: RedisConnection, gateway_id: str, retention_s: int, max_unowned: int = 1024
+        self,
+        connection: RedisConnection,
+        gateway_id: str,
+        retention_s: int,
+        max_unowned: int = 1024,
+        lease_s: float = 30.0,
     ) -> None:
         """Create a store.
 
         Finished requests stay for `retention_s` seconds; at most `max_unowned` requests may wait for an owner.
         """
-        super().__init__(connection)
-        self.gateway_id = gateway_id
+        self._connection, self.gateway_id = connection, gateway_id
         self._retention_s, self._max_unowned = retention_s, max_unowned
+        self._lease_ms = round(lease_s * 1000)
 
     async def create(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
     ) -> bool:
-        """Record a request; return whether it is new.
-
-        Args:
-            request: the request to record.
-            idempotency_key: hash of the content; a repeated request has the same hash.
-            caller: the sender, whose quota counts.
-            owned: True if this gateway runs the request; else it waits for adoption.
-        """
         content, owner = encode_content(request), self.gateway_id if owned else ""
         request_id, deadline = request.request_id, _deadline(request)
         return await self._create(request_id, owner, caller, content, idempotency_key, deadline)
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
-        """Check a caller's quota without recording a request."""
         await self._create(request_id, self.gateway_id, caller, "", idempotency_key, "")
 
     async def _create(
         self, request_id: str, owner: str, caller: Caller, content: str, key: str, deadline: str | float
     ) -> bool:
-        what = await self._connection.run(
+        word = await self._connection.run(
             "create",
             request_id,
             owner,
@@ -93,35 +94,9 @@ class RequestStore(RequestReader):
             self._max_unowned,
             deadline,
         )
-        match what:
-            case "other":
-                raise AlreadyExistsError(f"request_id = {request_id!r}: used for another request")
-            case "full":
-                raise ExhaustedError(
-                    f"queue full: {self._max_unowned} requests wait for a gateway, the maximum"
-                )
-            case "concurrent":
-                raise ExhaustedError(
-                    f"key {caller.name}: {caller.max_concurrent} requests are unfinished, the maximum of this key"
-                )
-            case "rate":
-                rate = caller.tokens_per_minute
-                raise ExhaustedError(
-                    f"key {caller.name}: over {rate} tokens per minute, the maximum",
-                    retry_after_s=10.0,
-                )
-        return str(what) == "created"
+        return is_new(str(word), request_id, caller, self._max_unowned)
 
     async def append(self, progress: Sequence[Progress], names: Sequence[str], model: str) -> list[Written]:
-        """Store new tokens and finish reasons; return the outcome of each item, in order.
-
-        The first tokens fix the request's model, and whether its drafts are sampled.
-
-        Args:
-            progress: new tokens and finish reasons; `RequestState.adoption` is the one that may write them.
-            names: `names[i]` is the name of speculator i.
-            model: fingerprint of the model that generated the tokens.
-        """
         items = [encode_progress(item, names) for item in progress]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, model, json.dumps(items))
@@ -130,10 +105,6 @@ class RequestStore(RequestReader):
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, now: float
     ) -> Written:
-        """Write an unfinished request again, with all its durable tokens.
-
-        Called after Redis lost the request or its latest tokens.
-        """
         request = state.request
         word = await self._connection.run(
             "restore",
@@ -155,10 +126,6 @@ class RequestStore(RequestReader):
         return Written(word)
 
     async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
-        """Adopt at most `max_count` requests that no gateway owns.
-
-        Adopted requests have no tokens yet, or tokens of one of these models.
-        """
         adopted = await self._connection.run("adopt", self.gateway_id, max_count, *models)
         records = [await self._load_or_end(request_id, adoption) for request_id, adoption in adopted]
         return [record for record in records if record]
@@ -176,18 +143,11 @@ class RequestStore(RequestReader):
             return None
 
     async def disown(self, adoptions: Mapping[str, int], not_run: bool = False) -> None:
-        """Remove this gateway as owner of requests; a later adoption keeps its owner.
-
-        Args:
-            adoptions: adoption numbers of this gateway's requests, by id.
-            not_run: True if the requests were adopted but could not run; their waiting time continues.
-        """
         if adoptions:
             pairs = [value for pair in adoptions.items() for value in pair]
             await self._connection.run("disown", self.gateway_id, int(not_run), *pairs)
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """Mark an owned request as cancelled; end an unowned request."""
         if caller is not None:
             stored = await self._connection.answer(
                 lambda redis: redis.hget(request_key(request_id), "caller")
@@ -198,31 +158,61 @@ class RequestStore(RequestReader):
             raise NotFoundError(f"request_id = {request_id!r}: not running")
 
     async def leave(self, request_id: str) -> bool:
-        """Record that no client reads a request at this gateway any more.
-
-        The request is cancelled unless a client reads it at another gateway.
-
-        Returns:
-            True if the owner must end the request.
-        """
         return await self._cancel(request_id, self.gateway_id) == "asked"
 
     async def owned(self) -> dict[str, int]:
-        """Return the adoption numbers of this gateway's unfinished requests, by id."""
         return dict(await self._connection.answer(lambda redis: _owned(redis, self.gateway_id)))
 
     async def listen(self, request_id: str) -> None:
-        """Record that a client reads a request at this gateway, until `leave`."""
         await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, reason: str) -> int:
-        """End unowned requests after deadline or patience; return their number."""
         ends = Ending(FinishReason.ERROR, reason).to_json(), Ending(FinishReason.DEADLINE).to_json()
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
     async def discard(self, request_id: str, adoption: int = 1) -> None:
-        """Remove a request that this gateway cannot run, unless it was adopted again."""
         await self._connection.run("discard", request_id, self.gateway_id, adoption)
+
+    async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
+        fields, tokens, logprobs, time = await self._connection.answer(lambda redis: _read(redis, request_id))
+        values = dict(zip(_FIELDS, fields, strict=True))
+        if values["content"] is None or (caller is not None and values["caller"] != caller.name):
+            return None
+        seconds, microseconds = time
+        return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
+
+    async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
+        answers = await self._connection.answer(lambda redis: _read_new(redis, positions))
+        rows = zip(positions.items(), *(answers[at::3] for at in range(3)), strict=True)
+        return {
+            name: read_glimpse(name, fields, tokens, logprobs, top)
+            for (name, (_, top)), fields, tokens, logprobs in rows
+        }
+
+    async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
+        epoch, alive, cancels, lost = await self._connection.run(
+            "renew",
+            self.gateway_id,
+            self._lease_ms,
+            json.dumps(asdict(report)),
+            secrets.token_hex(8),
+            *_pairs(leases),
+        )
+        reports = [_report(text) for text in alive]
+        return Renewal(epoch, reports, list(cancels), list(lost))
+
+    async def claim(self, instance_id: str) -> VerifierLease | str:
+        fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._lease_ms)
+        return str(holder) if holder else VerifierLease(instance_id, int(fence))
+
+    async def release(self, lease: VerifierLease) -> None:
+        await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
+
+    async def resign(self, leases: Sequence[VerifierLease]) -> None:
+        await self._connection.run("leave", self.gateway_id, *_pairs(leases))
+
+    async def close(self) -> None:
+        await self._connection.close()
 
     async def _cancel(self, request_id: str, edge: str) -> str:
         return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
@@ -231,6 +221,17 @@ class RequestStore(RequestReader):
         """End an unowned request, else mark it; return the script's outcome."""
         arguments = (request_id, ending.to_json(), self._retention_s, edge)
         return str(await self._connection.run("cancel", *arguments))
+
+
+def _report(text: str) -> GatewayReport:
+    """Parse a gateway's report; ignore fields that this version does not know."""
+    known = {field.name for field in fields(GatewayReport)}
+    said = {name: value for name, value in json.loads(text).items() if name in known}
+    return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})
+
+
+def _pairs(leases: Sequence[VerifierLease]) -> list[str]:
+    return [text for lease in leases for text in (lease.instance_id, str(lease.fence))]
 
 
 def _deadline(request: GenerationRequest) -> float | str:
@@ -245,3 +246,24 @@ async def _owned(redis: Redis, gateway_id: str) -> list[tuple[str, int]]:
         return [
             (name, int(number or 0)) for name, number in zip(request_ids, await pipe.execute(), strict=True)
         ]
+
+
+async def _read_new(redis: Redis, positions: Mapping[str, Known]) -> list[Any]:
+    async with redis.pipeline(transaction=False) as pipe:
+        for request_id, (start, top) in positions.items():
+            # read the end first: if it is set, the tokens read afterwards are complete
+            pipe.hmget(request_key(request_id), "state", "end")
+            pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
+            pipe.getrange(logprobs_key(request_id), start * logprobs_width(top), -1)
+        replies: list[Any] = await pipe.execute()
+    return replies
+
+
+async def _read(redis: Redis, request_id: str) -> list[Any]:
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.hmget(request_key(request_id), _FIELDS)
+        pipe.get(tokens_key(request_id))
+        pipe.get(logprobs_key(request_id))
+        pipe.time()
+        replies: list[Any] = await pipe.execute()
+    return replies

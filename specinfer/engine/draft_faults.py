@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from specinfer.errors import MalformedTreeError
+from specinfer.errors import SpecInferError
 from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class DraftFaults:
                 *(name, self.address, self.drafts[speculator], said),
             )
 
-    def note_malformed(self, speculator: int, name: str, error: MalformedTreeError, now: float) -> bool:
+    def note_malformed(self, speculator: int, name: str, error: SpecInferError, now: float) -> bool:
         """Count a malformed tree; return whether it starts a quarantine."""
         self.malformed += 1
         self.note(speculator, name, f"malformed tree: {error.for_logs}", now)
