@@ -9,7 +9,6 @@ import typer
 
 from specinfer.cli.about import about_this_run
 from specinfer.cli.bench import Advance, BenchPlan, BenchRun, run_bench, write_runs
-from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import gateway, load_in_process
 from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,
@@ -84,11 +83,8 @@ def bench(
         client = load_in_process(model, draft=draft, speculators=speculator, max_num_seqs=seqs, **target.here)
         finish_bench(_run_with_bar(client, plan), json_path)
         return
-    options = LocalOptions(
-        model=model,
-        dtype=target.dtype,
-        device=target.device or None,
-        verifier=target.verifier,
+    options = target.system(
+        model,
         gateway={"max-batch": str(max(plan.batches))},
         speculators=read_speculators(speculator),
         draft=draft,

@@ -132,12 +132,10 @@ def up(
         raise InvalidInputError(
             "served_model_name", served_model_name, "needs --http-listen HOST:PORT, not none"
         )
-    options = LocalOptions(
-        model=model,
-        dtype=target.dtype,
-        device=target.device or None,
+    options = target.system(
+        model,
+        {"tensor-parallel": str(tensor_parallel)},
         listen=listen,
-        verifier={**target.verifier, "tensor-parallel": str(tensor_parallel)},
         gateway={
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),

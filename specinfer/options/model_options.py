@@ -43,12 +43,12 @@ class Option:
     """Help of an option, accepted words (none: any), group in the help of commands."""
 
     help: str
-    choices: tuple[str, ...] = ()
     group: str | None = None
+    choices: tuple[str, ...] = ()
 
 
 Model: TypeAlias = Annotated[str, Option("Model: registry name, hub id, directory or GGUF file.")]
-Dtype: TypeAlias = Annotated[str, Option("Numeric type: float32, bfloat16 or float16.", DTYPES)]
+Dtype: TypeAlias = Annotated[str, Option("Numeric type: float32, bfloat16 or float16.", choices=DTYPES)]
 Weights: TypeAlias = Annotated[
     str,
     Option(
@@ -71,7 +71,7 @@ Offload: TypeAlias = Annotated[
     Option(
         "Place of the decoder layers: none (the device), host (pinned memory, for a GPU) or disk, from which each "
         "pass reads them. Needs the native or the torch executor.",
-        OFFLOADS,
+        choices=OFFLOADS,
     ),
 ]
 Natural: TypeAlias = Annotated[int, Ge(0)]
@@ -92,7 +92,7 @@ class ModelOptions:
         Option(
             "Storage of keys and values: q8_0 (8 bits, half the memory of bf16), bf16, or auto (the model's numeric "
             "type). Types that differ from the model's need the native executor.",
-            KV_TYPES,
+            choices=KV_TYPES,
         ),
     ] = AUTO
 
@@ -107,7 +107,7 @@ class PassOptions(ModelOptions):
             "What runs passes: native, compiled CPU kernels; torch, torch operations; generic, any causal model of "
             "transformers; gpu, fused kernels for a GPU; auto, the first of native or torch that can run the model, "
             "or generic for other models.",
-            EXECUTORS,
+            choices=EXECUTORS,
         ),
     ] = AUTO
     offload: Offload = "none"
@@ -133,9 +133,7 @@ class CacheOptions(ModelOptions):
     ] = ""
     prefix_cache_megabytes: Annotated[
         Positive,
-        Option(
-            "Maximum megabytes in the prefix directory; the least recently used prefixes are deleted.",
-        ),
+        Option("Maximum megabytes in the prefix directory; the least recently used ones are deleted."),
     ] = 4096
 
 

@@ -36,49 +36,43 @@ class NumberInterval:
         return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
 
 
+SHARE, SHIFT = NumberInterval(0, 1), NumberInterval(-2, 2)
+
+
 @dataclass(frozen=True)
 class SamplingFields:
     """Numbers that shape the target's distribution before sampling."""
 
     temperature: Annotated[
-        float, NumberInterval(0), Option("Temperature; 0 takes the most probable token.", group=SAMPLING)
+        float, NumberInterval(0), Option("Temperature; 0 takes the most probable token.", SAMPLING)
     ] = 1.0
-    top_k: Annotated[int, UINT32, Option("Keep the k most probable tokens; 0 keeps all.", group=SAMPLING)] = 0
+    top_k: Annotated[int, UINT32, Option("Keep the k most probable tokens; 0 keeps all.", SAMPLING)] = 0
     top_p: Annotated[
         float,
         NumberInterval(0, 1, above=True),
-        Option("Keep the most probable tokens up to this total probability.", group=SAMPLING),
+        Option("Keep the most probable tokens up to this total probability.", SAMPLING),
     ] = 1.0
     min_p: Annotated[
         float,
-        NumberInterval(0, 1),
-        Option("Minimum probability relative to the most probable token; 0 keeps all.", group=SAMPLING),
+        SHARE,
+        Option("Minimum probability relative to the most probable token; 0 keeps all.", SAMPLING),
     ] = 0.0
     presence_penalty: Annotated[
-        float,
-        NumberInterval(-2, 2),
-        Option("Subtracted from the logits of tokens generated before, -2 to 2.", group=SAMPLING),
+        float, SHIFT, Option("Subtracted from the logits of tokens generated before, -2 to 2.", SAMPLING)
     ] = 0.0
     frequency_penalty: Annotated[
-        float,
-        NumberInterval(-2, 2),
-        Option("Subtracted from a logit for each earlier occurrence, -2 to 2.", group=SAMPLING),
+        float, SHIFT, Option("Subtracted from a logit for each earlier occurrence, -2 to 2.", SAMPLING)
     ] = 0.0
     repetition_penalty: Annotated[
         float,
         NumberInterval(0, 100, above=True),
-        Option(
-            "Divides positive logits of tokens in prompt and answer; 1 changes nothing.",
-            group=SAMPLING,
-        ),
+        Option("Divides positive logits of tokens in prompt and answer; 1 changes nothing.", SAMPLING),
     ] = 1.0
     typical_epsilon: Annotated[
         float,
-        NumberInterval(0, 1),
+        SHARE,
         Option(
-            "Threshold of typical acceptance (Medusa; usual: 0.09) at temperatures above 0: faster, not lossless; 0: "
-            "lossless.",
-            group=SPECULATION,
+            "Threshold of typical acceptance (Medusa; usual: 0.09): lossy and faster; 0: off.", SPECULATION
         ),
     ] = 0.0
 
@@ -90,27 +84,25 @@ class RequestFields(SamplingFields):
     A sampling parameter that is None has the model's default.
     """
 
-    temperature: Annotated[float, Option("Temperature; 0 is greedy.", group=SAMPLING)] = 0.0
+    temperature: Annotated[float, Option("Temperature; 0 is greedy.", SAMPLING)] = 0.0
     chat: Annotated[bool, Option("True: answer a text as a chat; False: continue it.")] = True
-    max_new_tokens: Annotated[int, INT32, Option("Maximum number of generated tokens.", group=TEXT)] = 128
-    seed: Annotated[
-        int | None, UINT64, Option("Seed of the random stream; not given: random.", group=SAMPLING)
-    ] = None
+    max_new_tokens: Annotated[int, INT32, Option("Maximum number of generated tokens.", TEXT)] = 128
+    seed: Annotated[int | None, UINT64, Option("Seed of the random stream; not given: random.", SAMPLING)] = (
+        None
+    )
     logit_bias: Annotated[
         Mapping[int, float] | None, Option("Added to logits, by token id, -100 to 100; None: nothing.")
     ] = None
     stop: Annotated[
-        str | Sequence[str], Option("Generation ends before this text, or any of these.", group=TEXT)
+        str | Sequence[str], Option("Generation ends before this text, or any of these.", TEXT)
     ] = ()
-    ignore_eos: Annotated[bool, Option("Continue after the model's end-of-sequence token.", group=TEXT)] = (
-        False
-    )
+    ignore_eos: Annotated[bool, Option("Continue after the model's end-of-sequence token.", TEXT)] = False
     json_schema: Annotated[str | Mapping[str, Any] | None, Option("JSON schema of the text.")] = None
     regex: Annotated[str | None, Option("Regular expression of the text (Rust's notation).")] = None
     grammar: Annotated[str | None, Option("Grammar of the text (Lark's notation, rule `start`).")] = None
     choice: Annotated[Sequence[str] | None, Option("The text is one of these.")] = None
     speculation: Annotated[
-        str, Option("Draft token trees, one branch (sequence) or nothing (off).", SPECULATIONS, SPECULATION)
+        str, Option("Draft token trees, one branch (sequence) or nothing (off).", SPECULATION, SPECULATIONS)
     ] = "tree"
     references: Annotated[
         str | Sequence[str],

@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
+from specinfer.cli.connection import API_KEY_VARIABLE
 from specinfer.model.formats.registry import FORMATS, unknown_format
 from specinfer.options.model_options import Option, option_of
 
@@ -26,7 +27,8 @@ def format_name(text: str) -> str:
 
 
 _FURTHER: Mapping[str, Mapping[str, Any]] = {
-    "weights": {"parser": format_name, "autocompletion": lambda: list(FORMATS), "metavar": "FORMAT"}
+    "api_key": {"envvar": API_KEY_VARIABLE, "show_default": False},
+    "weights": {"parser": format_name, "autocompletion": lambda: list(FORMATS), "metavar": "FORMAT"},
 }
 """Further arguments of `typer.Option` by option."""
 

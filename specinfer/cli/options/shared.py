@@ -2,15 +2,18 @@
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from specinfer.cli.bench import MODES
-from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
+from specinfer.cli.connection import Connection
+from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.options.groups import LOCAL
+from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
 from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option
+from specinfer.service.tls import ClientTls
 from specinfer.system.append_file import private
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -27,32 +30,6 @@ Address = Annotated[
         rich_help_panel=GATEWAY,
         help="Address of a running gateway, or of several that share a Redis, separated by commas.",
     ),
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        envvar=API_KEY_VARIABLE,
-        rich_help_panel=GATEWAY,
-        show_default=False,
-        help="Key for a gateway that requires one. Other users of the machine can read options, but not the variable.",
-    ),
-]
-TlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca", help="PEM file of the gateway's authorities; switches on TLS.", rich_help_panel=GATEWAY
-    ),
-]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-cert", help="PEM file of a certificate, if the gateway requires one.", rich_help_panel=GATEWAY
-    ),
-]
-TlsKey = Annotated[
-    Path | None,
-    typer.Option("--tls-key", help="PEM file of that certificate's private key.", rich_help_panel=GATEWAY),
 ]
 PatienceSeconds = Annotated[
     float,
@@ -98,11 +75,11 @@ class LocalFlags(ModelOptions):
     device: Annotated[str, Option("Torch device, for example cpu or cuda; not given: cpu.")] = ""
     offload: Offload = "none"
 
-    @property
-    def verifier(self) -> dict[str, str]:
-        """Flags of the verifier alone."""
+    def system(self, model: str, verifier: Flags | None = None, **more: Any) -> LocalOptions:
+        """Return the options of a local system, with further flags of its verifier."""
         own = asdict(self).keys() - {"dtype", "device"}
-        return {name.replace("_", "-"): getattr(self, name) for name in own}
+        flags = {name.replace("_", "-"): getattr(self, name) for name in own} | dict(verifier or {})
+        return LocalOptions(model, self.dtype, self.device or None, verifier=flags, **more)
 
     @property
     def here(self) -> dict[str, str]:
@@ -111,18 +88,37 @@ class LocalFlags(ModelOptions):
 
 
 @dataclass(frozen=True)
-class AccessFlags:
+class TlsFlags:
+    """Flags of TLS connections."""
+
+    panel: ClassVar[str] = GATEWAY
+
+    tls_ca: Annotated[Path | None, Option("PEM file of the gateway's authorities; switches on TLS.")] = None
+    tls_cert: Annotated[Path | None, Option("PEM file of a certificate, if the gateway requires one.")] = None
+    tls_key: Annotated[Path | None, Option("PEM file of that certificate's private key.")] = None
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """Checked TLS settings; None without TLS flags."""
+        tls = ClientTls(self.tls_ca, self.tls_cert, self.tls_key)
+        tls.check()
+        return tls if tls.wanted else None
+
+
+@dataclass(frozen=True)
+class AccessFlags(TlsFlags):
     """Flags of the access to a running gateway."""
 
-    api_key: ApiKey = None
-    tls_ca: TlsCa = None
-    tls_cert: TlsCert = None
-    tls_key: TlsKey = None
+    api_key: Annotated[
+        str | None,
+        Option(
+            "Key for a gateway that requires one. Other users of the machine can read options, but not the variable."
+        ),
+    ] = None
 
     def connection(self, addresses: str, traceparent: str = "") -> Connection:
         """Return a connection to gateways at these addresses."""
-        tls = client_tls(self.tls_ca, self.tls_cert, self.tls_key)
-        return Connection(addresses, self.api_key, tls, traceparent)
+        return Connection(addresses, self.api_key, self.tls, traceparent)
 
 
 LOCAL_OPTIONS = ("model", *(field.name for field in fields(LocalFlags)), "speculator", "draft")
