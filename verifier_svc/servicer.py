@@ -68,7 +68,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         """Serve a message; an internal fault forgets its requests."""
         try:
             if not self._admit(request.fence):
-                self._observing(self._metrics.fenced_steps.inc)
+                self._observing(self._metrics.fenced_steps.add)
                 return _Step(self._reply(request.step_id, fenced=True))
             with service_step(self._tracer, "verifier", request.traceparent, len(request.entries)):
                 return self._serve(request)
@@ -143,7 +143,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(self._reply(request.step_id, [encode_verdict(name, verdict) for name in ids]))
 
     def _recover(self, request_ids: Sequence[str]) -> None:
-        self._observing(self._metrics.failed_steps.inc)
+        self._observing(self._metrics.failed_steps.add)
         try:
             self._engine.abandon(request_ids)
             self._requests.forget(request_ids)
@@ -178,12 +178,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         faults = self._engine.faults + self._host.failed_steps
         if faults > self._faults:
             self._faults = faults
-            self._metrics.failed_steps.inc()
+            self._metrics.failed_steps.add()
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         masks = self._engine.masks
         self._metrics.observe_masks(masks.seconds, masks.deferred, self._engine.shortened)
-        self._metrics.messages.inc()
+        self._metrics.messages.add()
         for step in done.steps:
             if step.jobs:
                 self._metrics.observe(step)

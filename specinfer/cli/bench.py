@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
-from specinfer.client import Answer, AsyncClient, acceptance_length
+from specinfer.request.answer import Answer, add_up, stats_to_json
+from specinfer.request.fields import RequestFields
+from specinfer.request.stream import Generator
 from specinfer.system.turns import alternate, ratios, standard_error
-
-if TYPE_CHECKING:
-    from specinfer.cli.local.in_process import InProcessClient
-
-BenchClient: TypeAlias = "AsyncClient | InProcessClient"
 
 MODES = {"incremental": "off", "sequence": "sequence", "tree": "tree"}
 Advance = Callable[[str], None]
@@ -88,7 +85,7 @@ class Turn:
         return self.new_tokens / self.seconds
 
 
-async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
+async def run_bench(client: Generator, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     """Run all modes and batch sizes; call `advance(label)` after each prompt.
 
     The machine's speed drifts, so the modes alternate over parts of the prompts, in reverse order every second
@@ -103,13 +100,13 @@ async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> l
     return reports
 
 
-async def warm_up(client: BenchClient, plan: BenchPlan) -> None:
+async def warm_up(client: Generator, plan: BenchPlan) -> None:
     """Generate one answer that is not measured."""
     await _answer(client, plan, plan.prompts[0], "tree")
 
 
 async def take_turns(
-    client: BenchClient, plan: BenchPlan, batch: int, advance: Advance
+    client: Generator, plan: BenchPlan, batch: int, advance: Advance
 ) -> dict[str, list[Turn]]:
     """Return every mode's turns over the parts of the prompts, in order."""
     modes = sorted(plan.modes, key=list(MODES).index)
@@ -137,7 +134,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 
 
 async def _take_turn(
-    client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
+    client: Generator, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
     """Run `prompts` in one mode, `batch` prompts at a time."""
     slots = asyncio.Semaphore(batch)
@@ -153,9 +150,8 @@ async def _take_turn(
     return Turn(answers, perf_counter() - started)
 
 
-async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
-    return await client.generate(
-        prompt,
+async def _answer(client: Generator, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
+    request = RequestFields(
         chat=plan.chat,
         max_new_tokens=plan.max_new_tokens,
         temperature=plan.temperature,
@@ -163,6 +159,8 @@ async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation
         seed=plan.seed,
         ignore_eos=True,
     )
+    async with client.ask(prompt, request) as stream:
+        return await stream.read()
 
 
 def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> BenchRun:
@@ -170,9 +168,7 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
     answers = [answer for turn in turns for answer in turn.answers]
     seconds = sum(turn.seconds for turn in turns)
     new_tokens = sum(turn.new_tokens for turn in turns)
-    steps = sum(a.summary.stats.steps for a in answers)
-    drafted = sum(a.summary.stats.drafted for a in answers)
-    accepted = sum(a.summary.stats.accepted for a in answers)
+    stats = add_up([answer.stats for answer in answers])
     same = speedups = speedup = None
     if plain is not None:
         plain_answers = [answer for turn in plain for answer in turn.answers]
@@ -190,14 +186,14 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
         tokens_per_second_error=standard_error([turn.rate for turn in turns]),
         speedup=speedup,
         speedup_error=None if speedups is None else standard_error(speedups),
-        steps=steps,
-        acceptance_length=acceptance_length(steps, accepted),
-        acceptance_rate=accepted / drafted if drafted else 0.0,
+        steps=stats.steps,
+        acceptance_length=stats.acceptance_length,
+        acceptance_rate=stats.accepted / stats.drafted if stats.drafted else 0.0,
         identical_to_incremental=None if same is None else same == new_tokens,
         identical_token_share=None if same is None else same / new_tokens,
         ttft_ms=_percentiles([a.ttft_s for a in answers]),
         tpot_ms=_percentiles([a.tpot_s for a in answers]),
-        speculators=_by_speculator(answers),
+        speculators=stats_to_json(stats)["speculators"],
     )
 
 
@@ -211,17 +207,6 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     values = [1000 * s for s in seconds]
     cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else values * 99
     return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
-
-
-def _by_speculator(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
-    total: dict[str, dict[str, int]] = {}
-    for answer in answers:
-        for s in answer.summary.stats.speculators:
-            row = total.setdefault(s.name, {"drafted": 0, "accepted": 0, "wins": 0})
-            row["drafted"] += s.drafted
-            row["accepted"] += s.accepted
-            row["wins"] += s.wins
-    return total
 
 
 def write_runs(path: Path, runs: Sequence[BenchRun], about: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from specinfer import __version__
-from specinfer.cli.batch import batch
 from specinfer.cli.bench_command import bench
 from specinfer.cli.check import check, explanation
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
@@ -23,18 +22,13 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, planner_name
+from specinfer.cli.options.groups import grouped
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
-    Draft,
-    Dtype,
-    KvType,
-    LocalDevice,
-    Model,
-    Offload,
+    DraftFlag,
+    LocalFlags,
     SpeculatorAddresses,
     Speculators,
-    Weights,
 )
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
@@ -42,19 +36,22 @@ from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.formats.registry import AUTO
+from specinfer.options.model_options import Model
 from specinfer.options.option_names import meant
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
+from specinfer.planning import PLANNERS
 from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
 
 PROGRAM = "specinfer"
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Settings of commands that read no options themselves."""
 
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-for command in (generate, attach, cancel, status, bench, demo, check, batch, exact):
-    app.command()(command)
+for command in (generate, attach, cancel, status, bench, demo, check, exact):
+    app.command()(grouped(command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -89,6 +86,17 @@ ServedModelName = Annotated[
     str | None,
     typer.Option(help="Names of the model over HTTP, separated by commas; answers have the first."),
 ]
+
+
+def planner_name(text: str) -> str:
+    """Return a planner's name, or the absolute path of its weights."""
+    if text in PLANNERS:
+        return text
+    if not Path(text).is_file():
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(PLANNERS)}, nor a file of weights")
+    return str(Path(text).resolve())
+
+
 Planner = Annotated[
     str | None,
     typer.Option(
@@ -104,18 +112,16 @@ Explain = Annotated[bool, typer.Option("--explain", help="Print the automatic ch
 
 
 @app.command()
+@grouped
 def up(
     listen: Listen = DEFAULT_ADDRESS,
     http_listen: HttpListen = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = AUTO,
-    kv_type: KvType = KvTypeChoice.AUTO,
-    offload: Offload = OffloadChoice.NONE,
-    device: LocalDevice = None,
+    *,
+    target: LocalFlags,
     speculator: Speculators = None,
     speculator_address: SpeculatorAddresses = None,
-    draft: Draft = None,
+    draft: DraftFlag = None,
     chat_template: ChatTemplate = None,
     served_model_name: ServedModelName = None,
     planner: Planner = None,
@@ -127,17 +133,10 @@ def up(
         raise InvalidInputError(
             "served_model_name", served_model_name, "needs --http-listen HOST:PORT, not none"
         )
-    options = LocalOptions(
-        model=model,
-        dtype=dtype,
-        device=device,
+    options = target.system(
+        model,
+        {"tensor-parallel": str(tensor_parallel)},
         listen=listen,
-        verifier={
-            "weights": weights,
-            "kv-type": kv_type,
-            "offload": offload,
-            "tensor-parallel": str(tensor_parallel),
-        },
         gateway={
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),
@@ -167,19 +166,21 @@ def _run(options: LocalOptions, explain: bool) -> None:
             time.sleep(0.5)
 
 
-@app.command(
-    "serve",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command("batch", hidden=True, context_settings=_PASSED_ON)
+def batch() -> None:
+    """Refuse the command of earlier versions."""
+    raise InvalidInputError(
+        "command", "batch", "is the script examples/batch.py now: batch.py INPUT OUTPUT http://HOST:PORT"
+    )
+
+
+@app.command("serve", context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> None:
     """Serve OpenAI's API for one model in one process (options: --help)."""
     _become("all_in_one", context.args)
 
 
-@app.command(
-    "train",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command("train", context_settings=_PASSED_ON)
 def train(context: typer.Context) -> None:
     """Train speculators for a target, or the gateway's learned planner.
 

@@ -17,7 +17,7 @@ from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
-from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -75,7 +75,6 @@ class _Passes:
 
 def check_eagle(options: RunnerOptions) -> None:
     """Check the options for running an EAGLE layer."""
-    check_options(options)
     if options.executor not in ("auto", "native", "torch"):
         raise SettingError("executor", options.executor, "must be native, torch or auto for an EAGLE layer")
 

@@ -81,15 +81,7 @@ def growth_task(
 
 def runner_options(options: DrafterOptions) -> RunnerOptions:
     """Return the options for loading and running a drafter's model."""
-    return RunnerOptions(
-        dtype=options.dtype,
-        device=options.device,
-        weights=options.weights,
-        numbers_as=_DRAFT_FORMAT,
-        executor=options.executor,
-        kv_tokens=options.kv_tokens,
-        kv_type=options.kv_type,
-    )
+    return RunnerOptions.of(options, numbers_as=_DRAFT_FORMAT)
 
 
 def shape_of(options: DrafterOptions) -> GrowthShape:

@@ -13,12 +13,12 @@ from specinfer.errors import ExhaustedError, FaultError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.options.model_options import DEFAULT_RULE
 from specinfer.request.statuses import EntryStatus
 from specinfer.request.verdict import Verdict
 from specinfer.system.log_lines import about
 from specinfer.text.constraints.compiler import Compiler
 from specinfer.text.constraints.masks import MaskThreads
-from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
