@@ -103,20 +103,9 @@ async def verifier(
     from verifier_svc.app import load_runner, make_servicer  # loads torch
     from verifier_svc.settings import VerifierSettings
 
-    shared = (
-        "model",
-        "dtype",
-        "device",
-        "weights",
-        "threads",
-        "draft",
-        "kv_tokens",
-        "kv_type",
-        "prefix_cache_directory",
-        "prefix_cache_megabytes",
-        "max_context_len",
-    )
-    verifier_settings = VerifierSettings(**{name: getattr(settings, name) for name in shared})
+    shared = VerifierSettings.model_fields.keys() & type(settings).model_fields.keys()
+    given = {name: getattr(settings, name) for name in shared - ProcessSettings.model_fields.keys()}
+    verifier_settings = VerifierSettings(**given)
     verifier_settings.check()
     use_threads(verifier_settings.threads)
     runner = await thread.call(load_runner, verifier_settings)

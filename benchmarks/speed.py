@@ -30,8 +30,9 @@ from specinfer.cli.local.system import LocalSystem
 from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
 from specinfer.client import Answer, AsyncClient, acceptance_length
-from specinfer.drafters.draft import AUTO_DRAFT, default_services
+from specinfer.drafters.draft import default_services
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.options.model_options import AUTO_DRAFT
 from specinfer.system.turns import alternate, quartiles, ratios
 from specinfer.v1 import generation_pb2
 

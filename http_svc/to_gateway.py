@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import cast
 
 from http_svc.body.bodies import NO_LIMIT, Body, ChatBody, CompletionBody
@@ -14,9 +15,10 @@ from http_svc.calls.any_object import form_rule
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar, form_named
 from specinfer.client import make_request
-from specinfer.client.options import RequestOptions
+from specinfer.client.options import RequestOptions, known_options
 from specinfer.client.request import Prompt
 from specinfer.errors import InvalidInputError
+from specinfer.request.fields import SamplingFields
 from specinfer.text.chat.forms import HARMONY, ChatForm
 from specinfer.v1 import generation_pb2
 
@@ -28,6 +30,10 @@ COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
 _FILL_CONTEXT = 0
 """Value of `max_new_tokens` that allows answers up to the context's end."""
+_SAMPLING = {field.name for field in fields(SamplingFields)}
+"""Options that have the model's default if they are None."""
+_OTHERWISE = {"seed", "logprobs", "top_logprobs", "top_k", "logit_bias", "request_id", "priority"}
+"""Options that differ from the body's fields of the same name."""
 
 
 def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[generation_pb2.GenerateRequest]:
@@ -145,29 +151,18 @@ def _choices(
 
 
 def _options(body: Body, limit: int) -> RequestOptions:
-    options = RequestOptions(
-        max_new_tokens=_FILL_CONTEXT if limit == NO_LIMIT else limit,
-        ignore_eos=bool(body.ignore_eos),
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=None if body.top_k is None else max(0, body.top_k),
-        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        cache_salt=body.cache_salt or "",
-        speculation=body.speculation or "tree",
-        references=body.references or (),
-        no_training=bool(body.no_training),
-        chat=isinstance(body, ChatBody),
-        logprobs=wants_logprobs(body),
-        top_logprobs=_top_logprobs(body),
-    )
-    if body.stop is not None:
-        options["stop"] = body.stop
-    options.update(_form(body))
-    return options
+    names = known_options().keys() - _OTHERWISE
+    options = {name: value for name in names if (value := getattr(body, name, None)) is not None}
+    options |= {
+        "max_new_tokens": _FILL_CONTEXT if limit == NO_LIMIT else limit,
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        "chat": isinstance(body, ChatBody),
+        "logprobs": wants_logprobs(body),
+        "top_logprobs": _top_logprobs(body),
+    }
+    unset = dict.fromkeys(_SAMPLING - options.keys())
+    return cast(RequestOptions, {**unset, **options, **_form(body)})
 
 
 def _form(body: Body) -> RequestOptions:

@@ -30,7 +30,7 @@ def _groups(settings: type[ProcessSettings]) -> dict[str, dict[str, FieldInfo]]:
     for owner in settings.__mro__:
         for name in vars(owner).get("__annotations__", {}):
             if name in settings.model_fields and not any(name in fields for fields in groups.values()):
-                groups.setdefault(vars(owner)["group"], {})[name] = settings.model_fields[name]
+                groups.setdefault(getattr(owner, "group", ""), {})[name] = settings.model_fields[name]
     return groups
 
 

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
-from specinfer.model.cache.capacity import AUTO_TOKENS
-from specinfer.model.options import RunnerOptions, check_options
+from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.request.default_sampling import default_sampling
@@ -34,26 +33,9 @@ WINDOWED_CONTEXT = 2**20
 log = logging.getLogger(__name__)
 
 
-def runner_options(settings: VerifierSettings) -> RunnerOptions:
-    """Return the options for loading and running the model."""
-    return RunnerOptions(
-        dtype=settings.dtype,
-        device=settings.device,
-        executor=settings.executor,
-        kv_tokens=AUTO_TOKENS if settings.kv_tokens == "auto" else settings.kv_tokens,
-        weights=settings.weights,
-        kv_type=settings.kv_type,
-        kv_window=settings.kv_window,
-        offload=settings.offload,
-        offload_directory=settings.offload_directory,
-    )
-
-
 def load_runner(settings: VerifierSettings) -> ModelRunner:
     """Load the model, or this rank's part of it."""
-    options = runner_options(settings)
-    check_options(options)
-    return load_checked(resolve_model(settings.model), options, join(settings))
+    return load_checked(resolve_model(settings.model), RunnerOptions.of(settings), join(settings))
 
 
 def build_engine(

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
 
 import grpc
@@ -17,10 +18,8 @@ from specinfer.service.tracing import Tracer, service_step
 from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
-from verifier_svc.codec import encode_drafts, encode_verdict, made_trees
-from verifier_svc.fence import Fence, Standing
 from verifier_svc.metrics import CacheView, VerifierMetrics
-from verifier_svc.requests import HostedRequests
+from verifier_svc.requests import HostedRequests, encode_drafts, encode_verdict, made_trees
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -224,3 +223,36 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
                 self._engine.evicted_tokens,
             )
         )
+
+
+class Standing(Enum):
+    """State of the lease that a message carries."""
+
+    CURRENT = "current"
+    """The latest lease."""
+    NEW = "new"
+    """A later lease than all before: all cached requests are obsolete."""
+    STALE = "stale"
+    """An earlier lease, which has ended: the message is refused."""
+
+
+class Fence:
+    """Refuses messages of gateways whose lease of the verifier has ended.
+
+    A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Each lease has a higher number than all
+    earlier leases, and every message carries its sender's number. So a gateway that was paused while its lease ended
+    cannot change the caches of its successor. Senders with number 0 have no lease; they are served until the first
+    lease arrives.
+    """
+
+    def __init__(self) -> None:
+        self.highest = 0
+
+    def admit(self, number: int) -> Standing:
+        """Return the state of a lease; lower numbers become stale."""
+        if number < self.highest:
+            return Standing.STALE
+        if number == self.highest:
+            return Standing.CURRENT
+        self.highest = number
+        return Standing.NEW

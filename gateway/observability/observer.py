@@ -32,7 +32,7 @@ class Observer:
         self,
         metrics: GatewayMetrics,
         traces: RequestTraces | None = None,
-        record: Callable[[FinishedStep, Sequence[str]], None] = lambda step, names: None,
+        record: Callable[[FinishedStep, Sequence[str]], None] | None = None,
     ) -> None:
         """Create a listener.
 
@@ -100,7 +100,8 @@ class Observer:
 
     def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         self._steps.append((step, pool))
-        self._record(step, pool.names)
+        if self._record is not None:
+            self._record(step, pool.names)
 
     def count(self) -> None:
         """Count recorded events. Called twice a second and when requests end."""

@@ -3,9 +3,10 @@
 These types check a value's type and bounds; the gateway checks the rest. `null` means that a field is left out.
 """
 
-from typing import Annotated, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.conversation import Conversation, Turns
@@ -25,6 +26,7 @@ from http_svc.body.fields import (
 )
 from http_svc.body.forms import ResponseFormat, StructuredOutputs
 from http_svc.body.neutral import NeutralFields
+from specinfer.request.fields import SamplingFields
 
 MAX_BIASES, MAX_REFERENCES = 1024, 64
 """Maximum entries of `logit_bias` and of `references`."""
@@ -64,14 +66,24 @@ class StreamOptions(Strict):
     include_obfuscation: Ignored = None
 
 
-class Body(NeutralFields):
+_NUMBERS: dict[str, Any] = {
+    field.name: (float | None, None)
+    for field in fields(SamplingFields)
+    if field.name != "typical_epsilon"  # lossy, so not in this API
+}
+if TYPE_CHECKING:
+    SamplingBody = NeutralFields
+else:
+    SamplingBody = create_model("SamplingBody", __base__=NeutralFields, **_NUMBERS)
+
+
+class Body(SamplingBody):
     """Fields of both chat completions and completions."""
 
     model: Text
     n: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
     max_tokens: Limit = None
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = None
     seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**64)
     """A negative seed s stands for s + 2**64."""
     stop: Text | Annotated[list[Text], FIRST] | None = None
@@ -92,10 +104,6 @@ class Body(NeutralFields):
     resumable: bool | None = None
     """Events get ids, and clients may reconnect with `Last-Event-ID`."""
 
-    frequency_penalty: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MAX_BIASES)] = None
     stop_token_ids: Annotated[list[TokenId], FIRST, at_most(MAX_STOP_IDS)] | None = None
     """vLLM's field: the answer ends after one of these tokens."""

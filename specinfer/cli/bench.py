@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
-from specinfer.client import Answer, AsyncClient, add_up, stats_to_json
+from specinfer.request.answer import Answer, add_up, stats_to_json
+from specinfer.request.fields import RequestFields
+from specinfer.request.stream import Generator
 from specinfer.system.turns import alternate, ratios, standard_error
-
-if TYPE_CHECKING:
-    from specinfer.cli.local.in_process import InProcessClient
-
-BenchClient: TypeAlias = "AsyncClient | InProcessClient"
 
 MODES = {"incremental": "off", "sequence": "sequence", "tree": "tree"}
 Advance = Callable[[str], None]
@@ -88,7 +85,7 @@ class Turn:
         return self.new_tokens / self.seconds
 
 
-async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
+async def run_bench(client: Generator, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     """Run all modes and batch sizes; call `advance(label)` after each prompt.
 
     The machine's speed drifts, so the modes alternate over parts of the prompts, in reverse order every second
@@ -103,13 +100,13 @@ async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> l
     return reports
 
 
-async def warm_up(client: BenchClient, plan: BenchPlan) -> None:
+async def warm_up(client: Generator, plan: BenchPlan) -> None:
     """Generate one answer that is not measured."""
     await _answer(client, plan, plan.prompts[0], "tree")
 
 
 async def take_turns(
-    client: BenchClient, plan: BenchPlan, batch: int, advance: Advance
+    client: Generator, plan: BenchPlan, batch: int, advance: Advance
 ) -> dict[str, list[Turn]]:
     """Return every mode's turns over the parts of the prompts, in order."""
     modes = sorted(plan.modes, key=list(MODES).index)
@@ -137,7 +134,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 
 
 async def _take_turn(
-    client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
+    client: Generator, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
     """Run `prompts` in one mode, `batch` prompts at a time."""
     slots = asyncio.Semaphore(batch)
@@ -153,9 +150,8 @@ async def _take_turn(
     return Turn(answers, perf_counter() - started)
 
 
-async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
-    return await client.generate(
-        prompt,
+async def _answer(client: Generator, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
+    request = RequestFields(
         chat=plan.chat,
         max_new_tokens=plan.max_new_tokens,
         temperature=plan.temperature,
@@ -163,6 +159,8 @@ async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation
         seed=plan.seed,
         ignore_eos=True,
     )
+    async with client.ask(prompt, request) as stream:
+        return await stream.read()
 
 
 def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> BenchRun:

@@ -8,27 +8,16 @@ from typing import Annotated
 import typer
 
 from specinfer.cli.about import about_this_run
-from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_bench, write_runs
-from specinfer.cli.connection import Connection, client_tls
-from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.bench import Advance, BenchPlan, BenchRun, run_bench, write_runs
 from specinfer.cli.local.running import gateway, load_in_process
-from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice
 from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
-    ApiKey,
-    Draft,
-    Dtype,
-    KvType,
-    LocalDevice,
-    Model,
-    Offload,
+    AccessFlags,
+    DraftFlag,
+    LocalFlags,
     Raw,
     Speculators,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    Weights,
     check_positive,
     check_writable,
     read_modes,
@@ -39,7 +28,8 @@ from specinfer.cli.show import print_runs, progress_bar
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.formats.registry import AUTO
+from specinfer.options.model_options import Model
+from specinfer.request.stream import Generator
 from specinfer.text.prompts import read_prompts
 
 BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per answer; end of sequence is ignored.")]
@@ -67,18 +57,12 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of every request.")] = 0,
     raw: Raw = False,
     address: RunningGateway = None,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: AccessFlags,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = AUTO,
-    kv_type: KvType = KvTypeChoice.AUTO,
-    offload: Offload = OffloadChoice.NONE,
-    device: LocalDevice = None,
+    target: LocalFlags,
     speculator: Speculators = None,
-    draft: Draft = None,
+    draft: DraftFlag = None,
     local: Here = False,
 ) -> None:
     """Measure modes and batch sizes, with real services or in one process.
@@ -88,30 +72,19 @@ def bench(
     _check_together(context, address, local)
     if prompts is None:
         raise InvalidInputError("prompts", "", "needed: a JSONL file of objects with `turns: [text]`")
-    connection = Connection(address or "", api_key, client_tls(tls_ca, tls_cert, tls_key))
+    connection = access.connection(address or "")
     texts = read_prompts(prompts, check_positive("limit", limit))
     ways, sizes = read_modes("modes", modes), read_numbers("batch", batch)
     plan = BenchPlan(texts, ways, sizes, max_new_tokens, temperature, seed, not raw)
     if json_path is not None:
         check_writable("--json", json_path)
     if local:
-        here = {
-            "dtype": dtype,
-            "weights": weights,
-            "kv_type": kv_type,
-            "offload": offload,
-            "device": device or "cpu",
-        }
-        client = load_in_process(
-            model, draft=draft, speculators=speculator, max_num_seqs=max(plan.batches), **here
-        )
+        seqs = max(plan.batches)
+        client = load_in_process(model, draft=draft, speculators=speculator, max_num_seqs=seqs, **target.here)
         finish_bench(_run_with_bar(client, plan), json_path)
         return
-    options = LocalOptions(
-        model=model,
-        dtype=dtype,
-        device=device,
-        verifier={"weights": weights, "kv-type": kv_type, "offload": offload},
+    options = target.system(
+        model,
         gateway={"max-batch": str(max(plan.batches))},
         speculators=read_speculators(speculator),
         draft=draft,
@@ -138,7 +111,7 @@ def finish_bench(runs: Sequence[BenchRun], json_path: Path | None) -> None:
         write_runs(json_path, runs, about_this_run())
 
 
-def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
+def _run_with_bar(client: Generator, plan: BenchPlan) -> list[BenchRun]:
     """Run the plan with a progress bar."""
     with progress_bar() as bar:
         total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
@@ -146,6 +119,6 @@ def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
         return asyncio.run(_bench(client, plan, lambda label: bar.update(task, advance=1, description=label)))
 
 
-async def _bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
+async def _bench(client: Generator, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     async with client:
         return await run_bench(client, plan, advance)

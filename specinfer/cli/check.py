@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from specinfer.cli.connection import client_tls
 from specinfer.cli.local.options import LocalOptions
-from specinfer.cli.options.shared import TlsCa, TlsCert, TlsKey
+from specinfer.cli.options.shared import TlsFlags
 from specinfer.cli.show import output
 from specinfer.drafters.pools import Flags
 from specinfer.remote.contract import Finding, Outcome, check_contract
@@ -21,13 +20,12 @@ from specinfer.v1 import verifier_pb2
 def check(
     address: Annotated[str, typer.Argument(help="Address of the speculator service, host:port.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="Timeout of an answer.")] = 10.0,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: TlsFlags,
 ) -> None:
     """Check a speculator service against the protocol; exit with 1 if broken."""
     target = check_target("address", address)
-    broken = asyncio.run(_check(target, client_tls(tls_ca, tls_cert, tls_key), seconds))
+    broken = asyncio.run(_check(target, access.tls, seconds))
     if broken:
         raise typer.Exit(1)
 

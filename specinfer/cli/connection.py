@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
 
@@ -83,10 +82,3 @@ class Connection:
             on_retry=on_retry,
             traceparent=self.traceparent,
         )
-
-
-def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:
-    """Return the checked TLS settings of a command; None without TLS options."""
-    tls = ClientTls(ca, certificate, key)
-    tls.check()
-    return tls if tls.wanted else None

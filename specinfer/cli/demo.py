@@ -21,14 +21,13 @@ from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system, pull
 from specinfer.cli.marked import print_marked, style_of
-from specinfer.cli.options.choices import DtypeChoice
-from specinfer.cli.options.shared import Draft, Dtype
+from specinfer.cli.options.shared import DraftFlag
 from specinfer.cli.show import output, progress_bar
 from specinfer.client import Answer, AsyncClient, add_up
-from specinfer.drafters.draft import AUTO_DRAFT
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import is_pulled
+from specinfer.options.model_options import AUTO_DRAFT, Dtype
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import available_memory
 from specinfer.system.turns import alternate, quartiles, ratios
@@ -190,8 +189,8 @@ def demo(
             "and disk suffice, else the default model."
         ),
     ] = None,
-    draft: Draft = None,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
+    draft: DraftFlag = None,
+    dtype: Dtype = "bfloat16",
 ) -> None:
     """Start a system, stream answers, compare trees with plain decoding, and stop."""
     if model is None:

@@ -3,64 +3,34 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specinfer.cli.connection import TRACE_VARIABLE, Connection, check_gateways, client_tls
+from specinfer.cli.connection import TRACE_VARIABLE, check_gateways
 from specinfer.cli.local.running import load_in_process
-from specinfer.cli.options.choices import (
-    DtypeChoice,
-    KvTypeChoice,
-    OffloadChoice,
-    SpeculationChoice,
-)
+from specinfer.cli.options.groups import LOCAL
 from specinfer.cli.options.request import (
-    DeadlineSeconds,
-    FrequencyPenalty,
-    IgnoreEos,
-    LogProbs,
-    MaxNewTokens,
-    MinP,
-    NoTraining,
-    PresencePenalty,
+    ConstraintText,
     PromptFile,
     References,
-    RepetitionPenalty,
-    RequestId,
-    Seed,
-    Speculation,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    TypicalEpsilon,
+    RequestFlags,
+    read_constraint,
 )
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DEFAULT_PATIENCE_S,
     GATEWAY_OPTIONS,
-    LOCAL,
     LOCAL_OPTIONS,
+    AccessFlags,
     Address,
-    ApiKey,
-    ConstraintText,
-    Draft,
-    Dtype,
+    DraftFlag,
     JsonOutput,
-    KvType,
-    LocalDevice,
-    Model,
-    Offload,
+    LocalFlags,
     PatienceSeconds,
     Raw,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    Weights,
-    read_constraint,
     refuse_with,
 )
 from specinfer.cli.show import print_answer_line, print_retry, print_way_back
@@ -70,14 +40,14 @@ from specinfer.client import (
     AsyncStream,
     Patience,
     StreamLostError,
-    make_request,
     new_request_id,
 )
+from specinfer.client.options import checked
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.formats.registry import AUTO
+from specinfer.options.model_options import Model
+from specinfer.request.stream import Generator
 from specinfer.text.prompts import check_text, read_prompt, read_text
-from specinfer.v1 import generation_pb2
 
 PromptText = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]
 Here = Annotated[
@@ -89,80 +59,43 @@ def generate(
     context: typer.Context,
     prompt: PromptText = None,
     prompt_file: PromptFile = None,
-    max_new_tokens: MaxNewTokens = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    speculation: Speculation = SpeculationChoice.TREE,
-    typical_epsilon: TypicalEpsilon = 0.0,
-    stop: Stop = None,
+    constraint: ConstraintText = None,
+    *,
+    request: RequestFlags,
     reference: References = None,
     raw: Raw = False,
-    ignore_eos: IgnoreEos = False,
-    logprobs: LogProbs = False,
-    constraint: ConstraintText = None,
-    no_training: NoTraining = False,
-    request_id: RequestId = None,
-    deadline_seconds: DeadlineSeconds = None,
     json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    access: AccessFlags,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
     local: Here = False,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = AUTO,
-    kv_type: KvType = KvTypeChoice.AUTO,
-    offload: Offload = OffloadChoice.NONE,
-    device: LocalDevice = None,
-    draft: Draft = None,
+    options: LocalFlags,
+    draft: DraftFlag = None,
 ) -> None:
     """Stream the answer to a prompt.
 
     Ctrl-C cancels the request; a lost connection is resumed.
     """
     _check_together(context, local)
-    request = make_request(
-        _prompt(prompt, prompt_file),
+    text = _prompt(prompt, prompt_file)
+    fields = replace(
+        request,
         chat=not raw,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=[check_text("stop", text) for text in stop or ()],
-        ignore_eos=ignore_eos,
-        speculation=speculation.value,
-        logprobs=logprobs,
-        request_id=check_text("request_id", request_id or new_request_id()),
-        deadline_seconds=deadline_seconds,
-        no_training=no_training,
-        typical_epsilon=typical_epsilon,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
+        stop=[check_text("stop", stop) for stop in request.stop],
+        request_id=check_text("request_id", request.request_id or new_request_id()),
         references=[read_text("reference", path) for path in reference or ()],
         **read_constraint(constraint),
     )
+    checked(vars(fields))
     if local:
-        shared = {"dtype": dtype, "weights": weights, "kv_type": kv_type, "offload": offload}
-        options = {**shared, "device": device or "cpu", "draft": draft}
-        answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
+        llm = load_in_process(model, draft=draft, **options.here)
+        answer = asyncio.run(_generate_here(llm, llm.ask(text, fields), quiet=json_output))
     else:
-        trace = os.environ.get(TRACE_VARIABLE, "")
-        connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
+        connection = access.connection(address, os.environ.get(TRACE_VARIABLE, ""))
         check_gateways(address)
         client = connection.client(Patience(patience_seconds), print_retry)
-        answer = asyncio.run(_generate(client, client.stream(request), quiet=json_output))
+        answer = asyncio.run(_generate(client, client.ask(text, fields), quiet=json_output))
     print_answer(answer, json_output)
 
 
@@ -195,12 +128,10 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     return check_text("prompt", argument)
 
 
-async def _generate_here(
-    model: str, options: Mapping[str, str | None], request: generation_pb2.GenerateRequest, quiet: bool
-) -> Answer:
+async def _generate_here(llm: Generator, stream: AsyncStream, quiet: bool) -> Answer:
     """Answer in this process, without gateway and Redis (`--local`)."""
-    async with load_in_process(model, **options) as client:
-        return await client.generate(request, silent if quiet else print_text)
+    async with llm, stream:
+        return await stream.read(silent if quiet else print_text)
 
 
 async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> Answer:
@@ -232,14 +163,12 @@ def attach(
     from_token: Annotated[int, typer.Option(help="Number of tokens already received.")] = 0,
     json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: AccessFlags,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
 ) -> None:
     """Stream the rest of a request's answer. Ctrl-C leaves the request running."""
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    connection = access.connection(address)
     client = connection.client(Patience(patience_seconds), print_retry)
     check_text("request_id", request_id)
     print_answer(asyncio.run(_attach(client, request_id, from_token, json_output)), json_output)
@@ -257,13 +186,11 @@ async def _attach(client: AsyncClient, request_id: str, from_token: int, quiet: 
 def cancel(
     request_id: AttachedId,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: AccessFlags,
 ) -> None:
     """Stop a running request, which keeps the tokens generated so far."""
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    connection = access.connection(address)
     asyncio.run(_cancel(connection.client(), check_text("request_id", request_id)))
 
 

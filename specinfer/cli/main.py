@@ -22,18 +22,13 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, planner_name
+from specinfer.cli.options.groups import grouped
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
-    Draft,
-    Dtype,
-    KvType,
-    LocalDevice,
-    Model,
-    Offload,
+    DraftFlag,
+    LocalFlags,
     SpeculatorAddresses,
     Speculators,
-    Weights,
 )
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
@@ -41,9 +36,10 @@ from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.formats.registry import AUTO
+from specinfer.options.model_options import Model
 from specinfer.options.option_names import meant
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
+from specinfer.planning import PLANNERS
 from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
 
@@ -55,7 +51,7 @@ app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=F
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 for command in (generate, attach, cancel, status, bench, demo, check, exact):
-    app.command()(command)
+    app.command()(grouped(command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,6 +86,17 @@ ServedModelName = Annotated[
     str | None,
     typer.Option(help="Names of the model over HTTP, separated by commas; answers have the first."),
 ]
+
+
+def planner_name(text: str) -> str:
+    """Return a planner's name, or the absolute path of its weights."""
+    if text in PLANNERS:
+        return text
+    if not Path(text).is_file():
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(PLANNERS)}, nor a file of weights")
+    return str(Path(text).resolve())
+
+
 Planner = Annotated[
     str | None,
     typer.Option(
@@ -105,18 +112,16 @@ Explain = Annotated[bool, typer.Option("--explain", help="Print the automatic ch
 
 
 @app.command()
+@grouped
 def up(
     listen: Listen = DEFAULT_ADDRESS,
     http_listen: HttpListen = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = AUTO,
-    kv_type: KvType = KvTypeChoice.AUTO,
-    offload: Offload = OffloadChoice.NONE,
-    device: LocalDevice = None,
+    *,
+    target: LocalFlags,
     speculator: Speculators = None,
     speculator_address: SpeculatorAddresses = None,
-    draft: Draft = None,
+    draft: DraftFlag = None,
     chat_template: ChatTemplate = None,
     served_model_name: ServedModelName = None,
     planner: Planner = None,
@@ -128,17 +133,10 @@ def up(
         raise InvalidInputError(
             "served_model_name", served_model_name, "needs --http-listen HOST:PORT, not none"
         )
-    options = LocalOptions(
-        model=model,
-        dtype=dtype,
-        device=device,
+    options = target.system(
+        model,
+        {"tensor-parallel": str(tensor_parallel)},
         listen=listen,
-        verifier={
-            "weights": weights,
-            "kv-type": kv_type,
-            "offload": offload,
-            "tensor-parallel": str(tensor_parallel),
-        },
         gateway={
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specinfer.cli.local.running import pull
-from specinfer.cli.options.choices import Source
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.local import drafts_for, local_models, remove_model
 from specinfer.hub.registry import known_models
@@ -22,6 +22,15 @@ from specinfer.service.api_keys import (
     revoke,
     write_keys,
 )
+
+
+class Source(StrEnum):
+    """Source of a registered model."""
+
+    AUTO = "auto"
+    WHEEL = "wheel"
+    HUB = "hub"
+
 
 models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 

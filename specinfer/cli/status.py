@@ -12,8 +12,8 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from specinfer.cli.connection import Connection, check_gateways, client_tls
-from specinfer.cli.options.shared import DEFAULT_ADDRESS, Address, ApiKey, TlsCa, TlsCert, TlsKey
+from specinfer.cli.connection import Connection, check_gateways
+from specinfer.cli.options.shared import DEFAULT_ADDRESS, AccessFlags, Address
 from specinfer.cli.show import (
     learning_words,
     output,
@@ -171,13 +171,11 @@ def status(
     interval_seconds: Annotated[float, typer.Option(min=0.1, help="Time between two updates.")] = 1.0,
     count: Annotated[int, typer.Option(min=0, help="End after this number of updates; 0: never.")] = 0,
     address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    *,
+    access: AccessFlags,
 ) -> None:
     """Show a running system, from the first available gateway's view."""
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    connection = access.connection(address)
     check_gateways(address)
     if not watch:
         output.print(status_table(address, get_status(connection)))

@@ -3,8 +3,16 @@
 The package imports neither torch nor numpy.
 """
 
-from specinfer.client.answer import (
+from specinfer.client.async_client import AsyncClient
+from specinfer.client.errors import BrokenStreamError, Failure, RequestFailedError, StreamLostError
+from specinfer.client.options import SPECULATION, RequestOptions
+from specinfer.client.request import Prompt, make_request, new_request_id
+from specinfer.client.resume import Patience, Retry
+from specinfer.client.sync_client import Client, Stream
+from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.request.answer import (
     Answer,
+    Piece,
     SpeculationStats,
     SpeculatorStats,
     Summary,
@@ -14,15 +22,8 @@ from specinfer.client.answer import (
     add_up,
     stats_to_json,
 )
-from specinfer.client.async_client import AsyncClient
-from specinfer.client.errors import BrokenStreamError, Failure, RequestFailedError, StreamLostError
-from specinfer.client.options import SPECULATION, RequestOptions
-from specinfer.client.request import Prompt, make_request, new_request_id
-from specinfer.client.resume import Patience, Piece, Retry
-from specinfer.client.stream import AsyncStream
-from specinfer.client.sync_client import Client, Stream
-from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 from specinfer.request.statuses import FinishReason
+from specinfer.request.stream import AsyncStream
 from specinfer.service.tls import ClientTls
 
 __all__ = [

@@ -9,19 +9,20 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, Self, TypeAlias, Unpack, cast
 
 import grpc
 
-from specinfer.client.answer import Answer
 from specinfer.client.errors import CUT_SHORT, Failure
 from specinfer.client.gateways import Gateways, call_metadata, read_addresses
 from specinfer.client.options import RequestOptions, shows_options
 from specinfer.client.request import Prompt, as_request
-from specinfer.client.resume import Item, NextCall, Patience, Resume, Retry
-from specinfer.client.stream import AsyncStream
+from specinfer.client.resume import NextCall, Patience, Resume, Retry
 from specinfer.client.watching import watch_steps
 from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.request.answer import Answer, Item
+from specinfer.request.fields import RequestFields
+from specinfer.request.stream import AsyncStream
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
 
@@ -95,6 +96,10 @@ class AsyncClient:
         """
         message = as_request(prompt, options)
         return AsyncStream(message.request_id, self._follow(message, self._resume(message.request_id)))
+
+    def ask(self, prompt: str, request: RequestFields) -> AsyncStream:
+        """Return the stream of the answer to a prompt, as `Generator` does."""
+        return self.stream(prompt, **cast(RequestOptions, vars(request)))
 
     def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
         """Return the stream of a request's answer after its first `from_token` tokens.

@@ -1,17 +1,20 @@
-"""Define a request's options: names, types, defaults and bounds.
+"""Options of clients: the table of a request's fields, and checks of their types.
 
-Signatures, documentation and checks of all functions that take options are generated from these definitions.
+Signatures, documentation and checks of all functions that take options are generated from the table.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from numbers import Real
-from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from specinfer.errors import InvalidInputError
+from specinfer.options.model_options import Option
 from specinfer.options.option_names import meant
+from specinfer.request.fields import UINT32, RequestFields
 from specinfer.v1 import generation_pb2
 
 SPECULATION = {
@@ -19,201 +22,77 @@ SPECULATION = {
     "sequence": generation_pb2.SPECULATION_SEQUENCE,
     "off": generation_pb2.SPECULATION_OFF,
 }
-Check = Callable[[str, Any], None]
-"""Takes an option's name and value; raises InvalidInputError for an invalid value."""
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def whole(lowest: int, end: int) -> Check:
-    """Return a check for integers in [lowest, end)."""
-
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < end:
-            raise InvalidInputError(name, value, f"must be an integer in [{lowest}, {end})")
-
-    return check
-
-
-def one_of(words: Iterable[str]) -> Check:
-    """Return a check for one of these words."""
-
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, str) or value not in words:
-            raise InvalidInputError(name, value, f"must be one of {', '.join(words)}")
-
-    return check
-
-
-def optional(check: Check) -> Check:
-    """Return a check that accepts None, too."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def flag(name: str, value: Any) -> None:
-    """Check for a bool."""
-    if not isinstance(value, bool):
-        raise InvalidInputError(name, value, "must be True or False")
-
-
-def number(name: str, value: Any) -> None:
-    """Check for any number."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidInputError(name, value, "must be a number")
-
-
 _MIN_FLOAT = 2.0**-126
 """Minimum positive value of a normal 32-bit float."""
-
-
-def positive(name: str, value: Any) -> None:
-    """Refuse 0, which would mean "not set" in the message."""
-    number(name, value)
-    if abs(value) < _MIN_FLOAT:
-        raise InvalidInputError(name, value, "must be above 0")
-
-
-def text(name: str, value: Any) -> None:
-    """Check for a string."""
-    if not isinstance(value, str):
-        raise InvalidInputError(name, value, "must be a string")
-
-
-def texts(name: str, value: Any) -> None:
-    """Check for a sequence of strings."""
-    if (
-        isinstance(value, str)
-        or not isinstance(value, Sequence)
-        or not all(isinstance(t, str) for t in value)
-    ):
-        raise InvalidInputError(name, value, "must be a sequence of strings")
-
-
-def text_or_texts(name: str, value: Any) -> None:
-    """Check for a string or a sequence of strings."""
-    if not isinstance(value, str):
-        texts(name, value)
-
-
-def biases(name: str, value: Any) -> None:
-    """Check for a mapping from token ids to numbers."""
-    if not isinstance(value, Mapping):
-        raise InvalidInputError(name, value, "must be a mapping from token ids to numbers")
-    for token, bias in value.items():
-        whole(0, 2**32)(name, token)
-        number(f"{name}[{token}]", bias)
-
-
-def anything(name: str, value: Any) -> None:
-    """Accept any value; another function checks it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOption:
-    """Description, check and default of one option."""
-
-    about: str
-    check: Check
-    default: Any = None
-    """Default value; None: the option is not sent."""
 
 
 class ConstraintOptions(TypedDict, total=False):
     """Options that constrain the text; at most one may be given."""
 
-    json_schema: Annotated[str | Mapping[str, Any] | None, RequestOption("JSON schema of the text", anything)]
-    regex: Annotated[
-        str | None,
-        RequestOption("regular expression of the text (Rust's notation)", optional(text)),
-    ]
-    grammar: Annotated[
-        str | None,
-        RequestOption("grammar of the text (Lark's notation, rule `start`)", optional(text)),
-    ]
-    choice: Annotated[Sequence[str] | None, RequestOption("the text is one of these", optional(texts))]
+    json_schema: str | Mapping[str, Any] | None
+    regex: str | None
+    grammar: str | None
+    choice: Sequence[str] | None
 
 
 class RequestOptions(ConstraintOptions, total=False):
-    """Options of a request; `option_docs` describes them.
+    """Types of a request's options (`RequestFields`); `option_docs` describes them.
 
     The gateway checks the values' ranges. A sampling parameter that is None has the model's default.
     """
 
-    chat: Annotated[bool, RequestOption("True: answer a text as a chat; False: continue it", flag, True)]
-    max_new_tokens: Annotated[
-        int, RequestOption("maximum number of generated tokens", whole(-(2**31), 2**31), 128)
-    ]
-    temperature: Annotated[float | None, RequestOption("0 is greedy", optional(number), 0.0)]
-    top_k: Annotated[
-        int | None,
-        RequestOption("keep the k most probable tokens; 0 keeps all", optional(whole(0, 2**32)), 0),
-    ]
-    top_p: Annotated[
-        float | None, RequestOption("keep the most probable tokens up to this mass", optional(number), 1.0)
-    ]
-    seed: Annotated[
-        int | None, RequestOption("None: drawn at random by the gateway", optional(whole(0, 2**64)))
-    ]
-    speculation: Annotated[str, RequestOption("tree, sequence or off", one_of(SPECULATION), "tree")]
-    stop: Annotated[
-        str | Sequence[str], RequestOption("generation ends before this, or any of these", text_or_texts, ())
-    ]
-    ignore_eos: Annotated[
-        bool, RequestOption("continue after the model's end-of-sequence token", flag, False)
-    ]
-    logprobs: Annotated[bool, RequestOption("return the log-probability of every token", flag, False)]
-    top_logprobs: Annotated[
-        int,
-        RequestOption("with logprobs: number of alternatives to return per token", whole(0, 2**32), 0),
-    ]
-    priority: Annotated[int, RequestOption("higher runs first", whole(-(2**31), 2**31), 0)]
-    request_id: Annotated[str, RequestOption("empty: chosen by the client", text, "")]
-    deadline_seconds: Annotated[
-        float | None,
-        RequestOption("seconds after which the answer ends unfinished; None: never", optional(number)),
-    ]
-    logit_bias: Annotated[
-        Mapping[int, float] | None,
-        RequestOption("added to logits, by token id, -100 to 100; None: nothing", optional(biases)),
-    ]
-    presence_penalty: Annotated[
-        float, RequestOption("subtracted from the logits of generated tokens, -2 to 2", number, 0.0)
-    ]
-    frequency_penalty: Annotated[
-        float, RequestOption("subtracted per earlier occurrence, -2 to 2", number, 0.0)
-    ]
-    min_p: Annotated[
-        float | None,
-        RequestOption("minimum share of the highest probability; 0 keeps all", optional(number), 0.0),
-    ]
-    repetition_penalty: Annotated[
-        float | None,
-        RequestOption("divides logits of tokens in prompt and answer; 1: no effect", optional(positive), 1.0),
-    ]
-    cache_salt: Annotated[
-        str, RequestOption("only requests with the same text share cached prompts; empty: with all", text, "")
-    ]
-    references: Annotated[
-        str | Sequence[str],
-        RequestOption(
-            "texts that the answer may copy from: drafters search them, the model does not read them",
-            text_or_texts,
-            (),
-        ),
-    ]
-    no_training: Annotated[bool, RequestOption("speculators must not learn from the request", flag, False)]
-    typical_epsilon: Annotated[
-        float, RequestOption("threshold of typical acceptance, not lossless; 0: lossless", number, 0.0)
-    ]
+    chat: bool
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    typical_epsilon: float | None
+    seed: int | None
+    logit_bias: Mapping[int, float] | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    speculation: str
+    references: str | Sequence[str]
+    logprobs: bool
+    top_logprobs: int
+    no_training: bool
+    cache_salt: str
+    request_id: str
+    priority: int
+    deadline_seconds: float | None
+
+
+class RequestOption(NamedTuple):
+    """An option's help, accepted words, default value, types, and integers that can be sent."""
+
+    about: str
+    choices: tuple[str, ...]
+    default: Any
+    kinds: tuple[Any, ...]
+    whole: range
 
 
 @cache
 def known_options() -> dict[str, RequestOption]:
     """Return all options by name."""
-    hints = get_type_hints(RequestOptions, include_extras=True)
-    return {
-        name: next(m for m in hint.__metadata__ if isinstance(m, RequestOption))
-        for name, hint in hints.items()
-    }
+    hints, types = get_type_hints(RequestFields, include_extras=True), get_type_hints(RequestOptions)
+    known = {}
+    for field in fields(RequestFields):
+        metadata: tuple[Any, ...] = hints[field.name].__metadata__
+        option = next(data for data in metadata if isinstance(data, Option))
+        whole = next((data for data in metadata if isinstance(data, range)), range(0))
+        kinds = tuple(get_origin(kind) or kind for kind in _alternatives(types[field.name]))
+        known[field.name] = RequestOption(option.help, option.choices, field.default, kinds, whole)
+    return known
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,8 +105,43 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     known = known_options()
     check_names(options)
     for name, value in options.items():
-        known[name].check(name, value)
+        _check(name, value, known[name])
     return {name: option.default for name, option in known.items()} | dict(options)
+
+
+def _check(name: str, value: Any, option: RequestOption) -> None:
+    """Check a value's type."""
+    whole = option.whole
+    texts = isinstance(value, Sequence) and all(isinstance(text, str) for text in value)
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    accepted = {
+        NoneType: (value is None, "None"),
+        bool: (isinstance(value, bool), "True or False"),
+        int: (
+            number and isinstance(value, int) and value in whole,
+            f"an integer in [{whole.start}, {whole.stop})",
+        ),
+        float: (number, "a number"),
+        str: (isinstance(value, str), "a string"),
+        Sequence: (texts and not isinstance(value, str), "a sequence of strings"),
+        Mapping: (isinstance(value, Mapping), "a mapping"),
+    }
+    if not any(accepted[kind][0] for kind in option.kinds):
+        raise InvalidInputError(name, value, f"must be {' or '.join(accepted[k][1] for k in option.kinds)}")
+    if option.choices and value not in option.choices:
+        raise InvalidInputError(name, value, f"must be one of {', '.join(option.choices)}")
+    if name == "repetition_penalty" and value is not None and abs(value) < _MIN_FLOAT:
+        raise InvalidInputError(name, value, "must be above 0")  # 0 means "not set" in the message
+    if name == "logit_bias" and value is not None:
+        _check_biases(name, value)
+
+
+def _check_biases(name: str, biases: Mapping[Any, Any]) -> None:
+    for token, bias in biases.items():
+        if isinstance(token, bool) or not isinstance(token, int) or token not in UINT32:
+            raise InvalidInputError(name, token, f"must have token ids in [0, {UINT32.stop}) as keys")
+        if isinstance(bias, bool) or not isinstance(bias, Real):
+            raise InvalidInputError(f"{name}[{token}]", bias, "must be a number")
 
 
 def check_names(options: Mapping[str, Any]) -> None:

@@ -3,20 +3,19 @@
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias, Unpack
 
 from specinfer.client.options import (
-    SPECULATION,
     RequestOptions,
     check_names,
     checked,
+    known_options,
     shows_options,
-    text,
 )
 from specinfer.errors import InvalidInputError
+from specinfer.request.fields import CONSTRAINTS, SamplingFields
 from specinfer.v1 import common_pb2, generation_pb2
-
-KINDS = ("json_schema", "regex", "grammar", "choice")
 
 
 def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
@@ -25,7 +24,7 @@ def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
     Raises:
         InvalidInputError: if two options set a constraint, or the schema is not JSON.
     """
-    given = [(kind, options[kind]) for kind in KINDS if options.get(kind) is not None]
+    given = [(kind, options[kind]) for kind in CONSTRAINTS if options.get(kind) is not None]
     if not given:
         return None
     if len(given) > 1:
@@ -33,8 +32,8 @@ def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
     ((kind, source),) = given
     if kind == "choice":
         return common_pb2.Constraint(choice=common_pb2.Choice(texts=source))
-    fields: dict[str, Any] = {kind: source if isinstance(source, str) else _encode(source)}
-    return common_pb2.Constraint(**fields)
+    message: dict[str, Any] = {kind: source if isinstance(source, str) else _encode(source)}
+    return common_pb2.Constraint(**message)
 
 
 def _encode(schema: Mapping[str, Any]) -> str:
@@ -44,16 +43,12 @@ def _encode(schema: Mapping[str, Any]) -> str:
         raise InvalidInputError("json_schema", str(schema), f"not JSON: {error}") from error
 
 
-_SAMPLING = (
-    *("temperature", "top_k", "top_p", "typical_epsilon"),
-    *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
-)
+_SAMPLING = tuple(field.name for field in fields(SamplingFields))
 """Options that are fields of the same name in `SamplingParams`."""
-_PLAIN = (
-    *("request_id", "max_new_tokens", "ignore_eos", "priority"),
-    *("logprobs", "top_logprobs", "deadline_seconds", "no_training", "cache_salt"),
-)
-"""Options that are fields of the same name in `GenerateRequest`."""
+_PLAIN = (known_options().keys() - {"chat", "speculation", "references"}) & {
+    field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields
+}
+"""Options that are fields of the same name and type in `GenerateRequest`."""
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text, messages with `role` and `content`, or token ids."""
 
@@ -71,21 +66,19 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         TypeError: for an unknown option.
         InvalidInputError: naming an option and its invalid value.
     """
-    said = checked(options)
+    values = checked(options)
     sampling = common_pb2.SamplingParams(
-        **{name: said[name] for name in _SAMPLING}, logit_bias=said["logit_bias"] or {}
+        **{name: values[name] for name in (*_SAMPLING, "seed")}, logit_bias=values["logit_bias"] or {}
     )
     request = generation_pb2.GenerateRequest(
-        **{name: said[name] for name in _PLAIN},
+        **{name: values[name] for name in _PLAIN},
         sampling=sampling,
-        stop_strings=_texts(said["stop"]),
-        speculation=SPECULATION[said["speculation"]],
+        stop_strings=_texts(values["stop"]),
+        speculation=f"SPECULATION_{values['speculation'].upper()}",
         constraint=make_constraint(options),
-        references=_texts(said["references"]),
+        references=_texts(values["references"]),
     )
-    if said["seed"] is not None:
-        request.sampling.seed = said["seed"]
-    _set_prompt(request, prompt, said["chat"])
+    _set_prompt(request, prompt, values["chat"])
     return request
 
 
@@ -125,7 +118,8 @@ def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt, chat: b
     for index, item in enumerate(prompt):
         if isinstance(item, Mapping) and set(item) == {"role", "content"}:
             for name in ("role", "content"):
-                text(f"prompt[{index}].{name}", item[name])
+                if not isinstance(item[name], str):
+                    raise InvalidInputError(f"prompt[{index}].{name}", item[name], "must be a string")
             request.chat.messages.add(role=item["role"], content=item["content"])
         elif isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32:
             request.tokens.ids.append(item)

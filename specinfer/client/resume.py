@@ -9,37 +9,11 @@ reply is new as a whole, or dropped as a whole.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from specinfer.client.answer import Summary, TokenLogprobs, read_logprobs, read_summary
+from specinfer.client.answer import read_logprobs, read_summary
 from specinfer.client.errors import BrokenStreamError, Failure, RequestFailedError, StreamLostError
+from specinfer.request.answer import Accepted, Item, Piece
 from specinfer.v1 import generation_pb2
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Content of one reply."""
-
-    position: int
-    """Number of generated tokens before this piece."""
-    token_ids: tuple[int, ...]
-    text: str
-    """New text; incomplete characters and possible stop strings come later."""
-    logprobs: tuple[float, ...] = ()
-    """Log-probabilities of the tokens, if requested."""
-    token_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities by token, with the requested alternatives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A gateway has accepted the request."""
-
-    prompt_tokens: int
-    begins_in_reasoning: bool = False
-
-
-Item: TypeAlias = Accepted | Piece | Summary
 
 
 @dataclass(frozen=True, slots=True)

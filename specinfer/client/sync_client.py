@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Self, Unpack
 
-from specinfer.client.answer import Answer
 from specinfer.client.async_client import AsyncClient
 from specinfer.client.gateways import CLOSED
 from specinfer.client.options import RequestOptions, shows_options
 from specinfer.client.request import Prompt
-from specinfer.client.resume import Patience, Piece, Retry
-from specinfer.client.stream import AsyncStream
+from specinfer.client.resume import Patience, Retry
+from specinfer.request.answer import Answer, Piece
+from specinfer.request.stream import AsyncStream
 from specinfer.service.threads import LoopThread
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2

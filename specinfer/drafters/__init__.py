@@ -1,7 +1,7 @@
 """Drafters turn contexts into token trees, one method per file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from specinfer.drafters.search import References
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
-from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.cache.kv_types import AUTO_KV
+from specinfer.options.model_options import AUTO, DraftOptions
 from specinfer.request.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -126,45 +125,27 @@ class DrafterDescription:
     feature_layers: tuple[int, ...] = ()
     """Target layers whose hidden states the drafter reads, ascending; empty: none."""
     feature_size: int = 0
-    """Size of a hidden state."""
     target_top_k: int = 0
     """Number of target predictions per verified node; 0: none."""
     reads_references: bool = False
-    """True if the drafter uses requests' references."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterOptions:
-    """Options of all drafters; each drafter reads some of the options."""
+@dataclass(frozen=True)
+class DrafterOptions(DraftOptions):
+    """Options of all drafters, with the executor of their models."""
 
-    model: str = ""
-    target: str = ""
-    vocabulary: int = 32768
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    weights: str = "auto"
-    executor: str = "auto"
-    kv_tokens: int = CACHE_TOKENS
-    kv_type: str = AUTO_KV
-    expansion: str = ""
-    beam: int = 4
-    depth: int = 7
-    min_path_probability: float = 0.05
-    proposal: str = "point"
-    suffix_learn: bool = False
-    datastore: str = ""
-    function: str = ""
+    executor: str = AUTO
 
     @classmethod
     def read(cls, flags: Mapping[str, str]) -> "DrafterOptions":
         """Build options from texts by name, with dashes or underscores."""
         values: dict[str, str | int | float | bool] = {}
+        defaults = {field.name: field.default for field in fields(cls)}
         for flag, text in flags.items():
             name = flag.replace("-", "_")
-            if name not in cls.__dataclass_fields__:
-                known = ", ".join(cls.__dataclass_fields__)
-                raise SettingError(flag, text, f"no flag of drafters; known are {known}")
-            default = cls.__dataclass_fields__[name].default
+            if name not in defaults:
+                raise SettingError(flag, text, f"no flag of drafters; known are {', '.join(defaults)}")
+            default = defaults[name]
             kind: Any = type(default)
             try:
                 values[name] = _BOOLEANS[text] if isinstance(default, bool) else kind(text)

@@ -10,16 +10,11 @@ from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
 from specinfer.hub.resolve import is_pulled
 from specinfer.model.weights.source import NO_MTP, algorithm_of, has_own_mtp, is_draft_checkpoint
+from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
 from specinfer.text.tokenizer import tokenizer_facts
 
 log = logging.getLogger(__name__)
 
-AUTO_DRAFT, NO_DRAFT = "auto", "none"
-DRAFT_HELP = (
-    "A smaller model with the same tokenizer, used with n-grams: registry name, hub id, directory or GGUF file. "
-    "auto: a matching model in the cache; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
-)
-"""Help text of `--draft` in all commands."""
 _SMALLER = 2.0
 """Minimum ratio of a model's bytes to the bytes of its draft."""
 _METHODS = {"eagle3": "eagle"}
@@ -148,11 +143,10 @@ def method_of(directory: Path) -> str:
 
 def _returns_states(model: str, executor: str, dtype: str, device: str) -> bool:
     """Return whether the target's executor returns hidden states, which MTP reads."""
-    from specinfer.model.options import RunnerOptions, check_options
+    from specinfer.model.options import RunnerOptions
     from specinfer.model.probe.load import planned_executor
 
     options = RunnerOptions(executor=executor, dtype=dtype, device=device)
-    check_options(options)
     return planned_executor(resolve_model(model), options) is not None
 
 

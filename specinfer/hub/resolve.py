@@ -15,7 +15,6 @@ from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.json_files import parse_json
 
-DEFAULT_MODEL = "smollm2-135m"
 _NO_LONGER_SHIPPED = {"eagle-smollm2-135m": "eagle", "medusa-smollm2-135m": "medusa"}
 """Former names of shipped speculators, and how to train such."""
 

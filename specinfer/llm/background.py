@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import queue
+import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -17,8 +18,11 @@ from specinfer.llm.driver import Driver, Prompt, Request, TextDelta
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.metrics import Metric
 from specinfer.llm.options import LLMOptions
-from specinfer.llm.outputs import RequestOutput
+from specinfer.llm.outputs import RequestOutput, summary_of
 from specinfer.llm.params import SamplingParams
+from specinfer.request.answer import Item, Piece
+from specinfer.request.fields import RequestFields
+from specinfer.request.stream import AsyncStream
 from specinfer.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -99,6 +103,25 @@ class AsyncLLM:
         request, deltas = await self._submit(prompt, sampling_params, request_id)
         async for delta in self._deltas(request, deltas):
             yield delta
+
+    def ask(self, prompt: str, request: RequestFields) -> AsyncStream:
+        """Return the stream of the answer to a prompt, as `Generator` does."""
+        given: Prompt = {"messages": [{"role": "user", "content": prompt}]} if request.chat else prompt
+        request_id = request.request_id or secrets.token_hex(12)
+        return AsyncStream(request_id, self._items(given, SamplingParams.of(request), request_id))
+
+    async def _items(
+        self, prompt: Prompt, params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[Item, None]:
+        request, deltas = await self._submit(prompt, params, request_id)
+        (answer,) = request.answers
+        count = 0
+        async for delta in self._deltas(request, deltas):
+            rows = (answer.output.logprobs or [])[count : count + len(delta.token_ids)]
+            chosen = tuple(row[token].logprob for token, row in zip(delta.token_ids, rows, strict=False))
+            yield Piece(count, tuple(delta.token_ids), delta.text, chosen)
+            count += len(delta.token_ids)
+        yield summary_of(request.output, answer.state, self.speculators)
 
     async def chat(
         self,

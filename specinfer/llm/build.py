@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from specinfer.drafters import Drafter
 from specinfer.drafters.custom import CustomDrafter
-from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, draft_group
+from specinfer.drafters.draft import draft_group
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.pools import Flags, load_drafters, read_speculators
 from specinfer.engine.host import Host
@@ -18,7 +18,6 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.options import LLMOptions
-from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
@@ -26,6 +25,7 @@ from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
 from specinfer.model.weights.fingerprint import model_fingerprint
+from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.request.default_sampling import default_sampling
@@ -147,15 +147,7 @@ def _specs(
 def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
     """Load the model in one or several processes; return runner and `close`."""
     layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
-    runner_options = RunnerOptions(
-        dtype=options.dtype,
-        device=options.device,
-        executor=options.executor,
-        weights=options.weights,
-        kv_tokens=AUTO_TOKENS if isinstance(options.kv_tokens, str) else options.kv_tokens,
-        kv_type=options.kv_type,
-        offload=options.offload,
-    )
+    runner_options = RunnerOptions.of(options)
     if layout.ranks == 1:
         limit_threads()
         return load_checked(directory, runner_options), lambda: None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specinfer.errors import ConstraintError, SpecInferError
+from specinfer.request.answer import SpeculationStats, SpeculatorStats, Summary
 from specinfer.request.statuses import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
@@ -122,4 +123,35 @@ def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:
         end - first.queued_at,
         first.request.sampling.seed,
         speculation,
+    )
+
+
+def summary_of(output: RequestOutput, state: RequestState, names: Sequence[str]) -> Summary:
+    """Return the summary of a finished request with one answer.
+
+    Args:
+        names: names of the speculators, by number.
+    """
+    metrics, counts = output.metrics, state.stats
+    assert metrics is not None, "a request that has ended has metrics"
+    assert state.finish is not None
+    return Summary(
+        state.finish,
+        prompt_tokens=len(output.prompt_token_ids),
+        cached_tokens=output.num_cached_tokens,
+        new_tokens=len(output.outputs[0].token_ids),
+        stats=SpeculationStats(
+            counts.steps,
+            counts.drafted,
+            counts.accepted,
+            tuple(counts.histogram),
+            tuple(
+                SpeculatorStats(names[number], row.drafted, row.accepted, row.wins)
+                for number, row in sorted(counts.speculators.items())
+            ),
+        ),
+        ttft_seconds=metrics.first_token_seconds,
+        total_seconds=metrics.total_seconds,
+        queue_seconds=metrics.queue_seconds,
+        seed=metrics.seed,
     )

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
-from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.formats.base import Format
 from specinfer.model.formats.weights_in_format import name_of
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.options.model_options import AUTO
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Work:
     device: str
     store: LayerStore | None = None
     """Store of offloaded layers; None: all layers are on the device."""
-    kv_type: str = AUTO_KV
+    kv_type: str = AUTO
     """Storage of keys and values, one of `KV_TYPES`."""
 
 
@@ -46,12 +46,10 @@ class Backend:
     """An executor's name, abilities and factory."""
 
     name: str
-    help: str
     supports: Callable[[ModelConfig, torch.dtype, str], str]
     """Return the reason why a model cannot run; empty if it can."""
     make: Callable[[Work], Executor]
     offloads: bool = False
-    """True if the executor can run offloaded layers."""
     automatic: bool = False
     """True if `auto` may choose it."""
     kv_types: bool = False
@@ -62,8 +60,8 @@ class Backend:
         return chosen.fits(config, self.name, name_of(dtype)) or self.supports(config, dtype, device)
 
     def stores(self, kv_type: str, dtype: torch.dtype) -> bool:
-        default_type = "bf16" if dtype is torch.bfloat16 else AUTO_KV
-        return self.kv_types or kv_type in (AUTO_KV, default_type)
+        default_type = "bf16" if dtype is torch.bfloat16 else AUTO
+        return self.kv_types or kv_type in (AUTO, default_type)
 
 
 def _supports_native(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
@@ -112,19 +110,12 @@ def _supports_all(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("native", "compiled CPU kernels", _supports_native, _make_native, True, True, True),
-        Backend("torch", "torch operations", _supports_torch, _make_torch, True, True),
-        Backend("generic", "any causal model of transformers", _supports_all, _make_generic),
-        Backend("gpu", "fused kernels for a GPU", _supports_all, _make_gpu),
+        Backend("native", _supports_native, _make_native, True, True, True),
+        Backend("torch", _supports_torch, _make_torch, True, True),
+        Backend("generic", _supports_all, _make_generic),
+        Backend("gpu", _supports_all, _make_gpu),
     )
 }
-EXECUTORS = ("auto", *BACKENDS)
-
-
-def executors_help() -> str:
-    described = "; ".join(f"{backend.name}, {backend.help}" for backend in BACKENDS.values())
-    automatic = " or ".join(backend.name for backend in BACKENDS.values() if backend.automatic)
-    return f"{described}; auto, the first of {automatic} that can run the model, or generic for other models"
 
 
 def refusal(config: ModelConfig, dtype: torch.dtype, device: str) -> str:

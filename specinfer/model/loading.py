@@ -12,7 +12,7 @@ from specinfer.model.backends import Backend, Work, choose_backend, refusal
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
-from specinfer.model.formats.registry import AUTO, find_format
+from specinfer.model.formats.registry import find_format
 from specinfer.model.formats.weights_in_format import (
     NOT_COUNTED,
     WeightFormats,
@@ -20,7 +20,7 @@ from specinfer.model.formats.weights_in_format import (
     formats_of_parameters,
 )
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_numbers, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_numbers
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
@@ -34,6 +34,7 @@ from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import TrimmedHead, trimmed
+from specinfer.options.model_options import AUTO
 from specinfer.system.machine import available_memory
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ class LoadedModel(NamedTuple):
     window: KVWindow | None = None
     """Window of the cache; None: the cache keeps all context tokens."""
     weights: WeightFormats = NOT_COUNTED
-    """Types of the weights in memory."""
     head: TrimmedHead | None = None
     """Output head whose rows can be replaced; None: the rows are fixed."""
 
@@ -59,7 +59,6 @@ def load_model(
     Args:
         accounted: True if the tensors' names and shapes were already compared with the configuration.
     """
-    check_options(options)
     with naming(directory):
         return _load_model(directory, options, ranks, accounted)
 
@@ -118,7 +117,6 @@ def build_model(
 
     If `ranks` share the model, all of them must call this function at the same time.
     """
-    check_options(options)
     if options.layers is not None:
         config = config.first_layers(options.layers)
     if options.token_ids:

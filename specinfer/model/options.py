@@ -1,32 +1,30 @@
 """Defines and checks the options for loading and running a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
 from specinfer.errors import SettingError
-from specinfer.model.backends import BACKENDS, EXECUTORS, candidates
-from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.cache.kv_types import AUTO_KV, KV_TYPES
+from specinfer.model.backends import BACKENDS, candidates
+from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.formats.base import NumberFormat
-from specinfer.model.formats.registry import AUTO, find_format
-from specinfer.model.offload.stores import OFFLOADS
+from specinfer.model.formats.registry import find_format
+from specinfer.options.model_options import AUTO, CACHE_TOKENS, PassOptions, check_values
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """Options for loading and running a model."""
+@dataclass(frozen=True)
+class RunnerOptions(PassOptions):
+    """Options for loading and running a model, checked without the model.
 
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    executor: str = "auto"
-    """Name of the executor; auto: the first that can run the model."""
+    Raises:
+        SettingError: naming the option and its value.
+    """
+
     kv_tokens: int = CACHE_TOKENS
     """Capacity in context tokens, over all requests; `AUTO_TOKENS`: all free memory."""
-    weights: str = AUTO
-    """Format of matrices: a key of `FORMATS`."""
     numbers_as: str = AUTO
     """Format that weights = "auto" uses for unquantised checkpoints, if supported."""
     layers: int | None = None
@@ -35,32 +33,26 @@ class RunnerOptions:
     """Tokens for which the head keeps rows, in order; empty: all."""
     kv_window: int = 0
     """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
-    kv_type: str = AUTO_KV
-    """Numeric type of cached keys and values, one of `KV_TYPES`."""
-    offload: str = "none"
-    """Place of offloaded layers: "none", "host" or "disk" (`offload.stores`)."""
     offload_directory: str = ""
     """Directory of the file for offload = "disk"; empty: the cache directory."""
 
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.offload != "none" and not any(backend.offloads for backend in candidates(self.executor)):
+            raise SettingError("offload", self.offload, f"must be none for the {self.executor} executor")
+        _check_weights(self)
+        _check_device(self.device)
 
-def check_options(options: RunnerOptions) -> None:
-    """Check the options whose values are names."""
-    if options.dtype not in DTYPES:
-        raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
-    if options.executor not in EXECUTORS:
-        raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
-    if options.offload not in OFFLOADS:
-        raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
-    if options.offload != "none" and not any(backend.offloads for backend in candidates(options.executor)):
-        raise SettingError("offload", options.offload, f"must be none for the {options.executor} executor")
-    if options.kv_type not in KV_TYPES:
-        raise SettingError("kv_type", options.kv_type, f"must be one of {', '.join(KV_TYPES)}")
-    _check_weights(options)
-    _check_device(options.device)
+    @classmethod
+    def of(cls, options: object, **more: Any) -> "RunnerOptions":
+        """Return the options of the same names in another class, and `more`."""
+        given = {f.name: getattr(options, f.name) for f in fields(cls) if hasattr(options, f.name)} | more
+        if given.get("kv_tokens") == AUTO:
+            given["kv_tokens"] = AUTO_TOKENS
+        return cls(**given)
 
 
 def check_kv_type(options: RunnerOptions, executor: str) -> None:
-    """Check that an executor supports `kv_type`."""
     if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
         reason = f"must be auto for the {executor} executor in {options.dtype}; others need --executor native"
         raise SettingError("kv_type", options.kv_type, reason)
@@ -84,7 +76,6 @@ def check_torch(options: RunnerOptions, subject: str, verb: str = "is") -> None:
 
     `subject` and `verb` name the drafts in errors.
     """
-    check_options(options)
     if options.executor not in ("auto", "torch"):
         raise SettingError("executor", options.executor, f"must be torch or auto for {subject}")
     check_numbers(options, f"{subject} {verb} stored")

@@ -8,77 +8,48 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from typing import get_type_hints
 
 from specinfer.errors import InvalidInputError
+from specinfer.request.fields import NumberInterval, SamplingFields
 
 MAX_SEED = 2**64 - 1
-MAX_REPETITION_PENALTY = 100
 MAX_BIASES = 1024
 """Maximum tokens in `logit_bias`."""
-_RANGES = {
-    "typical_epsilon": (0, 1),
-    "typical_delta": (0, 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
+_INTERVALS = {
+    name: next(values for values in hint.__metadata__ if isinstance(values, NumberInterval | range))
+    for name, hint in get_type_hints(SamplingFields, include_extras=True).items()
 }
-"""Field -> its minimum and maximum."""
 _NOISE = 2**32
 """Stream index for the noise's seed; indices of speculators are smaller."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+@dataclass(frozen=True)
+class Sampling(SamplingFields):
     """Parameters that shape the target's distribution before sampling.
+
+    Greedy requests stay lossless with typical acceptance, as only the most probable token passes any threshold.
 
     Raises:
         InvalidInputError: naming the field and its value.
     """
 
-    temperature: float = 1.0
-    """0 is greedy. An unset temperature is 1."""
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the most probable tokens until their sum is at least this."""
     seed: int = 0
     """Seed of the random streams; each stream also depends on a position."""
-    typical_epsilon: float = 0.0
-    """Epsilon of typical acceptance (Medusa), which is lossy; 0: acceptance is lossless.
-
-    Greedy requests stay lossless, as only the most probable token passes any threshold.
-    """
     typical_delta: float = 0.0
     """Delta of typical acceptance; 0: the square root of epsilon."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs (token id, addition to its logit), each token once."""
-    presence_penalty: float = 0.0
-    """Penalty that is subtracted from the logits of all generated tokens."""
-    frequency_penalty: float = 0.0
-    """Penalty on a token's logit for each time it was generated."""
-    min_p: float = 0.0
-    """Minimum probability of kept tokens, relative to the largest; 0 keeps all."""
-    repetition_penalty: float = 1.0
-    """Divisor of positive logits of tokens in prompt and answer.
-
-    Negative logits are multiplied by it.
-    """
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.temperature) or self.temperature < 0:
-            raise InvalidInputError("temperature", self.temperature, "must be a finite number >= 0")
-        if self.top_k < 0:
-            raise InvalidInputError("top_k", self.top_k, "must be >= 0")
-        if not 0 < self.top_p <= 1:  # also refuses NaN
-            raise InvalidInputError("top_p", self.top_p, "must be in (0, 1]")
-        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:  # also refuses NaN
-            reason = f"must be in (0, {MAX_REPETITION_PENALTY}]"
-            raise InvalidInputError("repetition_penalty", self.repetition_penalty, reason)
+        for name, values in _INTERVALS.items():
+            if getattr(self, name) not in values:
+                reason = "must be >= 0" if isinstance(values, range) else f"must be {values}"
+                raise InvalidInputError(name, getattr(self, name), reason)
+        if self.typical_delta not in NumberInterval(0, 1):
+            raise InvalidInputError("typical_delta", self.typical_delta, "must be in [0, 1]")
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidInputError("seed", self.seed, "must be in [0, 2^64)")
-        for name, (lowest, highest) in _RANGES.items():
-            if not lowest <= getattr(self, name) <= highest:  # also refuses NaN
-                raise InvalidInputError(name, getattr(self, name), f"must be in [{lowest}, {highest}]")
         if self.logit_bias:
             self._check_biases()
 

@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from specinfer.errors import SettingError
+from specinfer.options.model_options import Option
 from specinfer.options.option_names import meant
 from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
@@ -59,6 +60,13 @@ class ProcessSettings(BaseSettings):
         "",
         description="PEM file of the clients' authorities; clients then need a certificate (mutual TLS).",
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Describe fields by the table's `Option`, where a class gives no description."""
+        for field in cls.model_fields.values():
+            table = [data.help for data in field.metadata if isinstance(data, Option)]
+            field.description = field.description or next(iter(table), None)
 
     @property
     def tls(self) -> ServerTls:

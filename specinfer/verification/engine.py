@@ -13,18 +13,17 @@ from specinfer.errors import ExhaustedError, FaultError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.options.model_options import DEFAULT_RULE
 from specinfer.request.statuses import EntryStatus
 from specinfer.request.verdict import Verdict
 from specinfer.system.log_lines import about
 from specinfer.text.constraints.compiler import Compiler
 from specinfer.text.constraints.masks import MaskThreads
-from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from specinfer.verification.jobs import EngineLimits, VerifyJob, check_job
-from specinfer.verification.passes import Passes
-from specinfer.verification.tree_verifier import TreeVerifier
+from specinfer.verification.tree_verifier import Passes, TreeVerifier
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,10 @@ from specinfer.request.sampling import Sampling
 from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.v1 import common_pb2
 
+_NUMBERS = [f for f in common_pb2.SamplingParams.DESCRIPTOR.fields if f.name not in ("seed", "logit_bias")]
+_PLAIN = {f.name for f in _NUMBERS} - {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+"""Fields that do not depend on earlier tokens."""
+
 
 def encode_sampling(
     sampling: Sampling, with_seed: bool = True, with_adjustments: bool = True
@@ -18,21 +22,13 @@ def encode_sampling(
         with_seed: False if the receiver must not know the target's random numbers.
         with_adjustments: False if the receiver ignores biases and penalties.
     """
-    message = common_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
+    adjusts = with_adjustments and sampling.adjusts
+    names = {f.name for f in _NUMBERS} if adjusts else _PLAIN
+    return common_pb2.SamplingParams(
+        **{name: getattr(sampling, name) for name in names},
         seed=sampling.seed if with_seed else None,
-        typical_epsilon=sampling.typical_epsilon,
-        typical_delta=sampling.typical_delta,
-        min_p=sampling.min_p,
+        logit_bias=dict(sampling.logit_bias) if adjusts else None,
     )
-    if with_adjustments and sampling.adjusts:
-        message.logit_bias.update(sampling.logit_bias)
-        message.presence_penalty = sampling.presence_penalty
-        message.frequency_penalty = sampling.frequency_penalty
-        message.repetition_penalty = sampling.repetition_penalty
-    return message
 
 
 def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> Sampling:
@@ -46,19 +42,12 @@ def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -
 @lru_cache(maxsize=1024)
 def _decoded(data: bytes, default_seed: int) -> Sampling:
     message = common_pb2.SamplingParams.FromString(data)
-    return Sampling(
-        temperature=message.temperature if message.HasField("temperature") else 1.0,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        seed=message.seed if message.HasField("seed") else default_seed,
-        typical_epsilon=message.typical_epsilon,
-        typical_delta=message.typical_delta,
-        logit_bias=tuple(sorted(message.logit_bias.items())),
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty or 1.0,
-    )
+    set_fields = [f.name for f in _NUMBERS if not f.has_presence or message.HasField(f.name)]
+    given = {name: getattr(message, name) for name in set_fields}
+    if not message.repetition_penalty:  # 0 means "not set", too
+        given.pop("repetition_penalty", None)
+    seed = message.seed if message.HasField("seed") else default_seed
+    return Sampling(**given, seed=seed, logit_bias=tuple(sorted(message.logit_bias.items())))
 
 
 def encode_constraint(constraint: Constraint) -> common_pb2.Constraint:

@@ -1,8 +1,5 @@
 """Generate the tables of settings and options in the pages: `python -m tests.docs.tables`."""
 
-import ast
-import inspect
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -12,6 +9,7 @@ from specinfer.client.options import known_options
 from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import SamplingParams
 from specinfer.llm.options import LLMOptions
+from specinfer.options.model_options import described
 from tests.docs.blocks import ROOT
 from tests.docs.metrics import metrics
 from tests.docs.neutral import neutral_fields
@@ -37,20 +35,9 @@ def variables() -> str:
 
 
 def dataclass_fields(kind: Any) -> str:
-    """Return the fields of a dataclass with their docstrings."""
-    body = ast.parse(inspect.getsource(kind).strip()).body[0].body  # type: ignore[attr-defined]
-    meanings = {
-        before.target.id: after.value.value
-        for before, after in itertools.pairwise(body)
-        if isinstance(before, ast.AnnAssign)
-        and isinstance(before.target, ast.Name)
-        and isinstance(after, ast.Expr)
-        and isinstance(after.value, ast.Constant)
-    }
-    rows = [
-        (field.name, () if field.default is MISSING else field.default, str(meanings.get(field.name, "")))
-        for field in fields(kind)
-    ]
+    """Return the fields of a dataclass with the help in their annotations."""
+    helps = described(kind)
+    rows = [(f.name, () if f.default is MISSING else f.default, helps[f.name].help) for f in fields(kind)]
     return table("name", rows)
 
 

@@ -1,6 +1,7 @@
 """Shape of the documentation: number and size of pages, and tables that match the code."""
 
 import re
+from dataclasses import fields
 
 import pytest
 
@@ -80,7 +81,9 @@ def test_the_table_of_options_shows_where_each_exists() -> None:
 
 def test_each_argument_of_llm_is_the_option_of_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [row.llm for row in options.rows() if row.llm]
-    assert sorted(shown) == sorted({"model", "draft", "speculators", *LLMOptions.__dataclass_fields__})
+    assert sorted(shown) == sorted(
+        {"model", "draft", "speculators", *(field.name for field in fields(LLMOptions))}
+    )
     monkeypatch.setattr(options, "_LLM_ARGUMENTS", ("temperature_of_the_room",))
     with pytest.raises(KeyError):
         options.rows()

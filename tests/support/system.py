@@ -31,6 +31,7 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Host
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.options.model_options import DEFAULT_RULE
 from specinfer.remote.description import describe
 from specinfer.remote.policy import PoolPolicy
 from specinfer.scheduling.limits import SchedulerLimits
@@ -51,7 +52,6 @@ from specinfer.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
-from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits
 from speculator_svc.learning_servicer import LearningServicer

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, draft_group
+from specinfer.drafters.draft import draft_group
 from specinfer.drafters.pools import INDEPENDENT, Flags
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from specinfer.errors import SpecInferError
 from specinfer.hub.pull import pull_model
 
 if TYPE_CHECKING:
-    from specinfer.cli.local.in_process import InProcessClient
+    from specinfer.llm import AsyncLLM
 
 
 def pull(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path:
@@ -39,12 +39,12 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
         system.__exit__(None, None, None)
 
 
-def load_in_process(model: str, **options: Any) -> "InProcessClient":
-    """Load an in-process client, with progress."""
-    from specinfer.cli.local.in_process import InProcessClient  # loads torch
+def load_in_process(model: str, **options: Any) -> "AsyncLLM":
+    """Load a model into this process, with progress."""
+    from specinfer.llm import AsyncLLM  # loads torch
 
     with waiting("loading"):
-        return InProcessClient.load(model, **options)
+        return AsyncLLM(model, **options)
 
 
 @contextmanager

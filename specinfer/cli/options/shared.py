@@ -1,29 +1,24 @@
 """Options of several commands, and mutual exclusions."""
 
-import json
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from specinfer.cli.bench import MODES
-from specinfer.cli.connection import API_KEY_VARIABLE
-from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, format_name, format_names
-from specinfer.client.options import ConstraintOptions
-from specinfer.client.request import KINDS
-from specinfer.drafters.draft import DRAFT_HELP
+from specinfer.cli.connection import Connection
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.options.groups import LOCAL
+from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
-from specinfer.model.cache.kv_types import KV_TYPE_HELP
-from specinfer.model.formats.registry import weights_help
+from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option
+from specinfer.service.tls import ClientTls
 from specinfer.system.append_file import private
-from specinfer.text.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
-LOCAL_OPTIONS = ("model", "dtype", "weights", "kv_type", "offload", "device", "speculator", "draft")
-"""Parameters for a local system, refused with a running gateway."""
-TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
-GATEWAY, LOCAL = "Gateway", "Local system"
+GATEWAY = "Gateway"
 """Groups of options in `--help`."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 """Parameters for reaching a running gateway."""
@@ -36,32 +31,6 @@ Address = Annotated[
         help="Address of a running gateway, or of several that share a Redis, separated by commas.",
     ),
 ]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        envvar=API_KEY_VARIABLE,
-        rich_help_panel=GATEWAY,
-        show_default=False,
-        help="Key for a gateway that requires one. Other users of the machine can read options, but not the variable.",
-    ),
-]
-TlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca", help="PEM file of the gateway's authorities; switches on TLS.", rich_help_panel=GATEWAY
-    ),
-]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-cert", help="PEM file of a certificate, if the gateway requires one.", rich_help_panel=GATEWAY
-    ),
-]
-TlsKey = Annotated[
-    Path | None,
-    typer.Option("--tls-key", help="PEM file of that certificate's private key.", rich_help_panel=GATEWAY),
-]
 PatienceSeconds = Annotated[
     float,
     typer.Option(
@@ -69,15 +38,6 @@ PatienceSeconds = Annotated[
         min=0.0,
         rich_help_panel=GATEWAY,
         help="Time for which a lost connection is retried; 0: no retries.",
-    ),
-]
-ConstraintText = Annotated[
-    str | None,
-    typer.Option(
-        "--constraint",
-        rich_help_panel=TEXT,
-        help="Constraint of the answer: json_schema=VALUE, regex=VALUE, grammar=VALUE (Lark) or "
-        'choice=["TEXT", ...]; @FILE as VALUE reads a file.'.replace("[", r"\["),
     ),
 ]
 SpeculatorAddresses = Annotated[
@@ -90,9 +50,6 @@ SpeculatorAddresses = Annotated[
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Send prompts without the chat template, for base models.")]
-Model = Annotated[
-    str, typer.Option(help="Registry name, hub id, directory or GGUF file.", rich_help_panel=LOCAL)
-]
 Speculators = Annotated[
     list[str] | None,
     typer.Option(
@@ -103,67 +60,69 @@ Speculators = Annotated[
         "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last".replace("[", r"\["),
     ),
 ]
-Draft = Annotated[
+DraftFlag = Annotated[
     str | None,
-    typer.Option(
-        "--draft",
-        rich_help_panel=LOCAL,
-        help=f"{DRAFT_HELP} Not given: auto, or none with --speculator.".replace("[", r"\["),
-    ),
-]
-Dtype = Annotated[
-    DtypeChoice,
-    typer.Option(help="Numeric type of a local system; float16: torch executor.", rich_help_panel=LOCAL),
-]
-Weights = Annotated[
-    str,
-    typer.Option(
-        parser=format_name,
-        autocompletion=format_names,
-        metavar="FORMAT",
-        rich_help_panel=LOCAL,
-        help=f"Format of a local verifier's weights: {weights_help()}.",
-    ),
-]
-KvType = Annotated[KvTypeChoice, typer.Option(help=f"{KV_TYPE_HELP}.", rich_help_panel=LOCAL)]
-Offload = Annotated[
-    OffloadChoice,
-    typer.Option(
-        rich_help_panel=LOCAL,
-        help="Where a local verifier stores the layers of a model larger than the device: host (memory, for a "
-        "GPU) or disk; none: on the device.",
-    ),
-]
-LocalDevice = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        rich_help_panel=LOCAL,
-        help="Device of a local system's models: cpu, cuda or another torch device; default cpu.",
-    ),
+    Option(f"{DRAFT_HELP} Not given: auto, or none with --speculator."),
 ]
 
 
-def read_constraint(text: str | None) -> ConstraintOptions:
-    """Parse a constraint, `KIND=VALUE` or `KIND=@FILE`; {} for None."""
-    if text is None:
-        return {}
-    kind, mark, value = text.partition("=")
-    if not mark or kind not in KINDS:
-        raise InvalidInputError("--constraint", text, f"must begin with one of {'=, '.join(KINDS)}=")
-    if value.startswith("@"):
-        value = read_text("--constraint", Path(value[1:]))
-    return cast(ConstraintOptions, {kind: _read_list(value) if kind == "choice" else value})
+@dataclass(frozen=True)
+class LocalFlags(ModelOptions):
+    """Flags of a local system's model; `device` is empty if not given."""
+
+    panel: ClassVar[str] = LOCAL
+
+    device: Annotated[str, Option("Torch device, for example cpu or cuda; not given: cpu.")] = ""
+    offload: Offload = "none"
+
+    def system(self, model: str, verifier: Flags | None = None, **more: Any) -> LocalOptions:
+        """Return the options of a local system, with further flags of its verifier."""
+        own = asdict(self).keys() - {"dtype", "device"}
+        flags = {name.replace("_", "-"): getattr(self, name) for name in own} | dict(verifier or {})
+        return LocalOptions(model, self.dtype, self.device or None, verifier=flags, **more)
+
+    @property
+    def here(self) -> dict[str, str]:
+        """Options of an `LLM`."""
+        return {**asdict(self), "device": self.device or "cpu"}
 
 
-def _read_list(text: str) -> list[str]:
-    try:
-        texts = json.loads(text)
-    except ValueError:
-        texts = None
-    if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
-        raise InvalidInputError("--constraint", text, 'must be choice=["TEXT", ...]')
-    return texts
+@dataclass(frozen=True)
+class TlsFlags:
+    """Flags of TLS connections."""
+
+    panel: ClassVar[str] = GATEWAY
+
+    tls_ca: Annotated[Path | None, Option("PEM file of the gateway's authorities; switches on TLS.")] = None
+    tls_cert: Annotated[Path | None, Option("PEM file of a certificate, if the gateway requires one.")] = None
+    tls_key: Annotated[Path | None, Option("PEM file of that certificate's private key.")] = None
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """Checked TLS settings; None without TLS flags."""
+        tls = ClientTls(self.tls_ca, self.tls_cert, self.tls_key)
+        tls.check()
+        return tls if tls.wanted else None
+
+
+@dataclass(frozen=True)
+class AccessFlags(TlsFlags):
+    """Flags of the access to a running gateway."""
+
+    api_key: Annotated[
+        str | None,
+        Option(
+            "Key for a gateway that requires one. Other users of the machine can read options, but not the variable."
+        ),
+    ] = None
+
+    def connection(self, addresses: str, traceparent: str = "") -> Connection:
+        """Return a connection to gateways at these addresses."""
+        return Connection(addresses, self.api_key, self.tls, traceparent)
+
+
+LOCAL_OPTIONS = ("model", *(field.name for field in fields(LocalFlags)), "speculator", "draft")
+"""Parameters for a local system, refused with a running gateway."""
 
 
 def refuse_with(context: typer.Context, options: tuple[str, ...], reason: str) -> None:

@@ -26,8 +26,6 @@ from specinfer.model.cache.block_pool import BlockPool
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, block_hash, blocks_for
 
-CACHE_TOKENS = 32768
-"""Default capacity of a cache, in context tokens."""
 _STATES_OF_DELTA = 2
 """Recurrent states per delta: after its last whole block, and its end."""
 
@@ -56,7 +54,6 @@ class PagedKVCache:
         self.states = states
         """States of recurrent layers; None: the model has no such layers."""
         self.pool = BlockPool(num_blocks, states)
-        """All blocks, with counts of shared tokens."""
         self._sequences: list[KVSequence] = []
 
     @property

@@ -23,7 +23,6 @@ class Format:
     """Format of matrices in memory; vectors and embeddings are not quantised."""
 
     name: str
-    help: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
         """Return the reason why a backend lacks the format; empty if supported."""

@@ -1,31 +1,21 @@
-"""Lists all values of `--weights`, with their help texts and checks."""
+"""Lists all values of `--weights`, with their checks."""
 
 from specinfer.errors import SettingError
 from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
+from specinfer.options.model_options import AUTO
 
-
-def _block(type_name: str, size: int, use: str) -> BlockFormat:
-    return BlockFormat(type_name.lower(), f"{size / 4:g} bits a weight; {use}", type_name, 32, size)
-
-
-BLOCK_FORMATS = (
-    _block("Q8_0", 34, "hardly differs from bfloat16"),
-    _block("Q5_1", 24, "slightly less error than q5_0"),
-    _block("Q5_0", 22, "half the error of q4_0"),
-    _block("Q4_1", 20, "slightly less error than q4_0"),
-    _block("Q4_0", 18, "the smallest"),
-)
+_BLOCK_BYTES = {"Q8_0": 34, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18}
+BLOCK_FORMATS = tuple(BlockFormat(name.lower(), name, 32, size) for name, size in _BLOCK_BYTES.items())
 """Formats to which the `gguf` package quantises. Files may have blocks of more types."""
-AUTO = "auto"
 _NUMBERS = (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
 FORMATS: dict[str, Format] = {
     format_.name: format_
     for format_ in (
-        Format(AUTO, "the format of the model's file: the blocks of a GGUF file, --dtype for safetensors"),
-        *(NumberFormat(name, f"{dtype}, which --dtype must be, too", dtype) for name, dtype in _NUMBERS),
+        Format(AUTO),
+        *(NumberFormat(name, dtype) for name, dtype in _NUMBERS),
         *BLOCK_FORMATS,
-        GpuFormat("int8", "8 bits a weight, a scale for each row", "q8_0"),
-        GpuFormat("fp8", "8 bits a weight in floating point", "q8_0"),
+        GpuFormat("int8", "q8_0"),
+        GpuFormat("fp8", "q8_0"),
     )
 }
 _RENAMED = {
@@ -49,7 +39,6 @@ _OF_FILES = {
 
 
 def find_format(name: str) -> Format:
-    """Return the format of this name."""
     if name in FORMATS:
         return FORMATS[name]
     raise SettingError("weights", name, unknown_format(name))
@@ -61,15 +50,3 @@ def unknown_format(name: str) -> str:
     if name in _OF_FILES:
         return f"is read from GGUF files, not made: use auto with such a file, or {_OF_FILES[name]}"
     return f"must be one of {', '.join(FORMATS)}"
-
-
-def weights_help() -> str:
-    numbers, blocks, gpu = (
-        ", ".join(name for name, format_ in FORMATS.items() if isinstance(format_, kind))
-        for kind in (NumberFormat, BlockFormat, GpuFormat)
-    )
-    return (
-        f"auto, {FORMATS[AUTO].help}; {numbers}: that type, not quantised; --dtype must be the same; {blocks}: "
-        "blocks of these GGUF types on a CPU; matrices of other types are quantised while loading, which "
-        f"changes the output; {gpu}: with the gpu executor"
-    )

@@ -11,7 +11,6 @@ import torch
 from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.formats.registry import AUTO
 from specinfer.model.gpu.attention import AttentionPlan, splits_for, tree_attention
 from specinfer.model.gpu.choice import choose
 from specinfer.model.gpu.decoder import GpuTransformer
@@ -35,6 +34,7 @@ from specinfer.model.sampling.choices import Choices, ChoiceTask
 from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.rotary import rotate
 from specinfer.model.weights.config import ModelConfig
+from specinfer.options.model_options import AUTO
 from specinfer.tree import TokenTree
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.backends import BACKENDS, refusal
 from specinfer.model.loading import load_model
-from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.probe.records import WHAT, record_path
 from specinfer.model.runner import ModelRunner
@@ -80,7 +80,6 @@ log = logging.getLogger(__name__)
 
 def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> ModelRunner:
     """Load a model directory (see `load_model`), unless the probe fails."""
-    check_options(options)
     if ranks is None:
         with checked_early(directory, options) as checked:
             loaded = load_model(directory, options, accounted=checked)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
 from specinfer.model.weights.source import kept_gguf
+from specinfer.options.model_options import AUTO
 from specinfer.system.json_files import parse_json
 
 _SAMPLE_BYTES = 4096
@@ -109,7 +109,7 @@ def _spread(span: Span, count: int) -> Iterator[Span]:
 
 
 def model_fingerprint(
-    directory: Path, text: str, dtype: str, blocks: Sequence[str], kv_type: str = AUTO_KV, kv_window: int = 0
+    directory: Path, text: str, dtype: str, blocks: Sequence[str], kv_type: str = AUTO, kv_window: int = 0
 ) -> str:
     """Return a fingerprint of a model, and settings that change its output.
 
@@ -118,6 +118,6 @@ def model_fingerprint(
         blocks: GGUF types of the quantised matrices.
     """
     window = (kv_window,) if kv_window else ()
-    cache = (kv_type,) if kv_type != AUTO_KV else ()
+    cache = (kv_type,) if kv_type != AUTO else ()
     parts = (weights_fingerprint(directory), dtype, *blocks, *window, *cache, text)
     return sha256(repr(parts).encode()).hexdigest()[:16]

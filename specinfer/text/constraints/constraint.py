@@ -3,6 +3,7 @@
 import json
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -52,6 +53,17 @@ class Constraint:
         if not texts:
             raise InvalidInputError("constraint.choice.texts", texts, "must not be empty")
         return cls(ConstraintKind.CHOICE, json.dumps(texts, ensure_ascii=False))
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "Constraint | None":
+        """Return the constraint of a request's fields, by kind; None without one."""
+        given = [(kind, fields[kind]) for kind in ConstraintKind if fields.get(kind) is not None]
+        if not given:
+            return None
+        kind, source = given[0]
+        if kind is ConstraintKind.CHOICE:
+            return cls.choice(list(source))
+        return cls(kind, source if isinstance(source, str) else json.dumps(source))
 
     @property
     def has_two_starts(self) -> bool:

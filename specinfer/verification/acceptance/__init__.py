@@ -27,9 +27,6 @@ RULES = {
     "traversal": "specinfer.verification.acceptance.traversal:verify_traversal",
 }
 
-DEFAULT_RULE = "traversal"
-"""Default of `--acceptance`, the rule for sampled requests."""
-
 Float64 = NDArray[np.float64]
 
 

@@ -9,11 +9,8 @@ from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.drafters import DRAFTERS
 from specinfer.drafters.growth import PROPOSALS
-from specinfer.model.backends import EXECUTORS
-from specinfer.model.cache.kv_types import KV_TYPES
 from specinfer.model.formats.registry import FORMATS
-from specinfer.model.offload.stores import OFFLOADS
-from specinfer.model.options import DTYPES
+from specinfer.options.model_options import DTYPES, EXECUTORS, KV_TYPES, OFFLOADS
 from specinfer.service.settings import ProcessSettings
 from specinfer.verification.acceptance import RULES
 from speculator_svc.settings import SpeculatorSettings
@@ -32,7 +29,7 @@ OF_THE_CHART = {"listen", "metrics_host", "metrics_port", "redis_url"}
 """Settings that only the chart sets, as its ports and Secrets depend on them."""
 CHOICES: dict[str, Sequence[str]] = {
     "weights": tuple(FORMATS),
-    "dtype": tuple(DTYPES),
+    "dtype": DTYPES,
     "executor": EXECUTORS,
     "acceptance": tuple(RULES),
     "kv_type": KV_TYPES,

@@ -8,7 +8,7 @@ import pytest
 
 from http_svc.call import Call
 from specinfer.client import Piece
-from specinfer.client.answer import Answer, TokenLogprob, TokenLogprobs
+from specinfer.request.answer import Answer, TokenLogprob, TokenLogprobs
 from specinfer.v1 import common_pb2, generation_pb2
 from tests.support.network.fake_gateway import fake_gateways
 from tests.support.network.http_service import ASKED, CHAT, JSON, MODEL, error_of, http_service, served

@@ -8,9 +8,8 @@ import pytest
 
 from specinfer import __version__
 from specinfer.cli.local.processes import free_ports
-from specinfer.model.backends import EXECUTORS
 from specinfer.model.formats.registry import FORMATS
-from specinfer.model.options import DTYPES
+from specinfer.options.model_options import DTYPES, EXECUTORS
 from tests.support.preloaded import ROOT
 from tests.support.preloaded import run_preloaded as run
 

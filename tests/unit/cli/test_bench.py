@@ -1,12 +1,16 @@
 """`specinfer bench`: modes alternate, and their times become figures with errors."""
 
 import math
-from typing import Any, cast
+from collections.abc import AsyncGenerator
+from typing import cast
 
 import pytest
 
 from specinfer.cli.bench import BenchPlan, Turn, parts, run_bench, summarise
-from specinfer.client import Answer, AsyncClient
+from specinfer.client import Answer
+from specinfer.request.answer import Item, Piece
+from specinfer.request.fields import RequestFields
+from specinfer.request.stream import AsyncStream, Generator
 
 
 class Gateway:
@@ -15,10 +19,14 @@ class Gateway:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, int]] = []
 
-    async def generate(self, prompt: str, **options: Any) -> Answer:
-        assert not options["chat"]
-        self.asked.append((prompt, options["speculation"], options["max_new_tokens"]))
-        return Answer(token_ids=[7] * options["max_new_tokens"])
+    def ask(self, prompt: str, request: RequestFields) -> AsyncStream:
+        assert not request.chat
+        self.asked.append((prompt, request.speculation, request.max_new_tokens))
+
+        async def items() -> AsyncGenerator[Item, None]:
+            yield Piece(0, (7,) * request.max_new_tokens, "")
+
+        return AsyncStream("", items())
 
 
 OFF, SEQUENCE, TREE = "off", "sequence", "tree"
@@ -28,7 +36,7 @@ async def test_modes_take_turns_prompt_by_prompt_over_prompts_that_were_read() -
     gateway = Gateway()
     labels: list[str] = []
     plan = BenchPlan(("a", "b", "c"), ("tree", "sequence", "incremental"), (1,), 5, 0.0, chat=False)
-    runs = await run_bench(cast(AsyncClient, gateway), plan, labels.append)
+    runs = await run_bench(cast(Generator, gateway), plan, labels.append)
     warm_up, *asked = gateway.asked
     assert warm_up == ("a", TREE, 5)
     orders = [(OFF, SEQUENCE, TREE), (TREE, SEQUENCE, OFF), (OFF, SEQUENCE, TREE)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cli.options.shared import read_constraint
+from specinfer.cli.options.request import read_constraint
 from specinfer.client import make_request
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import common_pb2

@@ -10,7 +10,7 @@ from rich.console import Console
 from specinfer.cli import demo, marked
 from specinfer.cli.marked import marked_tokens, print_marked
 from specinfer.client import Answer, AsyncClient
-from specinfer.client.answer import SpeculationStats, SpeculatorStats, Summary
+from specinfer.request.answer import SpeculationStats, SpeculatorStats, Summary
 from specinfer.v1 import generation_pb2
 
 

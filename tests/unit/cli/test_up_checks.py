@@ -4,7 +4,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -74,14 +74,14 @@ BAD = {
     "second drafter": (["--speculator", "ngram+oracle"], "speculator = 'oracle': must be one of ssm, eagle"),
     "flag": (
         ["--speculator", "ngram,beem=4"],
-        "--speculator: beem = '4': no flag of drafters; known are model, ",
+        "--speculator: beem = '4': no flag of drafters; known are dtype, ",
     ),
     "value of a flag": (["--speculator", "ngram,beam=x"], "--speculator: beam = 'x': must be a whole number"),
     "drafter's model": (["--speculator", "ssm,model=/none"], "model = '/none': no such directory"),
     "draft": (["--draft", "oracle"], "draft = 'oracle': no such directory"),
     "service's flag of a draft": (
         ["--draft", "ngram,threads=1"],
-        "threads = '1': no flag of drafters; known are model, ",
+        "threads = '1': no flag of drafters; known are dtype, ",
     ),
     "address": (["--speculator-address", "nowhere"], "--speculator-address = 'nowhere': must be host:port"),
     "template": (["--chat-template", "/none"], "'/none' does not exist"),
@@ -126,7 +126,7 @@ def test_the_shell_completes_choices(run: Run, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_flags_of_services_are_those_of_their_settings() -> None:
-    known = set(SpeculatorSettings.model_fields) - set(DrafterOptions.__dataclass_fields__)
+    known = set(SpeculatorSettings.model_fields) - {field.name for field in fields(DrafterOptions)}
     assert known - {"drafter", "listen"} == SERVICE_FLAGS
 
 

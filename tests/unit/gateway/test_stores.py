@@ -54,7 +54,7 @@ async def test_content_and_logprobs_survive_encoding() -> None:
             0.5,
             3,
             0.9,
-            2**63 + 1,
+            seed=2**63 + 1,
             logit_bias=((4, -0.1), (9, 2.0)),
             presence_penalty=0.1,
             frequency_penalty=-2,

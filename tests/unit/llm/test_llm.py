@@ -12,6 +12,8 @@ import pytest
 from specinfer.drafters import DraftJob
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from specinfer.llm import LLM, AsyncLLM, SamplingParams
+from specinfer.request.fields import RequestFields
+from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import StepEntry
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
@@ -364,3 +366,20 @@ def test_prompts_without_parameters_have_the_models_defaults() -> None:
         for params in (None, SamplingParams(temperature=0))
     ]
     assert said[0] == said[1]
+
+
+async def test_a_request_of_the_table_is_answered_as_by_a_gateway() -> None:
+    request = RequestFields(chat=False, max_new_tokens=5, logprobs=True, stop=("\x00\x00",), ignore_eos=True)
+    async with AsyncLLM.of(
+        tiny_engine({"says": ScriptedDrafter(lambda job: guess(job.context[-1]))}), ascii_tokenizer()
+    ) as llm:
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        expected = (await llm.generate("abc", params)).outputs[0]
+        async with llm.ask("abc", request) as stream:
+            answer = await stream.read()
+    assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert len(answer.logprobs) == answer.summary.new_tokens == 5
+    assert answer.summary.prompt_tokens == 3
+    assert [speculator.name for speculator in answer.stats.speculators] == ["says"]
+    assert answer.ttft_s > 0

@@ -120,7 +120,7 @@ def test_guesses_are_those_of_the_layer_in_transformers(family: str, make: Any, 
     mtp = make(family, tmp_path / ("model.gguf" if make is gguf_file else "model"))
     chain, states = mtp.guesses(3)
     options = {"dtype": "float32", "kv_tokens": 256, "min_path_probability": 0.0}
-    drafter = make_drafter("mtp", DrafterOptions(str(mtp.place), str(mtp.place), **options))  # type: ignore[arg-type]
+    drafter = make_drafter("mtp", DrafterOptions(model=str(mtp.place), target=str(mtp.place), **options))  # type: ignore[arg-type]
     assert drafter.description.feature_layers == (4,)
     features = states.view(torch.int16).numpy().tobytes()
     entry = DraftEntry("a", 0, CONTEXT, TreeLimits(3, 3, 1), GREEDY, features=features, features_start=0)
@@ -184,14 +184,14 @@ def test_a_model_without_such_a_layer_is_refused(tmp_path: Path) -> None:
         draft_group(path, path)
     assert draft_group(path) == {"drafter": "ngram"}
     with pytest.raises(SettingError, match="model = "):
-        make_drafter("mtp", DrafterOptions(path, path))
+        make_drafter("mtp", DrafterOptions(model=path, target=path))
 
 
 def test_it_drafts_for_its_own_model_only(tmp_path: Path) -> None:
     path = str(gguf_file("qwen3_5_text", tmp_path / "model.gguf").place)
     other = str(checkpoint("qwen3_5_text", tmp_path / "other").place)
     with pytest.raises(SettingError, match="draft for itself"):
-        make_drafter("mtp", DrafterOptions(path, other))
+        make_drafter("mtp", DrafterOptions(model=path, target=other))
 
 
 def test_a_tensor_that_is_not_known_is_named(tmp_path: Path) -> None:
@@ -200,4 +200,4 @@ def test_a_tensor_that_is_not_known_is_named(tmp_path: Path) -> None:
     save_file(weights | {"mtp.embed_tokens.weight": torch.ones(2, 2)}, directory / "model.safetensors")
     assert resolve_model(str(directory)) == directory
     with pytest.raises(IncompatibleError, match=r"mtp\.embed_tokens\.weight"):
-        make_drafter("mtp", DrafterOptions(str(directory)))
+        make_drafter("mtp", DrafterOptions(model=str(directory)))

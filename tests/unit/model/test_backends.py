@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from specinfer.errors import SettingError, UnavailableError
-from specinfer.model.backends import BACKENDS, EXECUTORS, choose_backend, executors_help
+from specinfer.model.backends import BACKENDS, choose_backend
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.native import model as native_model
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
+from specinfer.options.model_options import EXECUTORS, PassOptions, described
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 CONFIG: ModelConfig = from_transformers(tiny_transformers("llama").config)
@@ -78,8 +79,8 @@ def test_a_format_that_does_not_fit_is_named() -> None:
 
 
 def test_help_and_choices_name_all() -> None:
-    assert EXECUTORS == ("auto", "native", "torch", "generic", "gpu")
-    assert all(name in executors_help() for name in BACKENDS)
+    assert EXECUTORS == ("auto", *BACKENDS) == ("auto", "native", "torch", "generic", "gpu")
+    assert all(f"{name}, " in described(PassOptions)["executor"].help for name in BACKENDS)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_constraints_survive_the_wire(kind: ConstraintKind) -> None:
 
 
 def test_sampling_survives_and_unset_is_not_greedy() -> None:
-    sampling = Sampling(0.5, 40, 0.75, 2**63, min_p=0.25)
+    sampling = Sampling(0.5, 40, 0.75, seed=2**63, min_p=0.25)
     assert decode_sampling(encode_sampling(sampling)) == sampling
     adjusted = replace(
         sampling,

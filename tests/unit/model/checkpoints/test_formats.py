@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from specinfer.errors import SettingError
 from specinfer.model.formats.base import BlockFormat
-from specinfer.model.formats.registry import BLOCK_FORMATS, FORMATS, find_format, weights_help
+from specinfer.model.formats.registry import BLOCK_FORMATS, FORMATS, find_format
 from specinfer.model.formats.weights_in_format import QuantisedWeights, WeightFormats, WeightsInFormat
 from specinfer.model.weights.interfaces import Blocks
+from specinfer.options.model_options import ModelOptions, described
 from tests.support.models.block_models import FormattedWeights, stored
 from tests.support.models.block_products import integer_blocks
 
@@ -78,7 +79,8 @@ def test_former_names_are_refused_with_the_new_ones() -> None:
             find_format(former)
     with pytest.raises(SettingError, match=r"weights = 'q4_k': is read from GGUF files, not made: .*q5_0"):
         find_format("q4_k")
-    assert all(name in weights_help() for name in FORMATS)
+    words = described(ModelOptions)["weights"].help.replace(":", ",")
+    assert all(f" {name}," in words for name in FORMATS)
 
 
 class File(dict[str, torch.Tensor]):

@@ -9,7 +9,7 @@ import torch
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.gpu.weights import MAX_FEW_ROWS, FewRowsLinear, ShownWeights, few_rows
-from specinfer.model.options import RunnerOptions, check_options
+from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.linear import DenseLinear
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -83,12 +83,12 @@ def test_the_kernel_is_used_only_for_large_matrices_in_sixteen_bits() -> None:
 def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(**options: str) -> str:
         with pytest.raises(SettingError) as error:
-            check_options(RunnerOptions(**options))
+            RunnerOptions(**options)
         return str(error.value)
 
     assert "weights = 'q8_0': needs the native executor" in refused(executor="gpu", weights="q8_0")
     assert "weights = 'fp8': needs the gpu executor" in refused(weights="fp8")
-    check_options(RunnerOptions(executor="gpu", weights="fp8"))
+    RunnerOptions(executor="gpu", weights="fp8")
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(SettingError, match="weights = 'int8':"):
         runner_of(tiny_transformers("llama", **SHAPE), executor="gpu", device=DEVICE, weights="int8")

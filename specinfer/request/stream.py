@@ -3,10 +3,10 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Self
+from typing import Protocol, Self
 
-from specinfer.client.answer import Answer, Summary
-from specinfer.client.resume import Accepted, Item, Piece
+from specinfer.request.answer import Accepted, Answer, Item, Piece, Summary
+from specinfer.request.fields import RequestFields
 
 
 class AsyncStream:
@@ -104,3 +104,14 @@ class AsyncStream:
         later = len(answer.token_ids) - self._first_count
         if piece.token_ids and later:
             answer.tpot_s = (seconds - answer.ttft_s) / later
+
+
+class Generator(Protocol):
+    """Answers requests: a client of gateways, or a model in this process."""
+
+    def ask(self, prompt: str, request: RequestFields) -> AsyncStream:
+        """Return an answer's stream. Reading its first piece starts the request."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...

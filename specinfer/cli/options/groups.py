@@ -1,0 +1,97 @@
+"""Turn dataclasses of options into flags of commands.
+
+A command takes whole groups: dataclasses whose fields are described by the table's `Option` or by `typer.Option`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum, StrEnum
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+
+import typer
+
+from specinfer.cli.connection import API_KEY_VARIABLE
+from specinfer.model.formats.registry import FORMATS, unknown_format
+from specinfer.options.model_options import Option, option_of
+
+LOCAL = "Local system"
+
+
+def format_name(text: str) -> str:
+    """Check a weight format's name; errors about old names suggest new ones."""
+    if text not in FORMATS:
+        raise typer.BadParameter(f"{text!r} {unknown_format(text)}")
+    return text
+
+
+_FURTHER: Mapping[str, Mapping[str, Any]] = {
+    "api_key": {"envvar": API_KEY_VARIABLE, "show_default": False},
+    "weights": {"parser": format_name, "autocompletion": lambda: list(FORMATS), "metavar": "FORMAT"},
+}
+"""Further arguments of `typer.Option` by option."""
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with a flag for each field of its groups."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)
+    }
+    flags = [flag for p in signature.parameters.values() for flag in _flags(p)]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        values = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
+        for name, group in groups.items():
+            texts = {field.name: values.pop(field.name) for field in _shown(group)}
+            values[name] = group(**{name: text for name, text in texts.items() if text is not None})
+        command(**values)
+
+    cast(Any, call).__signature__ = signature.replace(parameters=flags)
+    call.__annotations__ = {flag.name: flag.annotation for flag in flags}
+    return call
+
+
+def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """Return the flags of a command's parameter: those of its fields, or itself."""
+    group, kind = parameter.annotation, inspect.Parameter.KEYWORD_ONLY
+    if not is_dataclass(group):
+        return [parameter.replace(kind=kind, annotation=_typed(parameter.name, parameter.annotation, LOCAL))]
+    hints, panel = get_type_hints(group, include_extras=True), getattr(group, "panel", None)
+    return [
+        inspect.Parameter(
+            field.name, kind, default=_default(field), annotation=_typed(field.name, hints[field.name], panel)
+        )
+        for field in _shown(group)
+    ]
+
+
+def _shown(group: Any) -> list[Field[Any]]:
+    """Return the fields of a group that are flags."""
+    return [field for field in fields(group) if field.name not in getattr(group, "not_flags", ())]
+
+
+def _default(field: Field[Any]) -> Any:
+    """Return a flag's default; None for an empty one, which the help does not show."""
+    if field.default is MISSING:
+        return inspect.Parameter.empty
+    return None if field.default in ("", ()) else field.default
+
+
+def _typed(name: str, hint: Any, panel: str | None) -> Any:
+    """Return an annotation for typer; those without `Option` stay as they are."""
+    option: Option | None = option_of(hint)
+    if option is None:
+        return hint
+    kind, *metadata = get_args(hint)
+    ends = {"min": "ge", "max": "le"}
+    bounds = {end: getattr(b, key) for b in metadata for end, key in ends.items() if hasattr(b, key)}
+    if option.choices:
+        kind = cast(Any, StrEnum)(name, {word: word for word in option.choices})
+    elif any(get_origin(part) is Sequence for part in get_args(kind)):
+        kind = list[str] | None
+    further = {"rich_help_panel": option.group or panel, **bounds, **_FURTHER.get(name, {})}
+    switch = [f"--{name.replace('_', '-')}"] if kind is bool else []
+    return Annotated[kind, typer.Option(*switch, help=option.help.replace("[", r"\["), **further)]
