@@ -130,9 +130,9 @@ async def build_gateway(
     store = store or open_store(settings, secrets.token_hex(8))
     gateway_id, token_streams, watches = store.gateway_id, TokenStreams(), Watches()
     named = (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
-    recorder = StepRecorder(settings.recording)
+    recorder = StepRecorder(settings.recording) if settings.recording is not None else None
     traces = RequestTraces(tracer) if tracer else None
-    observer = Observer(GatewayMetrics(registry, named), traces, recorder.write)
+    observer = Observer(GatewayMetrics(registry, named), traces, recorder.write if recorder else None)
     callers = Callers.load(settings.key_file)
     weights = settings.weights_file
     trained = load_weights("planner", weights) if weights is not None else {}
@@ -174,7 +174,8 @@ async def build_gateway(
         await constraints.close()
         await lease_manager.leave()
         await store.close()
-        recorder.close()
+        if recorder is not None:
+            recorder.close()
 
 
 def _request_decoder(

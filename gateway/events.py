@@ -5,6 +5,7 @@ The core calls this interface; `gateway.app` connects it to `gateway.observabili
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Literal, Protocol, TypeAlias
 
 from specinfer.planning.feedback import FinishedStep
@@ -14,6 +15,23 @@ from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
 
 Peer: TypeAlias = Literal["verifier", "speculator", "client"]
+
+
+class Count(Enum):
+    """Events that are only counted: each is a metric with its documentation."""
+
+    PREEMPTIONS = "preemptions", "Requests whose cache was freed for others and recomputed."
+    FAILED_STEPS = "failed_steps", "Steps, and requests in them, that failed by a fault of the gateway."
+    VERIFIER_FAILURES = "verifier_failures", "Steps that the verifier did not answer."
+    REDIS_OUTAGES = "redis_outages", "Times at which Redis stopped answering."
+    REDIS_LOSSES = "redis_losses", "Times at which Redis had lost its data."
+    KEEPER_FAULTS = "keeper_faults", "Faults in background work; the log has the reason."
+    ADOPTED_REQUESTS = "adopted_requests", "Requests taken over from another gateway."
+    FENCED_REQUESTS = "fenced_requests", "Requests that another gateway took over from this one."
+    STREAM_GAPS = (
+        "stream_gaps",
+        "Tokens refused by a stream because earlier ones were missing; the stream then reads the store.",
+    )
 
 
 class TraceOfStep(Protocol):
@@ -54,29 +72,11 @@ class Events(Protocol):
     def trace_step(self, entries: Sequence[StepEntry]) -> AbstractContextManager[TraceOfStep | None]:
         """Open a step's trace spans; yield None without a traced request."""
 
-    def step_failed(self) -> None:
-        """Count a step that failed by an internal fault."""
-
-    def requests_preempted(self, requests: int) -> None:
-        """Count preempted requests."""
-
-    def verifier_failed(self) -> None:
-        """Count a call that the verifier did not answer."""
-
-    def requests_fenced(self, requests: int) -> None:
-        """Count requests lost because another gateway has the lease."""
+    def add(self, count: Count, times: int = 1) -> None:
+        """Increase a count of events."""
 
     def gap_refused(self, request_id: str, known: int, start: int) -> None:
         """Count tokens from `start` that a stream of `known` tokens refused."""
-
-    def redis_stopped(self) -> None:
-        """Count an outage of Redis."""
-
-    def redis_lost_data(self) -> None:
-        """Count a loss of Redis's data."""
-
-    def cluster_failed(self) -> None:
-        """Count an internal fault in leases, rebalancing or following."""
 
     def meter(self, peer: Peer) -> WireMeter:
         """Return the byte counter for a kind of peer."""

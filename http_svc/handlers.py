@@ -96,7 +96,7 @@ class Door:
             return gone
         if body.stream:
             lines = item_events(call, begun, writer, explain)
-            return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
+            return EventStream(lines, call.close, self._metrics.hung_up.add, self._ending)
         (answer,) = call.answers
         writer.write_whole(answer.text if reader is None else reader.message, is_whole(answer))
         return JSONResponse(ended(begun, writer, answer, reader))
@@ -110,7 +110,7 @@ class Door:
             work = call.accepted() if stream else call.finish()
             await while_wanted(work, request.receive, self._ending)
         except ClientGoneError:
-            self._metrics.hung_up.inc()
+            self._metrics.hung_up.add()
             await call.close()
             return Response(status_code=_CLIENT_GONE)
         except BaseException:
@@ -212,7 +212,7 @@ class Door:
         if not body.stream:
             return JSONResponse(shape.whole(call.answers, prompts, readers))
         lines = event_lines(call, shape, prompts, start, explain)
-        return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
+        return EventStream(lines, call.close, self._metrics.hung_up.add, self._ending)
 
     def _open(
         self,
@@ -234,5 +234,5 @@ class Door:
         request.state.identity = request_id
         if REQUEST_ID_HEADER not in request.headers:
             request.state.request_id = request_id
-        self._metrics.resumed.inc()
+        self._metrics.resumed.add()
         return [caller.attach(request_id, position)], position

@@ -100,7 +100,7 @@ def _set_chat_fields(
     )
     for message, turn in zip(messages, chat.messages, strict=True):
         turn.tool_call_id = message.tool_call_id or ""
-        turn.reasoning = message.thoughts
+        turn.reasoning = message.reasoning_text
         for call in message.tool_calls or ():
             turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
 

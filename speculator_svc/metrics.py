@@ -7,14 +7,14 @@ from collections import Counter as Tally
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.remote.draft_counts import DraftCounts
 from specinfer.request.statuses import EntryStatus
-from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build_info
+from specinfer.service.metrics import Declaring, declare_build_info
 
 if TYPE_CHECKING:
     from specinfer.training.online.learner import Learner
@@ -25,18 +25,14 @@ class SpeculatorMetrics:
         self, registry: CollectorRegistry, names: Sequence[str], learner: "Learner | None" = None
     ) -> None:
         """Create the metrics; `names`: the speculators' names by number."""
-
-        def counter(name: str, documentation: str, *labels: str) -> Counter:
-            return Counter(f"specinfer_speculator_{name}", documentation, labels, registry=registry)
-
-        entries = counter("entries", "Entries by status.", "status")
-        self._entries = {status: entries.labels(status.name.lower()) for status in EntryStatus}
+        new = Declaring(registry, "specinfer_speculator_")
+        self._entries = new.counter("entries", "Entries by status.", "status")
+        for status in EntryStatus:
+            self._entries.add(0, status.name.lower())
         self._drafts = DraftCounts(registry, "specinfer_speculator", names)
-        self._step = StepHistogram(
-            "specinfer_speculator_step_seconds", "Seconds of a step.", TO_SECONDS_S, registry
-        )
-        self.failed_steps = counter("failed_steps", "Steps that failed by an internal error.")
-        self._requests = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
+        self._step = new.histogram("step_seconds", "Seconds of a step.")
+        self.failed_steps = new.counter("failed_steps", "Steps that failed by an internal error.")
+        self._requests = new.gauge("requests", "Requests with a context.")
         if learner is not None:
             registry.register(LearningMetrics(learner))
         declare_build_info(registry)
@@ -48,7 +44,7 @@ class SpeculatorMetrics:
         self._step.observe(seconds)
         self._drafts.observe(outcomes, draft_seconds)
         for status, count in Tally([outcome.status for outcome in outcomes]).items():
-            self._entries[status].inc(count)
+            self._entries.add(count, status.name.lower())
 
     def observe_requests(self, requests: int) -> None:
         self._requests.set(requests)

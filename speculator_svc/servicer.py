@@ -96,7 +96,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
     def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:
         """Release the requests of a failed step; gateways send their contexts again."""
-        self._observing(self._metrics.failed_steps.inc)
+        self._observing(self._metrics.failed_steps.add)
         ids = [own_id(request.client, entry.request_id) for entry in request.entries]
         try:
             self._engine.release(ids)

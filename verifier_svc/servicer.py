@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
 
 import grpc
@@ -17,10 +18,8 @@ from specinfer.service.tracing import Tracer, service_step
 from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
-from verifier_svc.codec import encode_drafts, encode_verdict, made_trees
-from verifier_svc.fence import Fence, Standing
 from verifier_svc.metrics import CacheView, VerifierMetrics
-from verifier_svc.requests import HostedRequests
+from verifier_svc.requests import HostedRequests, encode_drafts, encode_verdict, made_trees
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -69,7 +68,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         """Serve a message; an internal fault forgets its requests."""
         try:
             if not self._admit(request.fence):
-                self._observing(self._metrics.fenced_steps.inc)
+                self._observing(self._metrics.fenced_steps.add)
                 return _Step(self._reply(request.step_id, fenced=True))
             with service_step(self._tracer, "verifier", request.traceparent, len(request.entries)):
                 return self._serve(request)
@@ -144,7 +143,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(self._reply(request.step_id, [encode_verdict(name, verdict) for name in ids]))
 
     def _recover(self, request_ids: Sequence[str]) -> None:
-        self._observing(self._metrics.failed_steps.inc)
+        self._observing(self._metrics.failed_steps.add)
         try:
             self._engine.abandon(request_ids)
             self._requests.forget(request_ids)
@@ -179,12 +178,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         faults = self._engine.faults + self._host.failed_steps
         if faults > self._faults:
             self._faults = faults
-            self._metrics.failed_steps.inc()
+            self._metrics.failed_steps.add()
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         masks = self._engine.masks
         self._metrics.observe_masks(masks.seconds, masks.deferred, self._engine.shortened)
-        self._metrics.messages.inc()
+        self._metrics.messages.add()
         for step in done.steps:
             if step.jobs:
                 self._metrics.observe(step)
@@ -224,3 +223,36 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
                 self._engine.evicted_tokens,
             )
         )
+
+
+class Standing(Enum):
+    """State of the lease that a message carries."""
+
+    CURRENT = "current"
+    """The latest lease."""
+    NEW = "new"
+    """A later lease than all before: all cached requests are obsolete."""
+    STALE = "stale"
+    """An earlier lease, which has ended: the message is refused."""
+
+
+class Fence:
+    """Refuses messages of gateways whose lease of the verifier has ended.
+
+    A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Each lease has a higher number than all
+    earlier leases, and every message carries its sender's number. So a gateway that was paused while its lease ended
+    cannot change the caches of its successor. Senders with number 0 have no lease; they are served until the first
+    lease arrives.
+    """
+
+    def __init__(self) -> None:
+        self.highest = 0
+
+    def admit(self, number: int) -> Standing:
+        """Return the state of a lease; lower numbers become stale."""
+        if number < self.highest:
+            return Standing.STALE
+        if number == self.highest:
+            return Standing.CURRENT
+        self.highest = number
+        return Standing.NEW

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gateway.events import Events
+from gateway.events import Count, Events
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.protocol import Store
 from gateway.store.records import Known
@@ -53,7 +53,7 @@ class Follower:
             except Exception:  # an internal fault must not end the following
                 if self._pace.due(self._clock()):
                     log.exception("%d requests could not be read from Redis; trying again", len(followed))
-                self._events.cluster_failed()
+                self._events.add(Count.KEEPER_FAULTS)
 
     async def _look(self, followed: dict[str, TokenStream]) -> None:
         positions = {

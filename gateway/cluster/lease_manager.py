@@ -13,7 +13,7 @@ from contextlib import suppress
 from gateway.cluster.rebalancing import Rebalancer
 from gateway.cluster.rules import somebody_serves, somebody_stays, verifiers_to_claim
 from gateway.cluster.sessions import VerifierSessions, models_of
-from gateway.events import Events
+from gateway.events import Count, Events
 from gateway.settings import GatewaySettings
 from gateway.store.protocol import GatewayReport, Renewal, Store
 from specinfer.errors import SpecInferError, UnavailableError
@@ -118,11 +118,11 @@ class LeaseManager:
                 await self._renew_once()
             except UnavailableError as error:
                 if self.redis_ready:
-                    self._events.redis_stopped()
+                    self._events.add(Count.REDIS_OUTAGES)
                 self._redis.failed(error, self._clock())
             except Exception:  # a fault in one renewal must not end all leases
                 log.exception("renewing the leases of gateway and verifiers failed; trying again")
-                self._events.cluster_failed()
+                self._events.add(Count.KEEPER_FAULTS)
 
     async def _renew_once(self) -> None:
         renewal = await self._store.renew(self._report(), self._sessions.leases)
@@ -158,7 +158,7 @@ class LeaseManager:
 
     async def _write_again(self) -> None:
         log.error("Redis lost its data; writing this gateway's requests again")
-        self._events.redis_lost_data()
+        self._events.add(Count.REDIS_LOSSES)
         self._rebalancer.pause(self._settings.lease_seconds)
         for session in list(self._sessions):
             await session.loop.persistence.write_all_again()
@@ -187,7 +187,7 @@ class LeaseManager:
             except Exception:  # a fault here must not end the loop, which tries again
                 if self._pace.due(self._clock()):
                     log.exception("claiming verifiers and requests failed; trying again")
-                self._events.cluster_failed()
+                self._events.add(Count.KEEPER_FAULTS)
 
     async def _look(self) -> None:
         while True:
@@ -200,7 +200,7 @@ class LeaseManager:
             except Exception:  # a fault here must not end the loop, which tries again
                 if self._pace.due(self._clock()):
                     log.exception("describing verifiers failed; trying again")
-                self._events.cluster_failed()
+                self._events.add(Count.KEEPER_FAULTS)
 
     async def _claim(self, strict: bool = False) -> None:
         if not self.draining:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
+from gateway.events import Count
 from gateway.observability.metrics import CacheUse, SystemView
 from gateway.observability.observer import Observer, named
 from gateway.session.session import VerifierSession
@@ -43,7 +44,7 @@ class Gauges:
             except Exception:  # an internal fault; serving does not depend on metrics
                 if self._pace.due(self._clock()):
                     log.exception("the gauges could not be updated; trying again in half a second")
-                self._metrics.system.keeper_faults.inc()
+                self._observer.add(Count.KEEPER_FAULTS)
             await asyncio.sleep(_EVERY_S)
 
     def look(self) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gateway.events import Peer
+from gateway.events import Count, Peer
 from gateway.observability.acceptance_watch import AcceptanceWatch
 from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.traces import RequestTraces, StepTrace
@@ -32,7 +32,7 @@ class Observer:
         self,
         metrics: GatewayMetrics,
         traces: RequestTraces | None = None,
-        record: Callable[[FinishedStep, Sequence[str]], None] = lambda step, names: None,
+        record: Callable[[FinishedStep, Sequence[str]], None] | None = None,
     ) -> None:
         """Create a listener.
 
@@ -70,7 +70,7 @@ class Observer:
     def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
         """Count an adopted request; `tokens` are its generated tokens."""
         request_id = request.request_id
-        self.metrics.system.adopted_requests.inc()
+        self.add(Count.ADOPTED_REQUESTS)
         log.info("request %s continues here from token %d", request_id, tokens, extra=about(request_id))
 
     def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
@@ -83,7 +83,7 @@ class Observer:
         log.error(
             "request %s ends by an internal fault", request_id, exc_info=error, extra=self._about(request_id)
         )
-        self.step_failed()
+        self.add(Count.FAILED_STEPS)
         return FaultError("internal error", error).for_logs
 
     def requests_admitted(self, states: Iterable[RequestState]) -> None:
@@ -100,7 +100,8 @@ class Observer:
 
     def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         self._steps.append((step, pool))
-        self._record(step, pool.names)
+        if self._record is not None:
+            self._record(step, pool.names)
 
     def count(self) -> None:
         """Count recorded events. Called twice a second and when requests end."""
@@ -121,7 +122,7 @@ class Observer:
             count(*arguments)
         except Exception:  # metrics must not stop serving
             log.exception("an event could not be counted; the metrics miss it")
-            self.step_failed()
+            self.add(Count.FAILED_STEPS)
 
     def _count_progress(self, item: Progress) -> None:
         self._totals.tokens += len(item.tokens)
@@ -151,34 +152,16 @@ class Observer:
                 trace.fail(time.perf_counter(), error)
             raise
 
-    def step_failed(self) -> None:
-        self.metrics.steps.failed_steps.inc()
-
-    def requests_preempted(self, requests: int) -> None:
-        self.metrics.steps.preemptions.inc(requests)
-
-    def verifier_failed(self) -> None:
-        self.metrics.steps.verifier_failures.inc()
-
-    def requests_fenced(self, requests: int) -> None:
-        self.metrics.system.fenced_requests.inc(requests)
+    def add(self, count: Count, times: int = 1) -> None:
+        self.metrics.counts[count].add(times)
 
     def gap_refused(self, request_id: str, known: int, start: int) -> None:
-        self.metrics.system.stream_gaps.inc()
+        self.add(Count.STREAM_GAPS)
         log.error(
             "request %s: tokens from %d came after only %d; its stream reads them from the store",
             *(request_id, start, known),
             extra=self._about(request_id),
         )
-
-    def redis_stopped(self) -> None:
-        self.metrics.system.redis_outages.inc()
-
-    def redis_lost_data(self) -> None:
-        self.metrics.system.redis_losses.inc()
-
-    def cluster_failed(self) -> None:
-        self.metrics.system.keeper_faults.inc()
 
     def meter(self, peer: Peer) -> WireMeter:
         return self.metrics.system.meter(peer)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from gateway.events import Events, TraceOfStep
+from gateway.events import Count, Events, TraceOfStep
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
@@ -129,7 +129,7 @@ class SessionLoop:
                 await self._wait_for_verifier(error)
             except Exception:  # an internal fault must not end all requests
                 log.exception("a step failed; repeating its %d requests one by one", len(step.entries))
-                self._events.step_failed()
+                self._events.add(Count.FAILED_STEPS)
                 await self._serve_one_by_one(step)
 
     async def _serve_one_by_one(self, step: StepPlan) -> None:
@@ -236,7 +236,7 @@ class SessionLoop:
                 "%d requests are preempted and wait: the KV cache is full, or another caller had none running"
             )
             log.info(reason, len(preempted))
-            self._events.requests_preempted(len(preempted))
+            self._events.add(Count.PREEMPTIONS, len(preempted))
             self._unreleased += preempted
         if self._unreleased:
             await self.verifier.release(self._unreleased)
@@ -255,11 +255,11 @@ class SessionLoop:
         """Log a planner's exception; the step decodes plainly."""
         if self._pace.due(self._clock()):
             log.error("the planner raised an exception, this step decodes without drafts", exc_info=error)
-        self._events.step_failed()
+        self._events.add(Count.FAILED_STEPS)
 
     async def _wait_for_verifier(self, error: UnavailableError) -> None:
         """Sleep `_BACKOFF_S` before the step is repeated."""
-        self._events.verifier_failed()
+        self._events.add(Count.VERIFIER_FAILURES)
         if self._outage.failed(error, self._clock()) > self._patience_s:
             raise error
         await asyncio.sleep(_BACKOFF_S)

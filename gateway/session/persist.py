@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gateway.api.watch.watches import Watches
-from gateway.events import Events
+from gateway.events import Count, Events
 from gateway.session.publish import Publisher, RequestRun, Unsent
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.protocol import Store, Written
@@ -152,7 +152,7 @@ class Persistence:
             self._learn(step)
         except Exception:  # learning affects speed only
             log.exception("planner and calibration failed to learn from a step; the step is ignored")
-            self._events.step_failed()
+            self._events.add(Count.FAILED_STEPS)
 
     async def _store_and_publish(self, deliveries: Sequence[Unsent]) -> None:
         try:
@@ -178,14 +178,14 @@ class Persistence:
                 self._scheduler.cancel(run.request_id)
         if refused:
             log.warning("%d requests now belong to other gateways, and are released here", len(refused))
-            self._events.requests_fenced(len(refused))
+            self._events.add(Count.FENCED_REQUESTS, len(refused))
             self._let_go(refused)
 
     async def _write_one_by_one(self, deliveries: Sequence[Unsent], error: Exception) -> None:
         """Write each request separately; end a request that cannot be written."""
         if len(deliveries) > 1:
             log.error("writing %d requests failed; writing them one by one", len(deliveries), exc_info=error)
-            self._events.step_failed()
+            self._events.add(Count.FAILED_STEPS)
             for delivery in deliveries:
                 await self._store_and_publish([delivery])
             return
@@ -194,7 +194,7 @@ class Persistence:
             return
         reason = self._events.report_fault(run.request_id, error)
         self._scheduler.fail([run.state], reason, self._clock(), retryable=False)
-        self._publisher.tell(Progress(run.state, [], [], run.state.new_tokens, True))
+        self._publisher.report_stored(Progress(run.state, [], [], run.state.new_tokens, True))
         self._publisher.break_off(run, reason)
         self._close(run)
         self._release([run.request_id])

@@ -5,10 +5,9 @@ import collections
 import re
 import time
 from collections.abc import Awaitable, Callable
-from functools import cache
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,7 +16,7 @@ from http_svc.entry.callers import key_in
 from http_svc.errors import ApiError
 from http_svc.settings import ApiSettings
 from specinfer.client import new_request_id
-from specinfer.service.metrics import TO_MINUTES_S, declare_build_info
+from specinfer.service.metrics import TO_MINUTES_S, Declaring, declare_build_info
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE
 from specinfer.system.log_lines import REQUEST_ID
 
@@ -27,27 +26,14 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         declare_build_info(registry)
-        self.running = Gauge("specinfer_http_calls_running", "Calls in progress.", registry=registry)
-        self.calls = cache(
-            Counter(
-                "specinfer_http_calls",
-                "Finished calls by path and HTTP status.",
-                ["endpoint", "status"],
-                registry=registry,
-            ).labels
+        new = Declaring(registry, "specinfer_http_")
+        self.running = new.gauge("calls_running", "Calls in progress.")
+        self.calls = new.counter("calls", "Finished calls by path and HTTP status.", "endpoint", "status")
+        self.seconds = new.histogram(
+            "call_seconds", "Seconds of a call; a stream's until its end.", TO_MINUTES_S
         )
-        self.seconds = Histogram(
-            "specinfer_http_call_seconds",
-            "Seconds of a call; a stream's until its end.",
-            buckets=TO_MINUTES_S,
-            registry=registry,
-        )
-        self.hung_up = Counter(
-            "specinfer_http_hung_up", "Calls that the client left early.", registry=registry
-        )
-        self.resumed = Counter(
-            "specinfer_http_resumed", "Streams resumed with Last-Event-ID.", registry=registry
-        )
+        self.hung_up = new.counter("hung_up", "Calls that the client left early.")
+        self.resumed = new.counter("resumed", "Streams resumed with Last-Event-ID.")
 
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -106,7 +92,7 @@ class Guard:
             await self._serve(scope, headers, receive, answer)
         self._metrics.seconds.observe(time.perf_counter() - started)
         endpoint = next((path for path in ENDPOINTS if scope["path"].startswith(path)), "other")
-        self._metrics.calls(endpoint, str(status[0] or 499)).inc()
+        self._metrics.calls.add(1, endpoint, str(status[0] or 499))
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope, headers)

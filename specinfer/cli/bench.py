@@ -9,7 +9,7 @@ from statistics import quantiles
 from time import perf_counter
 from typing import Any
 
-from specinfer.request.answer import Answer, acceptance_length
+from specinfer.request.answer import Answer, add_up, stats_to_json
 from specinfer.request.fields import RequestFields
 from specinfer.request.stream import Generator
 from specinfer.system.turns import alternate, ratios, standard_error
@@ -168,9 +168,7 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
     answers = [answer for turn in turns for answer in turn.answers]
     seconds = sum(turn.seconds for turn in turns)
     new_tokens = sum(turn.new_tokens for turn in turns)
-    steps = sum(a.summary.stats.steps for a in answers)
-    drafted = sum(a.summary.stats.drafted for a in answers)
-    accepted = sum(a.summary.stats.accepted for a in answers)
+    stats = add_up([answer.stats for answer in answers])
     same = speedups = speedup = None
     if plain is not None:
         plain_answers = [answer for turn in plain for answer in turn.answers]
@@ -188,14 +186,14 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
         tokens_per_second_error=standard_error([turn.rate for turn in turns]),
         speedup=speedup,
         speedup_error=None if speedups is None else standard_error(speedups),
-        steps=steps,
-        acceptance_length=acceptance_length(steps, accepted),
-        acceptance_rate=accepted / drafted if drafted else 0.0,
+        steps=stats.steps,
+        acceptance_length=stats.acceptance_length,
+        acceptance_rate=stats.accepted / stats.drafted if stats.drafted else 0.0,
         identical_to_incremental=None if same is None else same == new_tokens,
         identical_token_share=None if same is None else same / new_tokens,
         ttft_ms=_percentiles([a.ttft_s for a in answers]),
         tpot_ms=_percentiles([a.tpot_s for a in answers]),
-        speculators=_by_speculator(answers),
+        speculators=stats_to_json(stats)["speculators"],
     )
 
 
@@ -209,17 +207,6 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     values = [1000 * s for s in seconds]
     cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else values * 99
     return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
-
-
-def _by_speculator(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
-    total: dict[str, dict[str, int]] = {}
-    for answer in answers:
-        for s in answer.summary.stats.speculators:
-            row = total.setdefault(s.name, {"drafted": 0, "accepted": 0, "wins": 0})
-            row["drafted"] += s.drafted
-            row["accepted"] += s.accepted
-            row["wins"] += s.wins
-    return total
 
 
 def write_runs(path: Path, runs: Sequence[BenchRun], about: dict[str, Any]) -> None:

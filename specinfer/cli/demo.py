@@ -23,7 +23,7 @@ from specinfer.cli.local.running import local_system, pull
 from specinfer.cli.marked import print_marked, style_of
 from specinfer.cli.options.shared import DraftFlag
 from specinfer.cli.show import output, progress_bar
-from specinfer.client import Answer, AsyncClient, acceptance_length
+from specinfer.client import Answer, AsyncClient, add_up
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import is_pulled
@@ -155,8 +155,7 @@ def print_comparison(runs: Sequence[DemoRun], title: str) -> None:
     for run in runs:
         rate = median(run.rates)
         bar = ["█" * round(longest * rate / fastest)] if longest > 0 else []
-        stats = [answer.summary.stats for answer in run.answers]
-        length = acceptance_length(sum(s.steps for s in stats), sum(s.accepted for s in stats))
+        length = add_up([answer.stats for answer in run.answers]).acceptance_length
         gain = "" if run is plain else f"{speedup(run, plain):.2f}x"
         table.add_row(run.mode, f"{rate:.0f}", gain, f"{length:.2f}", *bar)
     output.print()

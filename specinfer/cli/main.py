@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from specinfer import __version__
-from specinfer.cli.batch import batch
 from specinfer.cli.bench_command import bench
 from specinfer.cli.check import check, explanation
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
@@ -45,11 +44,13 @@ from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
 
 PROGRAM = "specinfer"
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Settings of commands that read no options themselves."""
 
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-for command in (generate, attach, cancel, status, bench, demo, check, batch, exact):
+for command in (generate, attach, cancel, status, bench, demo, check, exact):
     app.command()(grouped(command))
 
 
@@ -165,19 +166,21 @@ def _run(options: LocalOptions, explain: bool) -> None:
             time.sleep(0.5)
 
 
-@app.command(
-    "serve",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command("batch", hidden=True, context_settings=_PASSED_ON)
+def batch() -> None:
+    """Refuse the command of earlier versions."""
+    raise InvalidInputError(
+        "command", "batch", "is the script examples/batch.py now: batch.py INPUT OUTPUT http://HOST:PORT"
+    )
+
+
+@app.command("serve", context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> None:
     """Serve OpenAI's API for one model in one process (options: --help)."""
     _become("all_in_one", context.args)
 
 
-@app.command(
-    "train",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command("train", context_settings=_PASSED_ON)
 def train(context: typer.Context) -> None:
     """Train speculators for a target, or the gateway's learned planner.
 

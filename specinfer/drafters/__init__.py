@@ -125,11 +125,9 @@ class DrafterDescription:
     feature_layers: tuple[int, ...] = ()
     """Target layers whose hidden states the drafter reads, ascending; empty: none."""
     feature_size: int = 0
-    """Size of a hidden state."""
     target_top_k: int = 0
     """Number of target predictions per verified node; 0: none."""
     reads_references: bool = False
-    """True if the drafter uses requests' references."""
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,7 @@ class Trained(Generic[D]):
 
     draft: D
     target: Path
-    """Directory of the target."""
     config: ModelConfig
-    """Configuration of the target."""
     description: DrafterDescription
     """Description of a drafter of this checkpoint, without its feature layers."""
 

@@ -26,6 +26,7 @@ class CustomDrafter:
     def __init__(self, function: DraftFunction, name: str, draws: bool = False) -> None:
         """Wrap the function; `draws`: trees may have drawn (sampled) children."""
         self._function, self._name, self._draws = function, name, draws
+        self.description = DrafterDescription(name, draws=draws)
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
@@ -44,11 +45,6 @@ class CustomDrafter:
         if not callable(function):
             raise SettingError("function", options.function, "must be callable")
         return cls(function, options.function, options.proposal != "point")
-
-    @property
-    def description(self) -> DrafterDescription:
-        """Description that fits any tokenizer, since the function is unknown."""
-        return DrafterDescription(self._name, draws=self._draws)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         return [self._draft(job) for job in jobs]

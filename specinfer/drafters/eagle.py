@@ -13,7 +13,7 @@ from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.drafting.expansion import ReferenceGrowth
-from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
@@ -29,9 +29,7 @@ class LevelsRunner(RowRunner):
         return shape.scored_nodes(limits)
 
     @torch.inference_mode()
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:
         passes = _Passes(self._model, self.cache, tasks)
         try:
             return ReferenceGrowth(passes.forward, shape, token_ids).grow([item.task for item in tasks])
@@ -43,7 +41,7 @@ class LevelsRunner(RowRunner):
 class _Passes:
     """Runs the layer in torch over new context, then over tree levels."""
 
-    def __init__(self, model: DraftStack, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
+    def __init__(self, model: DraftStack, cache: PagedKVCache, tasks: Sequence[RowsTask]) -> None:
         self._model, self._cache = model, cache
         self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
         self._outs: dict[int, list[torch.Tensor]] = {}
@@ -101,9 +99,7 @@ class EagleRunner(LevelsRunner):
         return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
 
     @torch.inference_mode()
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:
         if self._native is None:
             return super().grow(tasks, shape, token_ids)
         trees = self._native.grow(tasks, shape, token_ids)

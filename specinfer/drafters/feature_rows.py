@@ -14,15 +14,14 @@ import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
 from specinfer.drafters.checkpoint import load_trained
-from specinfer.drafters.growth import growth_task, runner_options, shape_of
+from specinfer.drafters.growth import GrowingDrafter, growth_task, runner_options, shape_of
 from specinfer.drafters.published.tensors import PublishedSource
-from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence, blocks_for
-from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import DTYPES, RunnerOptions, check_torch
-from specinfer.tree import ProposalKind, TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits
 
 
 class RowRunner(ABC):
@@ -42,9 +41,7 @@ class RowRunner(ABC):
         """Return the number of temporary cache rows that a growing tree needs."""
 
     @abstractmethod
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:
         """Read every task's new rows and grow its tree, in order.
 
         Temporary rows are dropped afterwards. Callers must have reserved `rows_ahead` rows.
@@ -64,7 +61,7 @@ class _CachedContext:
         return self.start + self.sequence.length
 
 
-class FeatureRowsDrafter:
+class FeatureRowsDrafter(GrowingDrafter[RowsTask]):
     """Draft with a checkpoint of one kind."""
 
     kind: ClassVar[type[PublishedSource]]
@@ -77,9 +74,8 @@ class FeatureRowsDrafter:
         shape: GrowthShape,
         token_ids: torch.Tensor,
     ) -> None:
-        self._runner, self._shape = runner, shape
-        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
-        self._token_ids = token_ids.to(torch.int32)
+        super().__init__(description, shape, token_ids)
+        self._runner = runner
         self._cached: dict[str, _CachedContext] = {}
 
     @classmethod
@@ -102,35 +98,15 @@ class FeatureRowsDrafter:
         """Check the options before a checkpoint is read."""
         check_torch(options, f"a draft of {cls.kind.algorithm}")
 
-    @property
-    def description(self) -> DrafterDescription:
-        return self._description
-
     def release(self, request_id: str) -> None:
         cached = self._cached.pop(request_id, None)
         if cached is not None:
             self._runner.cache.release(cached.sequence)
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        results: dict[int, TokenTree | SpecInferError] = {}
-        tasks: dict[int, EagleTask] = {}
-        for index, job in enumerate(jobs):
-            try:
-                task = self._task(job)
-            except ExhaustedError as error:
-                self.release(job.request_id)
-                results[index] = error
-                continue
-            if task is None:
-                results[index] = TokenTree.root_only(job.context[-1])
-            else:
-                tasks[index] = task
-        if tasks:
-            trees = self._runner.grow(list(tasks.values()), self._shape, self._token_ids)
-            results.update(zip(tasks, trees, strict=True))
-        return [results[index] for index in range(len(jobs))]
+    def _grow(self, tasks: list[RowsTask]) -> list[TokenTree]:
+        return self._runner.grow(tasks, self._shape, self._token_ids)
 
-    def _task(self, job: DraftJob) -> EagleTask | None:
+    def _task(self, job: DraftJob) -> RowsTask | None:
         """Return a job's new rows and tree limits; None without new rows."""
         cached = self._arrived(job)
         if cached is None or cached.waiting is None:
@@ -148,7 +124,7 @@ class FeatureRowsDrafter:
         left = cached.waiting.states[first + rows :]
         cached.waiting = Features(cached.rows + rows, left) if len(left) else None
         task = growth_task(self._shape, job, cached.sequence, delta, limits, offset=cached.start + 1)
-        return EagleTask(task, states.view(torch.bfloat16))
+        return RowsTask(task, states.view(torch.bfloat16))
 
     def _arrived(self, job: DraftJob) -> _CachedContext | None:
         """Store a job's hidden states; return the request's state."""

@@ -1,20 +1,65 @@
-"""Read the options of tree growth, and make the growth tasks of jobs."""
+"""Base of drafters whose trees grow: options, tasks and batches."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
-from specinfer.drafters import DrafterOptions, DraftJob
-from specinfer.errors import SettingError
+import torch
+
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.request.sampling import GREEDY
-from specinfer.tree import ExpansionVector, ProposalKind, TreeLimits
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 _DRAFT_FORMAT = "q8_0"
 """Weight format of `auto` for a checkpoint without block formats."""
+T = TypeVar("T")
 PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
 """Values of the option `proposal`: kinds of children for sampled requests."""
+
+
+class GrowingDrafter(ABC, Generic[T]):
+    """Drafter whose trees grow together, from a task of each request."""
+
+    def __init__(self, description: DrafterDescription, shape: GrowthShape, token_ids: torch.Tensor) -> None:
+        """Create the drafter; `token_ids`: [draft vocabulary] target token of each draft token."""
+        self._shape = shape
+        self.description = replace(description, draws=shape.kind is not ProposalKind.POINT)
+        self._token_ids = token_ids.to(torch.int32, copy=True)  # type that the kernels read
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        results: dict[int, TokenTree | SpecInferError] = {}
+        tasks: dict[int, T] = {}
+        for index, job in enumerate(jobs):
+            try:
+                task = self._task(job)
+            except ExhaustedError as error:
+                self.release(job.request_id)
+                results[index] = error
+                continue
+            if task is None:
+                results[index] = TokenTree.root_only(job.context[-1])
+            else:
+                tasks[index] = task
+        if tasks:
+            results.update(zip(tasks, self._grow(list(tasks.values())), strict=True))
+        return [results[index] for index in range(len(jobs))]
+
+    @abstractmethod
+    def release(self, request_id: str) -> None:
+        """Drop a request's state."""
+
+    @abstractmethod
+    def _task(self, job: DraftJob) -> T | None:
+        """Return a job's task; None: no draft in this step."""
+
+    @abstractmethod
+    def _grow(self, tasks: list[T]) -> list[TokenTree]:
+        """Return the tasks' trees, in order."""
 
 
 def growth_task(

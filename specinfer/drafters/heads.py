@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.checkpoint import load_trained
-from specinfer.drafters.growth import growth_task, runner_options, shape_of
+from specinfer.drafters.growth import GrowingDrafter, growth_task, runner_options, shape_of
 from specinfer.drafters.heads_layers import (
     BlockwiseSource,
     Heads,
@@ -26,7 +26,6 @@ from specinfer.drafters.heads_layers import (
     MedusaSource,
     tensors_of_target,
 )
-from specinfer.errors import SpecInferError
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.levels import grow_edges, grow_levels
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
@@ -34,7 +33,7 @@ from specinfer.model.options import DTYPES, RunnerOptions, check_torch
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import open_weights
-from specinfer.tree import ProposalKind, TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits
 
 
 class HeadsRunner:
@@ -89,7 +88,7 @@ class HeadsRunner:
         ]
 
 
-class HeadsDrafter:
+class HeadsDrafter(GrowingDrafter[tuple[NDArray[np.int16], GrowthTask]]):
     kind: ClassVar[type[HeadsSource]]
 
     def __init__(
@@ -99,8 +98,8 @@ class HeadsDrafter:
         shape: GrowthShape,
         token_ids: torch.Tensor,
     ) -> None:
-        self._runner, self._shape, self._token_ids = runner, shape, token_ids.to(torch.int32)
-        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
+        super().__init__(description, shape, token_ids)
+        self._runner = runner
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> Self:
@@ -114,31 +113,23 @@ class HeadsDrafter:
         )
         return cls(runner, description, shape, heads.token_ids)
 
-    @property
-    def description(self) -> DrafterDescription:
-        return self._description
-
     def release(self, request_id: str) -> None:
         """Do nothing: the drafter stores no state of requests."""
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        newest = {i: state for i, job in enumerate(jobs) if (state := newest_state(job)) is not None}
-        trees: list[TokenTree | SpecInferError] = [TokenTree.root_only(job.context[-1]) for job in jobs]
-        if newest:
-            states = torch.from_numpy(np.stack(list(newest.values()))).view(torch.bfloat16)
-            tasks = [self._task(jobs[i]) for i in newest]
-            grown = self._runner.grow(tasks, states, self._shape, self._token_ids)
-            for i, tree in zip(newest, grown, strict=True):
-                trees[i] = tree
-        return trees
+    def _grow(self, tasks: list[tuple[NDArray[np.int16], GrowthTask]]) -> list[TokenTree]:
+        states = torch.from_numpy(np.stack([state for state, _ in tasks])).view(torch.bfloat16)
+        return self._runner.grow([task for _, task in tasks], states, self._shape, self._token_ids)
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
         """Return the limits, restricted to trees that these heads can draft."""
         return self._shape.limits(asked)
 
-    def _task(self, job: DraftJob) -> GrowthTask:
+    def _task(self, job: DraftJob) -> tuple[NDArray[np.int16], GrowthTask] | None:
+        state = newest_state(job)
+        if state is None:
+            return None
         root, limits = job.context[-1:], self.limits(job.limits)
-        return growth_task(self._shape, job, KVSequence(), root, limits, offset=len(job.context) - 1)
+        return state, growth_task(self._shape, job, KVSequence(), root, limits, offset=len(job.context) - 1)
 
 
 class MedusaDrafter(HeadsDrafter):

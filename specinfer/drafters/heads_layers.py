@@ -61,7 +61,6 @@ class HeadsSource:
     token_ids: torch.Tensor
     """[draft vocabulary] target token of each draft token, ascending."""
     count: int
-    """Number of heads."""
 
     @property
     def markov(self) -> bool:

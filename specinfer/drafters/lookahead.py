@@ -24,7 +24,7 @@ from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, Tar
 from specinfer.errors import SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.text.tokenizer import Tokenizer
-from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
+from specinfer.tree import TokenTree, TreeBuilder
 
 _CANDIDATE_SCORE = 0.4
 """Score of a token from the pool, until calibrated."""
@@ -158,13 +158,13 @@ class LookaheadDrafter:
 
     def _tree(self, job: DraftJob) -> TokenTree:
         """Return a tree of known n-grams, then the window, within the limits."""
-        growing = _Growing(job.context[-1], job.limits)
+        builder = TreeBuilder(job.context[-1])
         for ngram in self._pool(job.request_id).after(job.context[-1]):
-            growing.add(ngram, _CANDIDATE_SCORE)
+            builder.add_path(ngram, _CANDIDATE_SCORE, job.limits)
         if job.limits.width is None:
             for path in self._windows[job.request_id].paths():
-                growing.add(path, _WINDOW_SCORE)
-        return growing.build()
+                builder.add_path(path, _WINDOW_SCORE, job.limits)
+        return builder.points()
 
 
 def predictions(top_k: TargetTopK) -> dict[Ngram, int]:
@@ -188,30 +188,3 @@ def written(top_k: TargetTopK, ngram: int) -> Iterator[Ngram]:
             node = children.get((node, choices[node]))
         if len(text) == ngram:
             yield tuple(text)
-
-
-class _Growing:
-    """Adds paths to a tree within limits."""
-
-    def __init__(self, root: int, limits: TreeLimits) -> None:
-        self._builder, self._limits = TreeBuilder(root), limits
-        self._children: dict[int, list[int]] = {}
-
-    def add(self, path: Ngram, score: float) -> None:
-        node = 0
-        for token in path[: self._limits.depth]:
-            child = self._builder.find(node, token)
-            if child is None:
-                siblings = self._children.setdefault(node, [])
-                narrow = self._limits.width is not None and len(siblings) >= self._limits.width
-                if narrow or len(self._builder) > self._limits.nodes:
-                    return
-                child = self._builder.add(node, token, score)
-                siblings.append(child)
-            node = child
-
-    def build(self) -> TokenTree:
-        for parent, children in self._children.items():
-            tokens = [self._builder.token_ids[child] for child in children]
-            self._builder.propose_points(parent, tokens, [self._builder.scores[child] for child in children])
-        return self._builder.build()

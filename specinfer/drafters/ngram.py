@@ -28,7 +28,6 @@ class NgramIndex:
         self._lengths = range(longest, shortest - 1, -1)
         self._ends: dict[tuple[int, ...], list[int]] = {}
         self.indexed = 0
-        """Number of indexed tokens."""
 
     def extend(self, context: Sequence[int]) -> None:
         """Index the tokens added since the last call."""
@@ -60,15 +59,11 @@ class NgramDrafter:
             raise SettingError("shortest", shortest, f"must be in [1, longest = {longest}]")
         self._shortest, self._longest, self._branches = shortest, longest, branches
         self._indexes: dict[str, NgramIndex] = {}
+        self.description = DrafterDescription(reads_references=True)
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "NgramDrafter":
         return cls()
-
-    @property
-    def description(self) -> DrafterDescription:
-        """Description that fits any tokenizer."""
-        return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         return [self._draft(job) for job in jobs]
@@ -92,21 +87,8 @@ class NgramDrafter:
 
 def _tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> TokenTree:
     builder = TreeBuilder(root)
-    followers: dict[int, list[int]] = {}
     for text, end, length in matches:
-        score = _SCORE_BY_LENGTH.get(length, _BEST_SCORE)
-        node = 0
-        for token in text[end : end + limits.depth]:
-            if token == END:
-                break
-            child = builder.find(node, token)
-            if child is None:
-                if len(builder) > limits.nodes:
-                    break
-                child = builder.add(node, token, score)
-                followers.setdefault(node, []).append(child)
-            node = child
-    for parent, kids in followers.items():
-        tokens = [builder.token_ids[kid] for kid in kids]
-        builder.propose_points(parent, tokens, [builder.scores[kid] for kid in kids])
-    return builder.build()
+        path = text[end : end + limits.depth]
+        stop = path.index(END) if END in path else len(path)
+        builder.add_path(path[:stop], _SCORE_BY_LENGTH.get(length, _BEST_SCORE), limits)
+    return builder.points()

@@ -18,7 +18,7 @@ from specinfer.drafters.published.block import DFlashSource, DSparkSource
 from specinfer.drafters.published.peagle import PEagleSource
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.drafting.levels import grow_edges, grow_levels
-from specinfer.model.drafting.stack import EagleTask, MarkovHead
+from specinfer.model.drafting.stack import MarkovHead, RowsTask
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -30,9 +30,7 @@ class MasksRunner(RowRunner):
         return max(min(limits.depth, self._model.plan.ahead) - 1, 0) if limits.nodes else 0
 
     @torch.inference_mode()
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:
         model, segments, hidden = self._model, [], []
         for item in tasks:
             masks, wanted = self.rows_ahead(shape, item.task.limits), not item.task.limits.empty
@@ -58,9 +56,7 @@ class BlockRunner(RowRunner):
         return self._model.plan.ahead if limits.nodes else 0
 
     @torch.inference_mode()
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:
         rows = flatten([Segment(item.task.sequence, item.task.delta) for item in tasks])
         self._model.store(rows, self._model.hidden_of(torch.cat([item.states for item in tasks])))
         for item in tasks:

@@ -35,7 +35,7 @@ class RetrievalDrafter:
         self, texts: Sequence[Sequence[int]], description: DrafterDescription, least: int = 3
     ) -> None:
         self._array = SuffixArray(texts)
-        self._description, self._least = description, least
+        self.description, self._least = description, least
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "RetrievalDrafter":
@@ -48,11 +48,6 @@ class RetrievalDrafter:
         texts = list(read_datastore(options.datastore, tokenizer))
         description = DrafterDescription("", tokenizer.vocab_size, tokenizer.fingerprint())
         return cls(texts, description)
-
-    @property
-    def description(self) -> DrafterDescription:
-        """Description with the tokenizer that encoded the texts."""
-        return self._description
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         return [self._draft(job) for job in jobs]

@@ -96,7 +96,6 @@ class Match(NamedTuple):
     """One earlier occurrence of a context's end."""
 
     text: Sequence[int]
-    """Text that contains the occurrence."""
     end: int
     """Position after the occurrence."""
     length: int

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,8 @@ import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.checkpoint import load_trained
-from specinfer.drafters.growth import growth_task, runner_options, shape_of
+from specinfer.drafters.growth import GrowingDrafter, growth_task, runner_options, shape_of
 from specinfer.drafters.vocabulary import TrafficVocabulary, drafted_tokens
-from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
@@ -25,7 +24,7 @@ from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.text.tokenizer import tokenizer_facts
-from specinfer.tree import ProposalKind, TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ _CATCH_UP = 1024
 """Maximum context tokens of a request read in one step."""
 
 
-class SsmDrafter:
+class SsmDrafter(GrowingDrafter[GrowthTask]):
     """Draft with a small model that has the target's tokenizer."""
 
     def __init__(
@@ -54,10 +53,9 @@ class SsmDrafter:
             token_ids: [draft vocabulary] target token of each draft token; None: the same ids.
             pinned: tokens of a trimmed head that `TrafficVocabulary` never replaces.
         """
-        self._runner, self._shape = runner, shape
-        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
-        self._token_ids = ids.to(torch.int32, copy=True)  # type that the kernels read
+        super().__init__(description, shape, ids)
+        self._runner = runner
         self._vocabulary = TrafficVocabulary(ids.tolist(), pinned) if runner.head else None
         self._sequences: dict[str, KVSequence] = {}
 
@@ -92,29 +90,14 @@ class SsmDrafter:
         log.info("%s: weights %s", options.model, runner.weights)
         return cls(runner, trained.description, shape, draft.token_ids)
 
-    @property
-    def description(self) -> DrafterDescription:
-        return self._description
-
     def release(self, request_id: str) -> None:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             self._runner.cache.release(sequence)
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        results: dict[int, TokenTree | SpecInferError] = {}
-        tasks: dict[int, GrowthTask] = {}
-        for index, job in enumerate(jobs):
-            try:
-                tasks[index] = self._task(job)
-            except ExhaustedError as error:
-                self.release(job.request_id)
-                results[index] = error
-        self._follow_traffic(tasks.values())
-        if tasks:
-            trees = self._runner.grow(list(tasks.values()), self._shape, self._token_ids)
-            results.update(zip(tasks, trees, strict=True))
-        return [results[index] for index in range(len(jobs))]
+    def _grow(self, tasks: list[GrowthTask]) -> list[TokenTree]:
+        self._follow_traffic(tasks)
+        return self._runner.grow(tasks, self._shape, self._token_ids)
 
     def _follow_traffic(self, tasks: Iterable[GrowthTask]) -> None:
         """Add the rows of new contexts' tokens to a trimmed head.

@@ -71,15 +71,11 @@ class SuffixDrafter:
     def __init__(self, learn: bool = False) -> None:
         self._finished = FinishedTexts() if learn else None
         self._requests: dict[str, _RequestText] = {}
+        self.description = DrafterDescription(reads_references=True)
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SuffixDrafter":
         return cls(options.suffix_learn)
-
-    @property
-    def description(self) -> DrafterDescription:
-        """Description that fits any tokenizer."""
-        return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         return [self._draft(job) for job in jobs]

@@ -16,6 +16,7 @@ from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.step_report import DraftTime, tokens_read
 from specinfer.request.verdict import Verdict
 from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.statistics import Summed
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.tree import TokenTree
 
@@ -28,7 +29,7 @@ _MIN_READ = 16
 
 
 @dataclass(slots=True)
-class MemberCounts:
+class MemberCounts(Summed):
     """Counts of one drafter's drafts in a step."""
 
     nodes: int = 0
@@ -36,11 +37,6 @@ class MemberCounts:
     failed: int = 0
     malformed: int = 0
     """Number of malformed trees."""
-
-    def add(self, other: "MemberCounts") -> None:
-        self.nodes += other.nodes
-        self.failed += other.failed
-        self.malformed += other.malformed
 
 
 @dataclass(kw_only=True)

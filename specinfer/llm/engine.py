@@ -119,7 +119,7 @@ class LocalEngine:
         committed = running.commit([_verified(step)])
         self.host.conclude([step])
         for number, counts in step.drafted.items():
-            self._drafted.setdefault(number, MemberCounts()).add(counts)
+            self._drafted.setdefault(number, MemberCounts()).__iadd__(counts)
         return committed
 
     def _learn(self, step: FinishedStep) -> None:

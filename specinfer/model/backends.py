@@ -50,7 +50,6 @@ class Backend:
     """Return the reason why a model cannot run; empty if it can."""
     make: Callable[[Work], Executor]
     offloads: bool = False
-    """True if the executor can run offloaded layers."""
     automatic: bool = False
     """True if `auto` may choose it."""
     kv_types: bool = False

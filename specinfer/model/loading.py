@@ -47,7 +47,6 @@ class LoadedModel(NamedTuple):
     window: KVWindow | None = None
     """Window of the cache; None: the cache keeps all context tokens."""
     weights: WeightFormats = NOT_COUNTED
-    """Types of the weights in memory."""
     head: TrimmedHead | None = None
     """Output head whose rows can be replaced; None: the rows are fixed."""
 

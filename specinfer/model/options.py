@@ -53,7 +53,6 @@ class RunnerOptions(PassOptions):
 
 
 def check_kv_type(options: RunnerOptions, executor: str) -> None:
-    """Check that an executor supports `kv_type`."""
     if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
         reason = f"must be auto for the {executor} executor in {options.dtype}; others need --executor native"
         raise SettingError("kv_type", options.kv_type, reason)

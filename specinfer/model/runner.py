@@ -45,10 +45,7 @@ class ModelRunner:
         head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor
-        self.head = head
-        """Output head whose rows can be replaced; None: the rows are fixed."""
-        self.weights = weights
-        """Types of the weights in memory."""
+        self.head, self.weights = head, weights
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of cached tokens, for layers set by `keep_features`."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
@@ -111,7 +108,6 @@ class ModelRunner:
         return prefixes
 
     def open(self, scope: str = "") -> KVSequence:
-        """Return an empty sequence; sequences of the same scope share blocks."""
         return self.cache.open(scope)
 
     @torch.inference_mode()
@@ -171,7 +167,8 @@ class ModelRunner:
         logits = self._executor.run(batch)
         features = []
         if batch.features is None:
-            self.features.forget(batch.write_slots)
+            if self.features.layers:
+                self.features.forget(batch.write_slots)
         else:
             states = torch.from_numpy(batch.features.states).to(torch.bfloat16)
             features = [states[part.start : part.stop] for part in batch.rows]

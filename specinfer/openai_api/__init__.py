@@ -1,1 +1,1 @@
-"""Tools for OpenAI-compatible servers: batches, and a check of exactness."""
+"""Tools for OpenAI-compatible servers: calls, and a check of exactness."""

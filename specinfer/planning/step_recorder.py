@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class StepRecorder:
-    """Appends finished steps to a file; without a file it does nothing."""
+    """Appends finished steps to a file."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         """Open the file."""
         try:
-            self._file = AppendFile(path) if path is not None else None
+            self._file: AppendFile | None = AppendFile(path)
         except OSError as error:
             raise SettingError(
                 "record_steps", str(path), f"cannot be written: {error.strerror or error}"

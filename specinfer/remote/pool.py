@@ -170,8 +170,10 @@ class SpeculatorPool:
         drafts would bias the output. After `hung_s` without an answer a service counts as dead.
         `traceparent` is the trace context sent to services.
         """
+        if not self.services:
+            return NO_DRAFTS
         self._step_times.begins(self._policy.clock())
-        shares = self._replicas.divide(entries) if self.services else {}
+        shares = self._replicas.divide(entries)
         kept = [
             (entry.request_id, service.latest.of(entry))
             for service in self.services

@@ -72,7 +72,8 @@ class SamplingFields:
         float,
         SHARE,
         Option(
-            "Threshold of typical acceptance (Medusa; usual: 0.09): faster, not lossless; 0: off.", SPECULATION
+            "Threshold of typical acceptance (Medusa; usual: 0.09): faster, not lossless; 0: off.",
+            SPECULATION,
         ),
     ] = 0.0
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from specinfer.request.statuses import LogprobRow
-from specinfer.scheduling.chunks import PromptLimit, delta_lengths, unlimited
+from specinfer.scheduling.batch import PromptLimit, delta_lengths, unlimited
 from specinfer.scheduling.limits import CacheRoom, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import SpeculationCounts

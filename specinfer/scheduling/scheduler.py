@@ -22,10 +22,9 @@ from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.entries import Progress, StepEntry, plan_entries, unplannable
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
-from specinfer.scheduling.queue import FinishRate
+from specinfer.scheduling.queue import FinishRate, RequestTable
 from specinfer.scheduling.reading import ReadingPace
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.scheduling.request_table import RequestTable
 from specinfer.scheduling.text import StopStrings
 from specinfer.system.log_lines import about
 from specinfer.tree import FREE, TokenTree, TreeWorth

@@ -3,12 +3,25 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from specinfer.tree import NOBODY, TokenTree
 
 
+class Summed:
+    """A dataclass of counts, which `+=` adds field by field."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __iadd__(self, other: Self) -> Self:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+
 @dataclass(slots=True)
-class SpeculatorCounts:
+class SpeculatorCounts(Summed):
     drafts: int = 0
     """Verified trees with nodes of this speculator."""
     proposed: int = 0
@@ -20,15 +33,6 @@ class SpeculatorCounts:
     accepted: int = 0
     wins: int = 0
     """Trees whose whole accepted path this speculator proposed."""
-
-    def __iadd__(self, other: "SpeculatorCounts") -> "SpeculatorCounts":
-        self.drafts += other.drafts
-        self.proposed += other.proposed
-        self.drafted += other.drafted
-        self.duplicate += other.duplicate
-        self.accepted += other.accepted
-        self.wins += other.wins
-        return self
 
 
 @dataclass(slots=True)

@@ -110,9 +110,13 @@ class StepCounter(Collector):
             self.add(0)
         registry.register(self)
 
-    def add(self, count: float, *labels: str) -> None:
+    def add(self, count: float = 1, *labels: str) -> None:
         """Add to the counter with these labels; adding 0 exports the counter."""
         self._values[labels] += count
+
+    def rise(self, total: float, *labels: str) -> None:
+        """Increase the counter with these labels to a total since the start."""
+        self._values[labels] = max(self._values[labels], total)
 
     def describe(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
@@ -186,6 +190,29 @@ class StepHistogram(Collector):
             sum_ += count
             buckets.append((bound, float(sum_)))
         return buckets
+
+
+class Declaring:
+    """Declares metrics, whose names begin with `prefix`."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str = "specinfer_") -> None:
+        self._registry, self._prefix = registry, prefix
+
+    def counter(self, name: str, documentation: str, *labels: str) -> StepCounter:
+        return StepCounter(self._prefix + name, documentation, labels, self._registry)
+
+    def gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(self._prefix + name, documentation, labels, registry=self._registry)
+
+    def histogram(
+        self,
+        name: str,
+        documentation: str,
+        buckets: Sequence[float] = TO_SECONDS_S,
+        label: str = "",
+        values: Sequence[str] = (),
+    ) -> StepHistogram:
+        return StepHistogram(self._prefix + name, documentation, buckets, self._registry, label, values)
 
 
 def _written(bound: float) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import grpc
-from prometheus_client import Counter
 
 from specinfer.errors import UnavailableError
 from specinfer.service.faults import OURS
+from specinfer.service.metrics import StepCounter
 
 Codec: TypeAlias = Callable[[Any], Any] | None
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
@@ -21,17 +21,20 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 class WireMeter:
     """Counts bytes exchanged with one kind of peer."""
 
-    def __init__(self, sent: Counter, received: Counter) -> None:
-        self._sent, self._received = sent, received
+    def __init__(self, counter: StepCounter, peer: str) -> None:
+        """Create a meter; the counter has the labels `peer` and `direction`."""
+        self._counter, self._peer = counter, peer
+        for direction in ("sent", "received"):
+            counter.add(0, peer, direction)
 
     def serializer(self, serialize: Codec) -> Callable[[Any], Any]:
         """Return a serializer that also counts bytes."""
         assert serialize is not None, "generated stubs and servicers have a serializer"
-        count = self._sent.inc
+        count, peer = self._counter.add, self._peer
 
         def counted(message: Any) -> Any:
             data = serialize(message)
-            count(len(data))
+            count(len(data), peer, "sent")
             return data
 
         return counted
@@ -39,10 +42,10 @@ class WireMeter:
     def deserializer(self, parse: Codec) -> Callable[[Any], Any]:
         """Return a deserializer that also counts bytes."""
         assert parse is not None, "generated stubs and servicers have a deserializer"
-        count = self._received.inc
+        count, peer = self._counter.add, self._peer
 
         def counted(data: Any) -> Any:
-            count(len(data))
+            count(len(data), peer, "received")
             return parse(data)
 
         return counted

@@ -5,7 +5,6 @@ process, is removed before the next write or when the file is opened.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -41,23 +40,6 @@ class AppendFile:
         self._cut_torn_end()
         self._write(data)
         self.size += len(data)
-
-    def replace(self, records: Iterable[bytes]) -> None:
-        """Replace all records of the file."""
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        fresh.unlink(missing_ok=True)
-        written = AppendFile(fresh)
-        try:
-            for record in records:
-                written.append(record)
-            fresh.replace(self._path)
-        except BaseException:
-            written.close()
-            fresh.unlink(missing_ok=True)
-            raise
-        os.close(self._file)
-        self._file, self.size = written._file, written.size
-        self._torn = False
 
     def close(self) -> None:
         os.close(self._file)

@@ -44,8 +44,7 @@ class ByteDecoder:
     rules: ByteRules
     _cached: dict[int, bytes] = field(default_factory=dict)
 
-    def tells(self, token_id: int) -> bool:
-        """Return whether a token is part of the text."""
+    def is_text(self, token_id: int) -> bool:
         return token_id not in self.skipped and self.names(token_id) is not None
 
     def bytes_of(self, token_id: int) -> bytes:

@@ -48,10 +48,10 @@ class Detokenizer:
             after: the preceding tokens; None: unknown.
         """
         decoder = tokenizer.byte_decoder
-        tells = tokenizer.tells if decoder is None else decoder.tells
-        said = None if after is None else [token for token in after[-_READ_AFTER:] if tells(token)]
+        is_text = tokenizer.is_text if decoder is None else decoder.is_text
+        said = None if after is None else [token for token in after[-_READ_AFTER:] if is_text(token)]
         if said == [] and after:  # the last tokens are special, but earlier ones may be text
-            said = [token for token in after if tells(token)][-_READ_AFTER:]
+            said = [token for token in after if is_text(token)][-_READ_AFTER:]
         self._reader: _TokenReader = _Window(tokenizer, said) if decoder is None else _Bytes(decoder, said)
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -89,7 +89,7 @@ class _Bytes:
     def _begin(self, token_ids: Sequence[int], data: list[bytes]) -> None:
         """Replace the bytes of the text's first token by `first_bytes_of`."""
         for place, token in enumerate(token_ids):
-            if self._decoder.tells(token):
+            if self._decoder.is_text(token):
                 self._begun, data[place] = True, self._decoder.first_bytes_of(token)
                 return
 
@@ -111,7 +111,7 @@ class _Window:
         self._delayed: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        return "".join([self._push_one(token) for token in token_ids if self._tokenizer.tells(token)])
+        return "".join([self._push_one(token) for token in token_ids if self._tokenizer.is_text(token)])
 
     def flush(self) -> str:
         return self._give_out(self._decode())

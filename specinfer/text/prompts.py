@@ -71,34 +71,16 @@ def check_text(field: str, text: str) -> str:
 
 
 def read_text(field: str, path: Path | None) -> str:
-    """Return the whole of a file or of standard input (None).
+    """Return the whole of a file or of standard input (None), without a byte order mark.
 
     Raises:
         InvalidInputError: naming the field, if it cannot be read or is not UTF-8.
     """
-    return to_text(field, path, read_bytes(field, path))
-
-
-def read_bytes(field: str, path: Path | None) -> bytes:
-    """Return the bytes of a file or of standard input (None).
-
-    Raises:
-        InvalidInputError: naming the field, if it cannot be read.
-    """
     try:
-        return sys.stdin.buffer.read() if path is None else path.read_bytes()
+        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+        return data.decode().removeprefix("\ufeff")
     except OSError as error:
         raise InvalidInputError(field, _named(path), f"cannot be read: {error.strerror or error}") from error
-
-
-def to_text(field: str, path: Path | None, data: bytes) -> str:
-    """Decode a file or standard input (None), without a byte order mark.
-
-    Raises:
-        InvalidInputError: naming the field, if the bytes are not UTF-8.
-    """
-    try:
-        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InvalidInputError(field, _named(path), f"not UTF-8 at byte {error.start + 1}") from error
 

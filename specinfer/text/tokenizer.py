@@ -251,8 +251,7 @@ class Tokenizer:
         token: int | None = self._fast.token_to_id(text)
         return token if token in self.special_ids else None
 
-    def tells(self, token_id: int) -> bool:
-        """Return whether a token is text: neither special nor unknown."""
+    def is_text(self, token_id: int) -> bool:
         return token_id not in self.special_ids and self._fast.id_to_token(token_id) is not None
 
     @cached_property

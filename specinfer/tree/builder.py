@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specinfer.tree.draws import Draws
-from specinfer.tree.shape import depth_first
+from specinfer.tree.shape import TreeLimits, depth_first
 from specinfer.tree.token_tree import Float32, Int32, Proposal, ProposalKind, TokenTree
 
 
@@ -50,6 +50,17 @@ class TreeBuilder:
         self.scores.append(score)
         return node
 
+    def add_path(self, path: Sequence[int], score: float, limits: TreeLimits) -> None:
+        """Add nodes along a path from the root, until a limit forbids one."""
+        node = 0
+        for token in path[: limits.depth]:
+            child = self.find(node, token)
+            if child is None:
+                if len(self) > limits.nodes or self.parents.count(node) == limits.width:
+                    return
+                child = self.add(node, token, score)
+            node = child
+
     def _first(self, parent: int, token_id: int, score: float) -> int:
         node = self.find(parent, token_id)
         return self.add(parent, token_id, score) if node is None else node
@@ -86,6 +97,10 @@ class TreeBuilder:
             left.take(probability[token])
         self.propose(Proposal(parent, speculator, kind, tuple(nodes), *q))
         return list(dict.fromkeys(nodes))
+
+    def points(self) -> TokenTree:
+        """Return the tree with all nodes as points."""
+        return point_tree(self.token_ids, self.parents, self.scores, range(1, len(self)))
 
     def build(self, order: Sequence[int] = ()) -> TokenTree:
         """Return the tree with its nodes depth first, and `order` as `TokenTree.order`."""

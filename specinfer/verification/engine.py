@@ -23,8 +23,7 @@ from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from specinfer.verification.jobs import EngineLimits, VerifyJob, check_job
-from specinfer.verification.passes import Passes
-from specinfer.verification.tree_verifier import TreeVerifier
+from specinfer.verification.tree_verifier import Passes, TreeVerifier
 
 log = logging.getLogger(__name__)
 

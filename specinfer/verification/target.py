@@ -120,7 +120,7 @@ class ChosenTarget:
         return token
 
     def probabilities(self, node: int) -> Excerpt:
-        """Return P at the tokens of q below a node with draws."""
+        """Return the target's probabilities of the drawn tokens below a node."""
         self.best(node)
         return self._choices.excerpts[node]
 

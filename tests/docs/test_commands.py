@@ -94,7 +94,7 @@ def fault_of_span(span: str) -> str | None:
         ("specinfer up --modle x", "No such option: --modle"),
         ("specinfer upp", "No such command 'upp'"),
         ("specinfer up --dtype float3", "is not one of"),
-        ("specinfer batch", "Missing argument"),
+        ("specinfer exact", "Missing argument"),
         ("specinfer up --speculator ssm,beem=3", "beem"),
         ("specinfer up --speculator sssm", "there is no drafter sssm"),
         ("specinfer up --draft ngram,beem=3", "beem"),

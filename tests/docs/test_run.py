@@ -111,6 +111,7 @@ async def test_the_http_page(redis_url: str, tmp_path: Path) -> None:
         for block in page("http.md", *SHELL):
             text = script(block).replace("http://127.0.0.1:8000", http.url)
             text = text.replace("exact ", "exact --max-tokens 4 ")  # 64 take half a minute
+            text = text.replace("examples/", f"{ROOT}/examples/")
             if http.url in text:
                 printed += await asyncio.to_thread(run_shell, text, tmp_path)
     assert "data: [DONE]" in printed

@@ -204,5 +204,5 @@ def test_the_default_model_is_read_as_bytes(default_model: Path) -> None:
     tokens = tokenizer.encode(text)
     reader = Detokenizer(tokenizer)
     assert "".join([reader.push([token]) for token in tokens]) == tokenizer.decode(tokens) == text
-    specials = [t for t in range(tokenizer.vocab_size) if not tokenizer.tells(t)]
+    specials = [t for t in range(tokenizer.vocab_size) if not tokenizer.is_text(t)]
     assert Detokenizer(tokenizer).push(specials) == tokenizer.decode(specials) == ""

@@ -2,70 +2,65 @@
 
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from gateway.session.totals import Named
 from specinfer.planning.calibration import Reliability
 from specinfer.planning.feedback import FinishedStep
 from specinfer.request.statuses import EntryStatus
 from specinfer.scheduling.statistics import SpeculatorCounts
-from specinfer.service.metrics import StepCounter, StepHistogram
+from specinfer.service.metrics import Declaring
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
 """Outcomes of draft calls, defined in `specinfer.engine.draft_faults`."""
 VERIFIER = "verifier"
 """Value of label `service` for the verifier's RESYNC verdicts."""
 _SPECULATOR = ("service", "speculator")
+_BY_SERVICE = {
+    "drafts": (
+        "drafts",
+        "Verified trees with nodes of a speculator; a node of two speculators counts for both.",
+    ),
+    "drafted": ("draft_tokens", "Verified nodes that a speculator proposed."),
+    "accepted": ("accepted_tokens", "Accepted nodes that a speculator proposed."),
+}
+"""Names and texts of the metrics `spec_decode_num_*`, by field of `SpeculatorCounts`."""
+_STAGES = {"proposed": "proposed", "kept": "drafted", "duplicate": "duplicate"}
+"""Fields of `SpeculatorCounts` by stage of a node."""
 
 
 class SpeculationMetrics:
     """Metrics of trees, drafts and their acceptance."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, documentation: str, *labels: str) -> StepCounter:
-            return StepCounter(f"specinfer_{name}", documentation, labels, registry)
-
-        self._drafts = counter(
-            "spec_decode_num_drafts",
-            "Verified trees with nodes of a speculator; a node of two speculators counts for both.",
-            *_SPECULATOR,
-        )
-        self._drafted = counter(
-            "spec_decode_num_draft_tokens", "Verified nodes that a speculator proposed.", *_SPECULATOR
-        )
-        self._accepted = counter(
-            "spec_decode_num_accepted_tokens", "Accepted nodes that a speculator proposed.", *_SPECULATOR
-        )
-        self._positions = counter(
+        new = Declaring(registry)
+        self._by_service = {
+            field: new.counter(f"spec_decode_num_{name}", documentation, *_SPECULATOR)
+            for field, (name, documentation) in _BY_SERVICE.items()
+        }
+        self._positions = new.counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted nodes by depth; position 0 is the child of the root.",
             "position",
         )
-        self._nodes = counter(
+        self._nodes = new.counter(
             "tree_nodes",
             "Nodes of a speculator: proposed; kept for verification; duplicate, kept and also proposed by another.",
             *("speculator", "stage"),
         )
-        self._depth = StepHistogram(
-            "specinfer_accepted_depth",
-            "Accepted nodes per verified tree.",
-            range(17),
-            registry,
-        )
-        self._wins = counter(
+        self._depth = new.histogram("accepted_depth", "Accepted nodes per verified tree.", range(17))
+        self._wins = new.counter(
             "speculator_wins", "Trees in which a speculator proposed the whole accepted path.", "speculator"
         )
-        self._outcomes = counter(
+        self._outcomes = new.counter(
             "drafts",
             "Requested drafts by outcome: ok (may be empty), late, failed, malformed, stale (the request had ended).",
             *("service", "outcome"),
         )
-        self._quarantines = counter(
-            "speculator_quarantines",
-            "Exclusions of a speculator for repeated malformed trees.",
-            "speculator",
+        self._quarantines = new.counter(
+            "speculator_quarantines", "Exclusions of a speculator for repeated malformed trees.", "speculator"
         )
-        self._resyncs = counter(
+        self._resyncs = new.counter(
             "resyncs",
             "Requests whose cached length at a service differed from the gateway's; `verifier` is the verifier.",
             "service",
@@ -105,37 +100,32 @@ class SpeculationMetrics:
             self.service(named.service, dict.fromkeys(OUTCOMES, 0), 0, {})
 
     def _count_speculator(self, named: Named, did: SpeculatorCounts) -> None:
-        name = named.speculator
-        self._drafts.add(did.drafts, *named)
-        self._drafted.add(did.drafted, *named)
-        self._accepted.add(did.accepted, *named)
-        self._nodes.add(did.proposed, name, "proposed")
-        self._nodes.add(did.drafted, name, "kept")
-        self._nodes.add(did.duplicate, name, "duplicate")
-        self._wins.add(did.wins, name)
+        for field, counter in self._by_service.items():
+            counter.add(getattr(did, field), *named)
+        for stage, field in _STAGES.items():
+            self._nodes.add(getattr(did, field), named.speculator, stage)
+        self._wins.add(did.wins, named.speculator)
 
 
 class ScoreMetrics:
     """Gauges of speculators' acceptance and of their scores' reliability."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._collapsed = Gauge(
-            "specinfer_speculator_collapsed",
+        new = Declaring(registry)
+        self._collapsed = new.gauge(
+            "speculator_collapsed",
             "1: a speculator's last thousand drafts yielded no token, or less than a tenth of the usual.",
-            _SPECULATOR,
-            registry=registry,
+            *_SPECULATOR,
         )
-        self._errors = Gauge(
-            "specinfer_speculator_calibration_error",
+        self._errors = new.gauge(
+            "speculator_calibration_error",
             "Expected calibration error of a speculator's scores: `said` as received, `corrected` as used.",
-            (*_SPECULATOR, "scores"),
-            registry=registry,
+            *(*_SPECULATOR, "scores"),
         )
-        self._auc = Gauge(
-            "specinfer_speculator_auc",
+        self._auc = new.gauge(
+            "speculator_auc",
             "Probability that an accepted candidate has a higher score than a rejected one (area under the ROC curve).",
-            _SPECULATOR,
-            registry=registry,
+            *_SPECULATOR,
         )
 
     def announce(self, named: Named) -> None:

@@ -1,32 +1,28 @@
-"""Define metrics of steps: durations, failures, plans, expected and actual results."""
+"""Define metrics of steps: durations, plans, expected and actual results."""
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import PHASES, Named
 from specinfer.planning.choice import Reason
 from specinfer.planning.feedback import FinishedStep
-from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepCounter, StepHistogram
+from specinfer.service.metrics import COUNTS, TO_SECONDS_S, Declaring
 
 
 class PlannerMetrics:
     """Metrics of the planner's choices: expected and actual seconds and tokens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, documentation: str, *labels: str) -> StepCounter:
-            return StepCounter(f"specinfer_planner_{name}", documentation, labels, registry)
-
-        self._choices = counter("steps", "Steps by the reason of their plan.", "reason")
-        self._asked = counter("asked", "Steps in which the planner asked a speculator.", "speculator")
-        self._nodes = StepHistogram(
-            "specinfer_planner_step_nodes", "Tree nodes verified in a step, roots excluded.", COUNTS, registry
-        )
-        self._expected_s = counter("expected_seconds", "Sum of the expected times of planned steps.")
-        self._actual_s = counter("actual_seconds", "Sum of the actual times of planned steps.")
-        self._expected_tokens = counter("expected_tokens", "Sum of the expected tokens of planned steps.")
-        self._actual_tokens = counter("actual_tokens", "Sum of the actual tokens of planned steps.")
+        new = Declaring(registry, "specinfer_planner_")
+        self._choices = new.counter("steps", "Steps by the reason of their plan.", "reason")
+        self._asked = new.counter("asked", "Steps in which the planner asked a speculator.", "speculator")
+        self._nodes = new.histogram("step_nodes", "Tree nodes verified in a step, roots excluded.", COUNTS)
+        self._expected_s = new.counter("expected_seconds", "Sum of the expected times of planned steps.")
+        self._actual_s = new.counter("actual_seconds", "Sum of the actual times of planned steps.")
+        self._expected_tokens = new.counter("expected_tokens", "Sum of the expected tokens of planned steps.")
+        self._actual_tokens = new.counter("actual_tokens", "Sum of the actual tokens of planned steps.")
         for reason in Reason:
             self._choices.add(0, reason)
 
@@ -54,35 +50,12 @@ class StepMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.speculation, self.planner = SpeculationMetrics(registry), PlannerMetrics(registry)
-        self._batch = StepHistogram(
-            "specinfer_iteration_batch_size", "Requests in a step.", COUNTS[1:], registry
-        )
-        self._phase = StepHistogram(
-            "specinfer_iteration_phase_seconds",
-            "Time of a phase of a step: draft, merge, verify or commit.",
-            TO_SECONDS_S,
-            registry,
-            "phase",
-            PHASES,
-        )
-        self._bubbles = StepCounter(
-            "specinfer_bubble_seconds",
-            "Time in which the verifier waited for drafts.",
-            ("waiting",),
-            registry,
-        )
-        self.preemptions = Counter(
-            "specinfer_preemptions",
-            "Requests whose cache was freed for others and recomputed.",
-            registry=registry,
-        )
-        self.failed_steps = Counter(
-            "specinfer_failed_steps",
-            "Steps, and requests in them, that failed by a fault of the gateway.",
-            registry=registry,
-        )
-        self.verifier_failures = Counter(
-            "specinfer_verifier_failures", "Steps that the verifier did not answer.", registry=registry
+        new = Declaring(registry)
+        self._batch = new.histogram("iteration_batch_size", "Requests in a step.", COUNTS[1:])
+        phases = "Time of a phase of a step: draft, merge, verify or commit."
+        self._phase = new.histogram("iteration_phase_seconds", phases, TO_SECONDS_S, "phase", PHASES)
+        self._bubbles = new.counter(
+            "bubble_seconds", "Time in which the verifier waited for drafts.", "waiting"
         )
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:

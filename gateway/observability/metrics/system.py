@@ -1,12 +1,12 @@
-"""Metrics of the system's parts: readiness, load and faults."""
+"""Metrics of the system's parts: readiness and load."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.events import Peer
-from specinfer.service.metrics import declare_model_info
+from specinfer.service.metrics import Declaring, declare_model_info
 from specinfer.service.stream import WireMeter
 
 PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
@@ -49,51 +49,34 @@ class SystemView:
 
 
 class SystemMetrics:
-    """Exports a `SystemView`, and counts events."""
+    """Exports a `SystemView`, and counts bytes."""
 
     def __init__(self, registry: CollectorRegistry, vllm_model: str = "") -> None:
         """Declare the metrics; `vllm_model` also exports the load under vLLM's names."""
-
-        def counter(name: str, documentation: str, *labels: str) -> Counter:
-            return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
-
-        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
-            return Gauge(f"specinfer_{name}", documentation, labels, registry=registry)
-
-        self._running = gauge("num_requests_running", "Requests being decoded.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait for admission.")
-        self._verifier = gauge("verifier_ready", "Whether a verifier answers (1) or not (0).", "verifier")
-        self._speculator = gauge(
+        new = Declaring(registry)
+        self._numbers = {
+            "running": new.gauge("num_requests_running", "Requests being decoded."),
+            "waiting": new.gauge("num_requests_waiting", "Requests that wait for admission."),
+            "redis_ready": new.gauge("redis_ready", "Whether Redis answers (1) or not (0)."),
+            "gateway_ready": new.gauge(
+                "gateway_ready", "Whether the gateway can serve a request (1) or not (0)."
+            ),
+            "gateways": new.gauge("gateways_alive", "Gateways that renew their leases, this one included."),
+            "driven": new.gauge("verifiers_leased", "Verifiers that this gateway drives."),
+        }
+        """Gauges by the field of `SystemView` that they show."""
+        self._verifier = new.gauge("verifier_ready", "Whether a verifier answers (1) or not (0).", "verifier")
+        self._speculator = new.gauge(
             "speculator_ready", "Whether a speculator service answers (1) or not (0).", "service"
         )
-        self._redis = gauge("redis_ready", "Whether Redis answers (1) or not (0).")
-        self._gateway = gauge("gateway_ready", "Whether the gateway can serve a request (1) or not (0).")
-        self._gateways = gauge("gateways_alive", "Gateways that renew their leases, this one included.")
-        self._driven = gauge("verifiers_leased", "Verifiers that this gateway drives.")
         self._model = declare_model_info(registry)
         self._vllm = VllmMetrics(registry, vllm_model) if vllm_model else None
-        self.redis_outages = counter("redis_outages", "Times at which Redis stopped answering.")
-        self.redis_losses = counter("redis_losses", "Times at which Redis had lost its data.")
-        self.keeper_faults = counter(
-            "keeper_faults",
-            "Faults in background work; the log has the reason.",
-        )
-        self.adopted_requests = counter("adopted_requests", "Requests taken over from another gateway.")
-        self.fenced_requests = counter(
-            "fenced_requests", "Requests that another gateway took over from this one."
-        )
-        self.stream_gaps = counter(
-            "stream_gaps",
-            "Tokens refused by a stream because earlier ones were missing; the stream then reads the store.",
-        )
-        bytes_ = counter(
+        wire = new.counter(
             "wire_bytes",
             "Message bytes to and from verifier, speculator and client, without the overhead of gRPC and TLS.",
             *("peer", "direction"),
         )
-        self._meters = {
-            peer: WireMeter(bytes_.labels(peer, "sent"), bytes_.labels(peer, "received")) for peer in PEERS
-        }
+        self._meters = {peer: WireMeter(wire, peer) for peer in PEERS}
 
     def meter(self, peer: Peer) -> WireMeter:
         """Return the byte counter for a kind of peer."""
@@ -101,12 +84,8 @@ class SystemMetrics:
 
     def show(self, view: SystemView) -> None:
         """Set all gauges; remove gauges of services absent in `view`."""
-        self._running.set(view.running)
-        self._waiting.set(view.waiting)
-        self._redis.set(view.redis_ready)
-        self._gateway.set(view.gateway_ready)
-        self._gateways.set(view.gateways)
-        self._driven.set(view.driven)
+        for field, gauge in self._numbers.items():
+            gauge.set(getattr(view, field))
         _show(self._verifier, {(name,): ready for name, ready in view.verifiers.items()})
         _show(self._speculator, {(name,): ready for name, ready in view.speculators.items()})
         _show(self._model, dict.fromkeys(view.models, True))
@@ -120,21 +99,13 @@ class VllmMetrics:
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         """Declare the metrics; `model` is the served model's name."""
         self._labels = {"model_name": model, "engine": "0"}
-
-        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
-            return Gauge(f"vllm:{name}", documentation, [*self._labels, *labels], registry=registry)
-
-        self._running = gauge("num_requests_running", "Requests being decoded.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait for admission.")
-        self._usage = gauge(
-            "kv_cache_usage_perc", "Share of the verifiers' caches reserved by running requests, 0 to 1."
-        )
-        self._config = gauge(
-            "cache_config_info",
-            "Tokens per block and blocks of all caches; always 1, absent while no verifier is driven.",
-            "block_size",
-            "num_gpu_blocks",
-        )
+        new, names = Declaring(registry, "vllm:"), tuple(self._labels)
+        self._running = new.gauge("num_requests_running", "Requests being decoded.", *names)
+        self._waiting = new.gauge("num_requests_waiting", "Requests that wait for admission.", *names)
+        usage = "Share of the verifiers' caches reserved by running requests, 0 to 1."
+        self._usage = new.gauge("kv_cache_usage_perc", usage, *names)
+        sizes = "Tokens per block and blocks of all caches; always 1, absent while no verifier is driven."
+        self._config = new.gauge("cache_config_info", sizes, *names, "block_size", "num_gpu_blocks")
 
     def show(self, running: int, waiting: int, cache: CacheUse) -> None:
         """Set the load; export `cache_config_info` while a verifier is driven."""

@@ -170,13 +170,17 @@ class PublishedConfig:
 
     def read_layers(self, name: str) -> tuple[int, ...]:
         """Return a field that must be a list of distinct target layers."""
-        value, layer_count = self.fields[name], self.target.layers
-        if value is None and name == EAGLE_LAYERS:
-            return usual_layers(layer_count)
-        whole = isinstance(value, list) and all(isinstance(n, int) and 0 <= n <= layer_count for n in value)
-        if not whole or not value or len(set(value)) < len(value):
-            raise IncompatibleError(f"{name} = {value!r}: must be distinct layers from 0 to {layer_count}")
-        return tuple(value)
+        if self.fields[name] is None and name == EAGLE_LAYERS:
+            return usual_layers(self.target.layers)
+        return distinct_layers(name, self.fields[name], self.target.layers)
+
+
+def distinct_layers(name: str, value: Any, last: int) -> tuple[int, ...]:
+    """Return a field that must be a list of distinct layers from 0 to `last`."""
+    whole = isinstance(value, list) and all(type(n) is int and 0 <= n <= last for n in value)
+    if not whole or not value or len(set(value)) < len(value):
+        raise IncompatibleError(f"{name} = {value!r}: must be distinct layers from 0 to {last}")
+    return tuple(value)
 
 
 def usual_layers(layers: int) -> tuple[int, int, int]:
@@ -231,17 +235,20 @@ def _check_verifier(
         stated = f"speculators_config.verifier.architectures = {named!r}"
         raise IncompatibleError(f"{stated}: the target {target_directory} has {list(architectures)!r}")
     layer_config = layers.config
-    for name, ours, theirs in (
+    width = config.get("target_hidden_size") or layer_config.hidden_size
+    must_equal(
+        target_directory,
         ("transformer_layer_config.hidden_size", layer_config.hidden_size, target.hidden_size),
         ("transformer_layer_config.vocab_size", layer_config.vocab_size, target.vocab_size),
-        (
-            "target_hidden_size",
-            config.get("target_hidden_size") or layer_config.hidden_size,
-            target.hidden_size,
-        ),
-    ):
+        ("target_hidden_size", width, target.hidden_size),
+    )
+
+
+def must_equal(target_directory: Path, *sizes: tuple[str, Any, int]) -> None:
+    """Check sizes of a draft, (field, value, the target's value)."""
+    for name, ours, theirs in sizes:
         if ours != theirs:
-            raise IncompatibleError(f"{name} = {ours}: the target {target_directory} has {theirs}")
+            raise IncompatibleError(f"{name} = {ours!r}: the target {target_directory} has {theirs}")
 
 
 def _tokens(described: Mapping[str, Any], algorithm: str) -> int:

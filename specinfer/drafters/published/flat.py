@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from specinfer.drafters.published.block import DFlashSource, block_shapes, load_block_draft, read_block
-from specinfer.drafters.published.config import PublishedConfig, must_be, read_layers, refused
+from specinfer.drafters.published.config import (
+    PublishedConfig,
+    distinct_layers,
+    must_be,
+    must_equal,
+    read_layers,
+    refused,
+)
 from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.draft_checkpoint import target_config
@@ -88,14 +95,13 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
 def _check_target(config: PublishedConfig, target_directory: Path) -> None:
     layer_config, target = config.layers.config, config.target
     width = config.fields[_WIDTH]
-    for name, ours, theirs in (
+    must_equal(
+        target_directory,
         ("num_target_layers", config.count("num_target_layers"), target.layers),
         ("hidden_size", layer_config.hidden_size, target.hidden_size),
         ("vocab_size", layer_config.vocab_size, target.vocab_size),
         (_WIDTH, layer_config.hidden_size if width is None else width, target.hidden_size),
-    ):
-        if ours != theirs:
-            raise IncompatibleError(f"{name} = {ours!r}: the target {target_directory} has {theirs}")
+    )
 
 
 def _states_read(config: PublishedConfig) -> tuple[int, ...]:
@@ -103,10 +109,7 @@ def _states_read(config: PublishedConfig) -> tuple[int, ...]:
     ids, last = config.fields[_LAYERS], config.target.layers - 2
     if ids is None:
         ids = default_layer_ids(config.target.layers, config.layers.config.layers)
-    whole = isinstance(ids, list) and all(type(n) is int and 0 <= n <= last for n in ids)
-    if not whole or not ids or len(set(ids)) < len(ids):
-        raise IncompatibleError(f"{_LAYERS} = {ids!r}: must be distinct layers from 0 to {last}")
-    return tuple(n + 1 for n in ids)
+    return tuple(n + 1 for n in distinct_layers(_LAYERS, ids, last))
 
 
 def default_layer_ids(target_layers: int, layers: int) -> list[int]:

@@ -84,7 +84,7 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Mapping[str, torch.Te
     """Return the model's weights, and our names of the draft's tensors."""
     gguf = kept_gguf(directory)
     if gguf is not None:
-        weights: Mapping[str, torch.Tensor] = GgufWeights(gguf, blocks=False, further=True)
+        weights: Mapping[str, torch.Tensor] = GgufWeights(gguf, blocks=False, mtp=True)
         return weights, {name: _renamed(name.replace(f".{config.layers}.", ".0.", 1)) for name in weights}
     weights = open_checkpoint(directory)
     return weights, {name: _renamed(name) for name in weights if name.startswith("mtp.")}

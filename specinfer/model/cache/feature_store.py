@@ -49,8 +49,7 @@ class FeatureStore:
 
     def forget(self, slots: Slots) -> None:
         """Drop the states of slots whose tokens were overwritten."""
-        if self.layers:
-            self._known[slots] = False
+        self._known[slots] = False
 
     def read(self, slots: Slots, max_rows: int) -> tuple[int, Bfloat16]:
         """Return the states of the last tokens that all have states.

@@ -54,7 +54,6 @@ class PagedKVCache:
         self.states = states
         """States of recurrent layers; None: the model has no such layers."""
         self.pool = BlockPool(num_blocks, states)
-        """All blocks, with counts of shared tokens."""
         self._sequences: list[KVSequence] = []
 
     @property

@@ -83,9 +83,7 @@ class PrefixDirectory:
         """Time of the latest use in nanoseconds, strictly increasing."""
         self._merge(list_files(directory))
         self.read_blocks = 0
-        """Number of blocks read since the start."""
         self.written_blocks = 0
-        """Number of blocks written since the start."""
 
     @property
     def total_bytes(self) -> int:

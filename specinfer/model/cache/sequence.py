@@ -20,7 +20,6 @@ class KVSequence:
         self.scope = scope
         """Only sequences of the same scope share blocks."""
         self.tokens: list[int] = []
-        """Committed context tokens."""
         self.blocks: list[int] = []
         self.node_tokens: list[int] = []
         self.node_parents: list[int] = []
@@ -48,7 +47,6 @@ class KVSequence:
 
     @property
     def nodes(self) -> int:
-        """Number of tentative tree nodes."""
         return len(self.node_parents)
 
     @property
@@ -109,7 +107,6 @@ class KVWindow:
     sinks: int
     """Number of first tokens to keep, rounded up to whole blocks."""
     max_positions: int
-    """Maximum number of positions of the model."""
 
     def __post_init__(self) -> None:
         if self.tokens < self.sink_blocks * BLOCK_TOKENS + BLOCK_TOKENS:

@@ -70,7 +70,7 @@ class DraftWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class EagleTask:
+class RowsTask:
     """A growth task, and the target's hidden states for its new rows."""
 
     task: GrowthTask

@@ -111,7 +111,6 @@ class GrowthTask:
 
     @property
     def score_temperature(self) -> float:
-        """Temperature of the softmax that scores points."""
         if self.blind is not None:
             return max(self.blind, SMALLEST_TEMPERATURE)
         return GREEDY_SCORE_TEMPERATURE if self.sampling.greedy else NOISY_SCORE_TEMPERATURE

@@ -23,22 +23,18 @@ _HYBRIDS = (QWEN_3_5, QWEN_3_NEXT, GRANITE_HYBRID, LFM2, FALCON_H1, MAMBA_2)
 _DENSE = (LLAMA, QWEN, GEMMA, GEMMA_2_3, PHI, SMOLLM3, GRANITE, OLMO, OPT, GPT_NEOX)
 _ALL = (*_DENSE, *_HYBRIDS, *_MIXTURES)
 FAMILIES: dict[str, Family] = {model_type: family for family in _ALL for model_type in family.model_types}
-"""Families by `model_type`."""
 GGUF: dict[str, GgufLayout] = {
     architecture: layout for family in FAMILIES.values() for architecture, layout in family.gguf.items()
 }
-"""Layouts of GGUF files by architecture."""
 
 
 def family_of(model_type: str) -> Family:
-    """Return the family of a `model_type`."""
     if model_type not in FAMILIES:
         raise IncompatibleError(f"model_type = {model_type!r}: supported are {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
 
 
 def gguf_layout(architecture: str) -> GgufLayout:
-    """Return the layout of GGUF files of an architecture."""
     if architecture not in GGUF:
         raise IncompatibleError(f"GGUF architecture = {architecture!r}: supported are {', '.join(GGUF)}")
     return GGUF[architecture]

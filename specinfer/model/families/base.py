@@ -81,13 +81,13 @@ class GgufLayout:
     """Modules of a layer: name in `transformers` -> name in the file."""
     config: Callable[[GgufFile], tuple[Any, Fields]]
     """Returns the configuration's class in `transformers`, and fields beyond the common ones."""
-    paired: bool = False
+    interleaved_rope: bool = False
     """True if query and key rows are stored as interleaved rotary pairs."""
-    raised: bool = False
+    norms_plus_one: bool = False
     """True if files store norms' weights w as 1 + w."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """Other tensors of a layer: name in `transformers` -> name in the file."""
-    further: dict[str, str] = field(default_factory=dict)
+    mtp_parts: dict[str, str] = field(default_factory=dict)
     """Additional modules of multi-token prediction: name in `transformers` -> in the file."""
     top: Mapping[str, str] = field(default_factory=dict)
     """Tensors outside the layers: name in `transformers` -> name in the file."""
@@ -95,7 +95,7 @@ class GgufLayout:
     """Prefix of the layers in `transformers`."""
     attends: bool = True
     """False if no layer has attention."""
-    undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
+    undo_converter: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
     """Undoes a converter's change of a tensor; None: nothing was changed.
 
     Arguments: metadata, name in `transformers`, stored tensor, number of weights in a block (1 if unquantised). Rows of
@@ -113,8 +113,7 @@ class Family:
     rename: Callable[[HeadSizes, str], dict[str, TensorSource]] | None = None
     """Returns our tensors that come from a checkpoint's tensor; None: equal names."""
     gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
-    """Layouts of GGUF files by architecture."""
-    joined: Callable[[Any, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    to_transformers: Callable[[Any, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     """Converts a GGUF file's tensors to those of `transformers`; None: no change.
 
     Arguments: the `transformers` configuration, and all tensors by name.

@@ -33,7 +33,6 @@ class Experts:
     used: int
     """Number of experts that compute a token (top k)."""
     intermediate_size: int
-    """MLP size of one expert."""
     renormalised: bool
     """True if the router's softmax covers only the chosen experts' scores."""
     shared_size: int = 0

@@ -111,14 +111,14 @@ GEMMA = Family(
     model_types=("gemma",),
     fields=_first_fields,
     rename=_first_rename,
-    gguf={"gemma": GgufLayout(GGUF_PARTS, _first_gguf, raised=True)},
+    gguf={"gemma": GgufLayout(GGUF_PARTS, _first_gguf, norms_plus_one=True)},
 )
 GEMMA_2_3 = Family(
     model_types=("gemma2", "gemma3_text"),
     fields=_fields,
     rename=_rename,
     gguf={
-        "gemma2": GgufLayout(_PARTS, _second_gguf, raised=True),
-        "gemma3": GgufLayout(_PARTS, _third_gguf, raised=True),
+        "gemma2": GgufLayout(_PARTS, _second_gguf, norms_plus_one=True),
+        "gemma3": GgufLayout(_PARTS, _third_gguf, norms_plus_one=True),
     },
 )

@@ -44,5 +44,5 @@ GRANITE = Family(
     model_types=("granite",),
     fields=granite_fields,
     numbers=FACTOR_NUMBERS,
-    gguf={"granite": GgufLayout(GGUF_PARTS, _gguf, paired=True)},
+    gguf={"granite": GgufLayout(GGUF_PARTS, _gguf, interleaved_rope=True)},
 )

@@ -27,5 +27,5 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
 LLAMA = Family(
     model_types=("llama", "mistral"),
     fields=_fields,
-    gguf={"llama": GgufLayout(GGUF_PARTS | gguf_experts(), _gguf, paired=True)},
+    gguf={"llama": GgufLayout(GGUF_PARTS | gguf_experts(), _gguf, interleaved_rope=True)},
 )

@@ -112,7 +112,7 @@ GRANITE_MOE = Family(
     rename=rename_experts,
     gguf={
         "granitemoe": GgufLayout(
-            GGUF_PARTS | gguf_experts("block_sparse_moe", "router"), _granite_gguf, paired=True
+            GGUF_PARTS | gguf_experts("block_sparse_moe", "router"), _granite_gguf, interleaved_rope=True
         )
     },
 )

@@ -42,7 +42,6 @@ def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
 
 
 def head_width(hf: Any) -> int:
-    """Return the size of an attention head."""
     width: int = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     if width < 1:
         raise IncompatibleError(

@@ -25,5 +25,5 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
 SMOLLM3 = Family(
     model_types=("smollm3",),
     fields=_fields,
-    gguf={"smollm3": GgufLayout(GGUF_PARTS, _gguf, paired=True)},
+    gguf={"smollm3": GgufLayout(GGUF_PARTS, _gguf, interleaved_rope=True)},
 )

@@ -39,7 +39,6 @@ _OF_FILES = {
 
 
 def find_format(name: str) -> Format:
-    """Return the format of this name."""
     if name in FORMATS:
         return FORMATS[name]
     raise SettingError("weights", name, unknown_format(name))

@@ -29,7 +29,6 @@ Larger passes read prompts: their kernels take longer than their launches.
 
 
 def bucket_of(requests: int, rows: int, group: int) -> Bucket:
-    """Return the bucket for passes up to these sizes."""
     return Bucket(requests, rows, rows, MIN_WORDS, tile_size(rows, requests, group), group)
 
 

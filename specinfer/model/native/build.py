@@ -81,7 +81,6 @@ _NEEDED = {"avx2", "fma", "f16c"}
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Return the compiled kernels."""
     missing = _NEEDED - processor_flags()
     if missing:
         raise UnavailableError(f"native kernels: the processor lacks {', '.join(sorted(missing))}")

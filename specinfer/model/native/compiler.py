@@ -23,7 +23,6 @@ THIS_PROCESSOR = ("-march=native",)
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler's command."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise UnavailableError("native kernels: no C++ compiler (set CXX or install g++)")

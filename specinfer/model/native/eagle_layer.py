@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specinfer.model.drafting.stack import DraftWeights, DroppedRows, EagleTask
+from specinfer.model.drafting.stack import DraftWeights, DroppedRows, RowsTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.formats.weights_in_format import WeightsInFormat
 from specinfer.model.native.model import NativeModel
@@ -38,9 +38,7 @@ class NativeEagle(DroppedRows):
         self.memory = self.model.memory(num_blocks)
         self._growth = self.model.growth(self.memory)
 
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:
         """Grow one tree per task; write its nodes' keys and values.
 
         Each sequence must have space for its delta and nodes.

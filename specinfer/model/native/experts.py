@@ -24,7 +24,6 @@ class ExpertMatrix(NamedTuple):
 
 
 def expert_matrices(experts: Experts, hidden: int) -> Iterator[ExpertMatrix]:
-    """Yield the matrices of a layer's experts."""
     inner = experts.intermediate_size
     for expert in range(experts.count):
         for place, name in enumerate(_PROJECTIONS):

@@ -118,7 +118,7 @@ class NativeModel:
         )
         for layer in range(config.layers):
             self.library.si_set_layer(
-                self.address, layer, config.window(layer), config.rotary_of(layer), config.place(layer)
+                self.address, layer, config.window(layer), config.rotary_of(layer), config.cache_index(layer)
             )
 
     def __del__(self) -> None:

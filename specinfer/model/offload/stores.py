@@ -70,7 +70,6 @@ class DiskStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Create the file."""
         self._sizes: list[int] = []
         self._starts = [0]
         try:
@@ -95,7 +94,6 @@ class DiskStore:
         return self._sizes
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Add the next layer."""
         at = self._starts[-1]
         try:
             for piece in pieces:

@@ -110,7 +110,6 @@ class Place:
 
 
 def check_layout(config: ModelConfig, layout: Layout) -> None:
-    """Check that a model can be divided by a layout."""
     layout.known_part(config)
     if not 1 <= layout.stages <= config.layers:
         raise SettingError(

@@ -54,9 +54,7 @@ _WINDOW = 16
 
 class Probe(NamedTuple):
     executor: str
-    """Name of the probed executor."""
     differences: list[WayDistance]
-    """Differences of logits, by way to run the prompt."""
 
 
 def probe_generic(model: Any) -> Probe:
@@ -216,7 +214,6 @@ class Sample(NamedTuple):
     """A model's first layers, with a part of the vocabulary."""
 
     hf: Any
-    """Configuration of the sample, of `transformers`."""
     tensors: dict[str, torch.Tensor]
 
 

@@ -146,8 +146,8 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
 
 def as_in_transformers(config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a GGUF file's tensors in the names and shapes of `transformers`."""
-    joined = family_of(config.model_type).joined
-    return merged_experts(joined(config, tensors) if joined else dict(tensors))
+    convert = family_of(config.model_type).to_transformers
+    return merged_experts(convert(config, tensors) if convert else dict(tensors))
 
 
 def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, options: Any) -> Any:

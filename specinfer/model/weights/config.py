@@ -108,7 +108,6 @@ class ModelConfig:
 
     @property
     def has_mlp(self) -> bool:
-        """True if layers have an MLP or experts."""
         return bool(self.intermediate_size) or self.experts is not None
 
     @property
@@ -140,11 +139,8 @@ class ModelConfig:
         """Number of layers with attention, which have keys and values."""
         return sum(map(self.attends, range(self.layers)))
 
-    def place(self, layer: int) -> int:
-        """Return a layer's index among recurrent layers, or among those with attention.
-
-        If recurrent layers also have attention, return the layer's number.
-        """
+    def cache_index(self, layer: int) -> int:
+        """Return the index of the layer's KV cache, or of its recurrent state."""
         if self.recurrent_attends:
             return layer
         before = sum(self.recurrent_layers[:layer])

@@ -18,7 +18,6 @@ _WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read the model configuration of a directory."""
     with naming(directory / "config.json"):
         return from_transformers(*load_transformers_config(directory))
 

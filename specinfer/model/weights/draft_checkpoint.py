@@ -186,7 +186,6 @@ def target_config(directory: Path) -> ModelConfig:
 
 
 def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
-    """Load an SSM, with its target's embeddings."""
     config = checked_config(directory, target_directory, ALGORITHM)
     target = target_config(target_directory)
     target_weights = open_weights(target_directory, target)

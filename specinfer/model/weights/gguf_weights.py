@@ -37,12 +37,12 @@ class GgufWeights(NamedTensors):
     They are read from the file on request: pages of a mapped file would count as memory of the process.
     """
 
-    def __init__(self, path: Path, blocks: bool = True, further: bool = False) -> None:
+    def __init__(self, path: Path, blocks: bool = True, mtp: bool = False) -> None:
         """Open the file.
 
         Args:
             blocks: False: `blocks` returns None for all tensors, so they are dequantised.
-            further: True: only the layers for multi-token prediction; False: all other tensors.
+            mtp: True: only the layers for multi-token prediction; False: all other tensors.
         """
         self._blocks = blocks
         readers = read_parts(path)
@@ -63,10 +63,10 @@ class GgufWeights(NamedTensors):
         main_layers = self.metadata.layers
         predicting = tuple(f"blk.{layer}." for layer in range(main_layers, layers))
         self._tensors = {
-            name: stored for name, stored in self._tensors.items() if name.startswith(predicting) == further
+            name: stored for name, stored in self._tensors.items() if name.startswith(predicting) == mtp
         }
-        if further:
-            names = hf_names(layout.parts | layout.further, range(main_layers, layers), {}, {})
+        if mtp:
+            names = hf_names(layout.parts | layout.mtp_parts, range(main_layers, layers), {}, {})
         else:
             names = hf_names(layout.parts, range(main_layers), layout.tensors, layout.top, layout.layers)
         self._names = {hf: name for hf, name in names if name in self._tensors}
@@ -89,7 +89,6 @@ class GgufWeights(NamedTensors):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Metadata about the tokenizer."""
         return Vocabulary({name: self._first.value(name) for name in self._first.fields})
 
     @property
@@ -106,14 +105,12 @@ class GgufWeights(NamedTensors):
         return sum(int(tensor.n_elements) for _, tensor in self._tensors.values())
 
     def bytes_by_type(self) -> Counter[str]:
-        """Return the total bytes of tensors, by type."""
         sizes = Counter[str]()
         for _, tensor in self._tensors.values():
             sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
         return sizes
 
     def config(self) -> Any:
-        """Return the `transformers` configuration for the file's metadata."""
         shapes = {
             name: tuple(map(int, reversed(tensor.shape))) for name, (_, tensor) in self._tensors.items()
         }
@@ -127,8 +124,8 @@ class GgufWeights(NamedTensors):
         return self._numbers(name)
 
     def _undone(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        assert self._layout.undo is not None, "only called for layouts with `undo`"
-        original = self._layout.undo(self.metadata, name, tensor, 1)
+        assert self._layout.undo_converter is not None, "only called for layouts with `undo_converter`"
+        original = self._layout.undo_converter(self.metadata, name, tensor, 1)
         assert original is not None, "numbers can be put in any order"
         return original
 
@@ -137,7 +134,7 @@ class GgufWeights(NamedTensors):
 
         Only this part is read, unless the file's rows are in another order.
         """
-        if span.dim or self._row_heads(name) or self._layout.undo is not None:
+        if span.dim or self._row_heads(name) or self._layout.undo_converter is not None:
             return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
         return self._numbers(name, span.start, span.stop)
 
@@ -147,13 +144,13 @@ class GgufWeights(NamedTensors):
         reader, stored = self._tensors[self._names[name]]
         array = gguf.dequantize(reader.bytes_of(stored, start, stop), stored.tensor_type)
         tensor = self._in_order(name, torch.from_numpy(np.asarray(array, np.float32)))
-        if self._layout.undo is not None:
+        if self._layout.undo_converter is not None:
             return self._undone(name, tensor)
-        return tensor - 1 if self._layout.raised and name.endswith("norm.weight") else tensor
+        return tensor - 1 if self._layout.norms_plus_one and name.endswith("norm.weight") else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
-        if self._layout.undo is None:
+        if self._layout.undo_converter is None:
             return shape
         return tuple(self._undone(name, torch.empty(shape, device="meta")).shape)
 
@@ -163,11 +160,11 @@ class GgufWeights(NamedTensors):
         if not self.in_blocks(name):
             return None
         rows = self._in_order(name, torch.from_numpy(reader.bytes_of(stored)).view(torch.uint8))
-        if self._layout.undo is not None:
+        if self._layout.undo_converter is not None:
             import gguf
 
             weights, _ = gguf.GGML_QUANT_SIZES[stored.tensor_type]
-            undone = self._layout.undo(self.metadata, name, rows, weights)
+            undone = self._layout.undo_converter(self.metadata, name, rows, weights)
             return None if undone is None else (stored.tensor_type.name, undone)
         return stored.tensor_type.name, rows
 
@@ -192,9 +189,9 @@ class GgufWeights(NamedTensors):
 
     def _row_heads(self, name: str) -> int:
         """Return the number of heads with reordered rows; 0: none are reordered."""
-        if self._layout.paired and ".q_proj." in name:
+        if self._layout.interleaved_rope and ".q_proj." in name:
             return self._heads
-        return self._kv_heads if self._layout.paired and ".k_proj." in name else 0
+        return self._kv_heads if self._layout.interleaved_rope and ".k_proj." in name else 0
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         heads = self._row_heads(name)

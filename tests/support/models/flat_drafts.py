@@ -1,22 +1,12 @@
-"""Random DFlash and JetSpec checkpoints in `transformers`' layout, with a simple reference computation."""
+"""Random DFlash and JetSpec checkpoints in `transformers`' layout."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from tests.support.models.published import (
-    BLOCK,
-    FULL,
-    LAYERS,
-    MASK,
-    VOCABULARY,
-    PlainDraft,
-    random_tensors,
-)
+from tests.support.models.published import BLOCK, FULL, LAYERS, MASK, VOCABULARY, random_tensors
 
 IDS = [1, 0]
 """Layers of the target whose output states are read."""
@@ -51,29 +41,3 @@ def save_flat(directory: Path, causal: bool | None, **fields: Any) -> Path:
     kept["norm.weight"] *= _SHARPER
     save_file(kept, directory / "model.safetensors")
     return directory
-
-
-class PlainFlatDraft(PlainDraft):
-    """A checkpoint of `save_flat`, computed simply with one mask for all layers."""
-
-    def logits(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
-        """Return the logits after a path below the root; they depend on its depth, not on its tokens.
-
-        Args:
-            states: [len(context) - 1, 4, hidden] embeddings and states after each of three layers.
-        """
-        rows, states = len(states), states.float()
-        inner = self.config["dflash_config"]
-        read = torch.cat([states[:, 1 + layer] for layer in inner["target_layer_ids"]], -1)
-        read = self._norm(F.linear(read, self.tensors["fc.weight"]), "hidden_norm")
-        x = self.target["model.embed_tokens.weight"][[context[-1], *[MASK] * (BLOCK - 1)]]
-        places = torch.arange(rows + BLOCK)
-        mask = torch.ones(BLOCK, rows + BLOCK, dtype=torch.bool)
-        if inner.get("causal_head"):
-            mask = places <= places[rows:, None]
-        for index in range(2):
-            prefix = f"layers.{index}."
-            normed = self._norm(x, f"{prefix}input_layernorm")
-            both = torch.cat([read, normed])
-            x = self._fed(prefix, x + self._attended(prefix, normed, both, places[rows:], places, mask))
-        return F.linear(self._norm(x, "norm")[len(path) + 1], self.target["lm_head.weight"])

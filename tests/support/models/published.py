@@ -181,12 +181,24 @@ class PlainDraft:
         Args:
             states: [len(context) - 1, layers ascending, hidden] of the target.
         """
-        say = getattr(self, f"_{self.config['speculators_model_type']}")
+        say = getattr(self, f"_{self.config.get('speculators_model_type', 'flat')}")
         logits: torch.Tensor = say(context, states.float(), path)
         return logits
 
     def _dflash(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
-        return F.linear(self._block(context, states)[len(path) + 1], self.tensors["lm_head.weight"])
+        place = len(path) + (0 if self.config["sample_from_anchor"] else 1)
+        return F.linear(self._block(context, states)[place], self.tensors["lm_head.weight"])
+
+    def _flat(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
+        return F.linear(self._block(context, states)[len(path) + 1], self.target["lm_head.weight"])
+
+    def _masks(self, rows: int) -> list[torch.Tensor]:
+        """Return the masks [block, rows + block] of both layers."""
+        whole = torch.ones(BLOCK, rows + BLOCK, dtype=torch.bool)
+        if flat := self.config.get("dflash_config"):
+            return [whole.tril(rows) if flat.get("causal_head") else whole] * 2
+        windowed = whole & (torch.arange(rows + BLOCK) >= rows - self.window)
+        return [windowed if self.config.get("sliding_window_non_causal") else windowed.tril(rows), whole]
 
     def _dspark(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
         hidden = self._block(context, states)
@@ -221,9 +233,7 @@ class PlainDraft:
         read = self._norm(read, "hidden_norm")
         x = self.target["model.embed_tokens.weight"][[context[-1], *[MASK] * (BLOCK - 1)]]
         places, all_places = torch.arange(rows, rows + BLOCK), torch.arange(rows + BLOCK)
-        whole = torch.ones(BLOCK, rows + BLOCK, dtype=torch.bool)
-        windowed = whole.tril(rows) & (all_places >= rows - self.window)
-        for index, mask in enumerate((windowed, whole)):
+        for index, mask in enumerate(self._masks(rows)):
             normed = self._norm(x, f"layers.{index}.input_layernorm")
             added = self._attended(
                 f"layers.{index}.", normed, torch.cat([read, normed]), places, all_places, mask

@@ -3,7 +3,6 @@
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,24 +44,3 @@ def test_acknowledged_records_are_read_after_a_restart(
         disk.room, disk.cuts = None, True
         file.close()
         assert whole(path) == acknowledged
-
-
-@given(st.lists(RECORDS, max_size=6), st.lists(RECORDS, min_size=1, max_size=6), st.integers(0, 120))
-def test_a_file_is_replaced_whole_or_not_at_all(before: list[bytes], after: list[bytes], room: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, full_disk() as disk:
-        path = Path(folder) / "file"
-        file = AppendFile(path)
-        for record in before:
-            file.append(record)
-        disk.room = room
-        fits = sum(len(record) + 1 for record in after) <= room
-        if fits:
-            file.replace(after)
-        else:
-            with pytest.raises(OSError, match="No space left"):
-                file.replace(after)
-        disk.room = None
-        file.append(b"last")
-        file.close()
-        assert whole(path) == [*(after if fits else before), b"last"]
-        assert [entry.name for entry in Path(folder).iterdir()] == ["file"]

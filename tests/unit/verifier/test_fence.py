@@ -6,7 +6,7 @@ from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
 from tests.support.tiny_models import runner_of, tiny_transformers
-from verifier_svc.fence import Fence, Standing
+from verifier_svc.servicer import Fence, Standing
 
 
 def test_the_highest_number_is_served() -> None:

@@ -80,7 +80,7 @@ GRANITE_HYBRID = Family(
     fields=_fields,
     rename=_rename,
     gguf={"granitehybrid": GRANITE_LAYOUT},
-    joined=joined_shared,
+    to_transformers=joined_shared,
     counts=(*MAMBA_COUNTS, "intermediate_size", "shared_intermediate_size"),
     numbers=FACTOR_NUMBERS,
 )

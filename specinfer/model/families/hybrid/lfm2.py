@@ -109,7 +109,7 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
 
 
 _TOP = {"model.embedding_norm.weight": "token_embd_norm.weight"}
-_LAYOUT = GgufLayout(_PARTS, _gguf, undo=_undo, top=_TOP)
+_LAYOUT = GgufLayout(_PARTS, _gguf, undo_converter=_undo, top=_TOP)
 LFM2 = Family(
     model_types=("lfm2",),
     fields=_fields,

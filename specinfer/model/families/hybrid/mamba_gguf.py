@@ -150,11 +150,11 @@ def _module(module: str) -> tuple[dict[str, str], dict[str, str]]:
 
 _PARTS, _TENSORS = _module("mamba")
 _MIXER_PARTS, _MIXER_TENSORS = _module("mixer")
-_layout = partial(GgufLayout, undo=_undo)
+_layout = partial(GgufLayout, undo_converter=_undo)
 GRANITE_LAYOUT = _layout(
     GGUF_PARTS | gguf_experts("block_sparse_moe", "router") | _SHARED | _PARTS,
     _granite,
-    paired=True,
+    interleaved_rope=True,
     tensors=_TENSORS,
 )
 FALCON_LAYOUT = _layout(

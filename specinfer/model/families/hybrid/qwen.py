@@ -111,6 +111,6 @@ QWEN_3_NEXT = Family(
     fields=_fields,
     rename=_next_rename,
     gguf={"qwen3next": NEXT},
-    joined=joined_projections,
+    to_transformers=joined_projections,
     counts=(*_COUNTS, "decoder_sparse_step"),
 )

@@ -132,13 +132,13 @@ def _grouped(rows: torch.Tensor, keys: int, values: int) -> torch.Tensor:
     return tiles.transpose(0, 1).reshape(rows.shape)
 
 
-LAYOUT = GgufLayout(_PARTS, _config, tensors=_TENSORS, undo=_undo, further=_FURTHER)
+LAYOUT = GgufLayout(_PARTS, _config, tensors=_TENSORS, undo_converter=_undo, mtp_parts=_FURTHER)
 _MIXED = _PARTS | gguf_experts() | GGUF_SHARED
-MIXTURE = GgufLayout(_MIXED, _mixture_config, tensors=_TENSORS, undo=_undo, further=_FURTHER)
+MIXTURE = GgufLayout(_MIXED, _mixture_config, tensors=_TENSORS, undo_converter=_undo, mtp_parts=_FURTHER)
 NEXT = GgufLayout(
     _MIXED | {"linear_attn.in_proj_ba": "ssm_ba"},
     _next_config,
     tensors=_TENSORS,
-    undo=_undo,
-    further=_FURTHER,
+    undo_converter=_undo,
+    mtp_parts=_FURTHER,
 )

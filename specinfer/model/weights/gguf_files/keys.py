@@ -45,11 +45,9 @@ class Metadata:
             raise IncompatibleError(f"GGUF: general.type = {kind!r}: must be 'model'")
 
     def has(self, name: str) -> bool:
-        """Return whether the architecture has a key of this name."""
         return f"{self.architecture}.{name}" in self._values
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a key of the architecture."""
         key = f"{self.architecture}.{name}"
         self._used.add(key)
         value = self._values.get(key, default)
@@ -136,7 +134,6 @@ class Metadata:
         return all(one in _NEUTRAL.get(name, ()) for one in values)
 
     def head_dim(self) -> int:
-        """Return the size of an attention head."""
         heads, _ = self.heads()
         return self.count("attention.key_length", self.count("embedding_length") // heads)
 

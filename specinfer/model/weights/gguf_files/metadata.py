@@ -58,12 +58,10 @@ class GgufFile:
 
     @property
     def has_bias(self) -> bool:
-        """True if attention's query projections have biases."""
         return "blk.0.attn_q.bias" in self.shapes
 
     @property
     def head_dim(self) -> int:
-        """Size of an attention head."""
         return self.meta.head_dim()
 
     def rope(self, base: float = 10000.0) -> dict[str, Any]:

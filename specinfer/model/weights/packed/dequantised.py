@@ -20,7 +20,6 @@ class DequantisedWeights(NamedTensors):
     """Weights whose quantised matrices are dequantised to float32 on reading."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
-        """Find the quantised matrices."""
         self._weights, self._scheme = weights, scheme
         groups = self._scaled() if scheme.kind == "fp8" else self._grouped()
         self._parts: dict[str, dict[str, str]] = dict(groups)
@@ -60,7 +59,6 @@ class DequantisedWeights(NamedTensors):
         return parts
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape after dequantisation."""
         if name not in self._parts:
             return shape_of(self._weights, name)
         first = shape_of(self._weights, next(iter(self._parts[name].values())))

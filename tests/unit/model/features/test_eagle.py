@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from specinfer.drafters.eagle import EagleRunner
 from specinfer.drafters.published.eagle3 import load_eagle, save_eagle
 from specinfer.errors import IncompatibleError
-from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import ModelConfig
@@ -65,7 +65,7 @@ def unrolled(
         return [logits[0] for logits in student(batch)]
 
 
-def grow(runner: EagleRunner, token_ids: torch.Tensor, tasks: list[EagleTask]) -> list[TokenTree]:
+def grow(runner: EagleRunner, token_ids: torch.Tensor, tasks: list[RowsTask]) -> list[TokenTree]:
     shape = GrowthShape()
     for item in tasks:
         rows = len(item.task.delta) + shape.scored_nodes(item.task.limits)
@@ -86,7 +86,7 @@ def test_a_drafted_chain_equals_the_prediction_of_the_unrolled_module(
     states = [states_of(len(c) - 1, seed, config) for seed, c in enumerate(contexts)]
     sequences = [runner.cache.open() for _ in contexts]
     tasks = [
-        EagleTask(GrowthTask(sequence, context[1:], CHAIN, GREEDY, offset=1), true_states)
+        RowsTask(GrowthTask(sequence, context[1:], CHAIN, GREEDY, offset=1), true_states)
         for sequence, context, true_states in zip(sequences, contexts, states, strict=True)
     ]
     trees = grow(runner, token_ids, tasks)
@@ -104,7 +104,7 @@ def test_a_drafted_chain_equals_the_prediction_of_the_unrolled_module(
     (tree,) = grow(
         runner,
         token_ids,
-        [EagleTask(GrowthTask(sequences[0], context[len(contexts[0]) :], CHAIN, GREEDY, offset=1), more)],
+        [RowsTask(GrowthTask(sequences[0], context[len(contexts[0]) :], CHAIN, GREEDY, offset=1), more)],
     )
     chain = tree.token_ids[1:].tolist()
     rows = unrolled(eagle, context, torch.cat([states[0], more]), chain[:-1])
@@ -118,7 +118,7 @@ def test_scores_of_a_tree_are_the_modules_probabilities(
     runner = EagleRunner.build(weights, TORCH)
     context, states = [5, 9, 11, 30], states_of(3, 0, config)
     task = GrowthTask(runner.cache.open(), context[1:], TreeLimits(9, 3), GREEDY, offset=1)
-    (tree,) = grow(runner, token_ids, [EagleTask(task, states)])
+    (tree,) = grow(runner, token_ids, [RowsTask(task, states)])
     assert max(len(path_to(tree, node)) for node in range(len(tree))) >= 2
     for node in range(1, len(tree)):
         path = [int(tree.token_ids[n]) for n in path_to(tree, node)]
@@ -137,7 +137,7 @@ def test_noise_depends_on_the_position_in_the_context(
     for offset in (1, 1, 4):
         runner = EagleRunner.build(weights, TORCH)
         task = GrowthTask(runner.cache.open(), [9, 11, 30], CHAIN, sampling, offset=offset)
-        tokens.append(grow(runner, token_ids, [EagleTask(task, states_of(3, 0, config))])[0])
+        tokens.append(grow(runner, token_ids, [RowsTask(task, states_of(3, 0, config))])[0])
     assert tokens[0].token_ids.tolist() == tokens[1].token_ids.tolist() != tokens[2].token_ids.tolist()
 
 

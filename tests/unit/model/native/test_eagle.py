@@ -13,7 +13,7 @@ from specinfer.drafters.eagle import EagleRunner
 from specinfer.errors import SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.stack import DraftStack, DraftWeights, EagleTask
+from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
@@ -110,13 +110,13 @@ def tasks_for(
     limits: list[TreeLimits],
     sampling: Sampling,
     blind: float | None,
-) -> list[EagleTask]:
+) -> list[RowsTask]:
     """Return the tasks of a round, with hidden states of the target for the new tokens."""
     generator = torch.Generator().manual_seed(round_)
     tasks = []
     for sequence, delta, limit in zip(sequences, contexts(round_), limits, strict=True):
         states = torch.randn((len(delta), LAYERS, HIDDEN), generator=generator).to(torch.bfloat16)
-        tasks.append(EagleTask(GrowthTask(sequence, delta, limit, sampling, blind, offset=1), states))
+        tasks.append(RowsTask(GrowthTask(sequence, delta, limit, sampling, blind, offset=1), states))
     return tasks
 
 
