@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args, get_orig
 from specinfer.errors import InvalidInputError
 from specinfer.options.model_options import Option
 from specinfer.options.option_names import meant
-from specinfer.request.fields import UINT32, RequestFields
+from specinfer.request.fields import UINT32, RequestFields, SamplingFields
 from specinfer.v1 import generation_pb2
 
 SPECULATION = {
@@ -68,31 +68,27 @@ class RequestOptions(ConstraintOptions, total=False):
 
 
 class RequestOption(NamedTuple):
-    """An option's help, accepted words, default value, types, and integers that can be sent."""
+    """An option's help, accepted words, default value, type, and integers that can be sent."""
 
     about: str
     choices: tuple[str, ...]
     default: Any
-    kinds: tuple[Any, ...]
+    kind: Any
     whole: range
 
 
 @cache
 def known_options() -> dict[str, RequestOption]:
     """Return all options by name."""
-    hints, types = get_type_hints(RequestFields, include_extras=True), get_type_hints(RequestOptions)
-    known = {}
+    hints, known = get_type_hints(RequestFields, include_extras=True), {}
+    sampling = {field.name for field in fields(SamplingFields)}
     for field in fields(RequestFields):
-        metadata: tuple[Any, ...] = hints[field.name].__metadata__
+        kind, *metadata = get_args(hints[field.name])
         option = next(data for data in metadata if isinstance(data, Option))
         whole = next((data for data in metadata if isinstance(data, range)), range(0))
-        kinds = tuple(get_origin(kind) or kind for kind in _alternatives(types[field.name]))
-        known[field.name] = RequestOption(option.help, option.choices, field.default, kinds, whole)
+        kind = kind | None if field.name in sampling else kind  # None: the model's default
+        known[field.name] = RequestOption(option.help, option.choices, field.default, kind, whole)
     return known
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,8 +122,10 @@ def _check(name: str, value: Any, option: RequestOption) -> None:
         Sequence: (texts and not isinstance(value, str), "a sequence of strings"),
         Mapping: (isinstance(value, Mapping), "a mapping"),
     }
-    if not any(accepted[kind][0] for kind in option.kinds):
-        raise InvalidInputError(name, value, f"must be {' or '.join(accepted[k][1] for k in option.kinds)}")
+    kinds = get_args(option.kind) if isinstance(option.kind, UnionType) else (option.kind,)
+    reasons = [accepted[get_origin(kind) or kind] for kind in kinds]
+    if not any(fits for fits, _ in reasons):
+        raise InvalidInputError(name, value, f"must be {' or '.join(words for _, words in reasons)}")
     if option.choices and value not in option.choices:
         raise InvalidInputError(name, value, f"must be one of {', '.join(option.choices)}")
     if name == "repetition_penalty" and value is not None and abs(value) < _MIN_FLOAT:
@@ -162,9 +160,10 @@ def shows_options(function: Function) -> Function:
     """Add each option to a function's docstring and signature."""
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    hints, kind = get_type_hints(RequestOptions), inspect.Parameter.KEYWORD_ONLY
     shown = [
-        inspect.Parameter(name, kind, default=option.default, annotation=hints[name])
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.kind
+        )
         for name, option in known_options().items()
     ]
     documented = cast(Any, function)
