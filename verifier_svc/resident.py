@@ -42,13 +42,7 @@ class ResidentSpeculators:
         flags = draft_group(settings.model, settings.draft, offload, *options)
         if flags is None:
             return cls(None, (), runner)
-        target = {
-            "model": settings.model,
-            "dtype": settings.dtype,
-            "device": settings.device,
-            "kv_type": settings.kv_type,
-        }
-        loaded = load_drafters("draft", flags, target)
+        loaded = load_drafters("draft", flags, settings.for_drafts(settings.model))
         drafters = SpeculatorEngine(list(loaded.values()), idle_seconds=math.inf)
         drafters.check_tokenizer(fingerprint)
         warm_up(drafters)

@@ -194,8 +194,7 @@ def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[s
     if not isinstance(spec, Mapping):
         name = getattr(spec, "__name__", "function")
         return {name: CustomDrafter(spec, name)}
-    target = {"model": model, "dtype": options.dtype, "device": options.device, "kv_type": options.kv_type}
-    return load_drafters("speculators", spec, target)
+    return load_drafters("speculators", spec, options.for_drafts(model))
 
 
 def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:

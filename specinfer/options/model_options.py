@@ -5,7 +5,7 @@ line here, and the place that uses it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import UnionType
 from typing import (
     Annotated,
@@ -95,6 +95,11 @@ class ModelOptions:
             choices=KV_TYPES,
         ),
     ] = AUTO
+
+    def for_drafts(self, model: str) -> dict[str, str]:
+        """Return flags of drafters: the target `model` and its options, apart from weights."""
+        names = [field.name for field in fields(ModelOptions) if field.name != "weights"]
+        return {"model": model, **{name: str(getattr(self, name)) for name in names}}
 
 
 @dataclass(frozen=True)
