@@ -38,8 +38,7 @@ class ResidentSpeculators:
         Args:
             fingerprint: fingerprint of the target's vocabulary.
         """
-        offload, options = settings.offload != "none", (settings.executor, settings.dtype, settings.device)
-        flags = draft_group(settings.model, settings.draft, offload, *options)
+        flags = draft_group(settings.model, settings.draft, settings)
         if flags is None:
             return cls(None, (), runner)
         loaded = load_drafters("draft", flags, settings.for_drafts(settings.model))

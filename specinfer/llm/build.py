@@ -136,8 +136,7 @@ def _specs(
         draft, speculators = draft or {"auto": AUTO_DRAFT, "off": NO_DRAFT}[speculators], []
     if draft is None:
         draft = AUTO_DRAFT if speculators is None else NO_DRAFT
-    target = options.executor, options.dtype, options.device
-    group = draft_group(model, draft, options.offload != "none", *target)
+    group = draft_group(model, draft, options)
     specs: list[Flags | Function] = [group] if group else []
     for spec in speculators or ():
         specs += (read_speculators([spec]) or {}).values() if isinstance(spec, str) else [spec]

@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
+from annotated_types import Ge, Le
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -22,6 +23,10 @@ from specinfer.service.tls import ServerTls
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
 
 
+Listen: TypeAlias = Annotated[str, Option("Address to listen on, host:port.")]
+MetricsPort: TypeAlias = Annotated[int, Ge(0), Le(65535), Option("Port of the Prometheus endpoint; 0: none.")]
+
+
 class ProcessSettings(BaseSettings):
     """Settings of every process that serves gRPC or HTTP."""
 
@@ -30,7 +35,7 @@ class ProcessSettings(BaseSettings):
 
     model_config = SettingsConfigDict(extra="forbid")
 
-    listen: str = Field("127.0.0.1:50050", description="Address to listen on, host:port.")
+    listen: Listen = "127.0.0.1:50050"
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe log level."
     )
@@ -102,7 +107,7 @@ class ServiceSettings(ProcessSettings):
 
     group: ClassVar[str] = "Metrics and traces"
 
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0: none.")
+    metrics_port: MetricsPort = 0
     metrics_host: str = Field(
         "127.0.0.1", description="Address of the Prometheus endpoint; 0.0.0.0: all interfaces."
     )
