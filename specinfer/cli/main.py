@@ -22,7 +22,6 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.groups import grouped
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DraftFlag,
@@ -36,6 +35,7 @@ from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.options.flag_groups import grouped
 from specinfer.options.model_options import Model
 from specinfer.options.option_names import no_such_option
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
