@@ -99,7 +99,7 @@ class ModelOptions:
     def for_drafts(self, model: str) -> dict[str, str]:
         """Return flags of drafters: the target `model` and its options, apart from weights."""
         names = [field.name for field in fields(ModelOptions) if field.name != "weights"]
-        return {"model": model, **{name: str(getattr(self, name)) for name in names}}
+        return {"model": model, **{name: as_text(getattr(self, name)) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,11 @@ def check_values(options: object) -> None:
         if option.choices and value not in option.choices:
             raise SettingError(name, value, f"must be one of {', '.join(option.choices)}")
         _check_number(name, value, dict(_alternatives(hint)))
+
+
+def as_text(value: object) -> str:
+    """Return a value as the text of a flag."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def described(options: type) -> dict[str, Option]:

@@ -14,14 +14,13 @@ from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
 from specinfer.model.formats.registry import FORMATS, unknown_format
 from specinfer.options.flag_groups import LOCAL
-from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option
+from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option, as_text
 from specinfer.service.tls import ClientTls
 from specinfer.system.append_file import private
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
 GATEWAY = "Gateway"
-"""Groups of options in `--help`."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 """Parameters for reaching a running gateway."""
 
@@ -89,12 +88,12 @@ class LocalFlags(ModelOptions):
 
     def system(self, model: str, verifier: Flags | None = None, **more: Any) -> LocalOptions:
         """Return the options of a local system, with further flags of its verifier."""
-        own = asdict(self).keys() - {"dtype", "device"}
-        flags = {name.replace("_", "-"): getattr(self, name) for name in own} | dict(verifier or {})
+        own = {name: value for name, value in asdict(self).items() if name not in ("dtype", "device")}
+        flags = {name.replace("_", "-"): as_text(value) for name, value in own.items()} | dict(verifier or {})
         return LocalOptions(model, self.dtype, self.device or None, verifier=flags, **more)
 
     @property
-    def here(self) -> dict[str, str]:
+    def here(self) -> dict[str, Any]:
         """Options of an `LLM`."""
         return {**asdict(self), "device": self.device or "cpu"}
 
