@@ -68,12 +68,13 @@ class RequestOptions(ConstraintOptions, total=False):
 
 
 class RequestOption(NamedTuple):
-    """An option's help, accepted words, default value, type, and integers that can be sent."""
+    """An option's help, accepted words, default value, types, and integers that can be sent."""
 
     about: str
     choices: tuple[str, ...]
     default: Any
-    kind: Any
+    annotation: Any
+    kinds: tuple[Any, ...]
     whole: range
 
 
@@ -87,7 +88,9 @@ def known_options() -> dict[str, RequestOption]:
         option = next(data for data in metadata if isinstance(data, Option))
         whole = next((data for data in metadata if isinstance(data, range)), range(0))
         kind = kind | None if field.name in sampling else kind  # None: the model's default
-        known[field.name] = RequestOption(option.help, option.choices, field.default, kind, whole)
+        kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        origins = tuple(get_origin(one) or one for one in kinds)
+        known[field.name] = RequestOption(option.help, option.choices, field.default, kind, origins, whole)
     return known
 
 
@@ -105,27 +108,30 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: option.default for name, option in known.items()} | dict(options)
 
 
+_FITS: Mapping[Any, tuple[Callable[[Any, range], bool], str]] = {
+    NoneType: (lambda value, _: value is None, "None"),
+    bool: (lambda value, _: isinstance(value, bool), "True or False"),
+    int: (lambda value, whole: type(value) is not bool and isinstance(value, int) and value in whole, "{}"),
+    float: (lambda value, _: type(value) is not bool and isinstance(value, Real), "a number"),
+    str: (lambda value, _: isinstance(value, str), "a string"),
+    Sequence: (lambda value, _: _is_texts(value), "a sequence of strings"),
+    Mapping: (lambda value, _: isinstance(value, Mapping), "a mapping"),
+}
+"""By type: whether a value has it, and words for errors."""
+
+
+def _is_texts(value: Any) -> bool:
+    texts = isinstance(value, Sequence) and not isinstance(value, str)
+    return texts and all(isinstance(text, str) for text in value)
+
+
 def _check(name: str, value: Any, option: RequestOption) -> None:
     """Check a value's type."""
-    whole = option.whole
-    texts = isinstance(value, Sequence) and all(isinstance(text, str) for text in value)
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    accepted = {
-        NoneType: (value is None, "None"),
-        bool: (isinstance(value, bool), "True or False"),
-        int: (
-            number and isinstance(value, int) and value in whole,
-            f"an integer in [{whole.start}, {whole.stop})",
-        ),
-        float: (number, "a number"),
-        str: (isinstance(value, str), "a string"),
-        Sequence: (texts and not isinstance(value, str), "a sequence of strings"),
-        Mapping: (isinstance(value, Mapping), "a mapping"),
-    }
-    kinds = get_args(option.kind) if isinstance(option.kind, UnionType) else (option.kind,)
-    reasons = [accepted[get_origin(kind) or kind] for kind in kinds]
-    if not any(fits for fits, _ in reasons):
-        raise InvalidInputError(name, value, f"must be {' or '.join(words for _, words in reasons)}")
+    whole, kinds = option.whole, option.kinds
+    if not any(_FITS[kind][0](value, whole) for kind in kinds):
+        integer = f"an integer in [{whole.start}, {whole.stop})"
+        words = " or ".join(_FITS[kind][1].format(integer) for kind in kinds)
+        raise InvalidInputError(name, value, f"must be {words}")
     if option.choices and value not in option.choices:
         raise InvalidInputError(name, value, f"must be one of {', '.join(option.choices)}")
     if name == "repetition_penalty" and value is not None and abs(value) < _MIN_FLOAT:
@@ -162,7 +168,7 @@ def shows_options(function: Function) -> Function:
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     shown = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.kind
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation
         )
         for name, option in known_options().items()
     ]
