@@ -12,7 +12,7 @@ from specinfer.planning import PLANNERS
 from specinfer.remote.replicas import service_addresses
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
-from specinfer.service.settings import ProcessSettings, ServiceSettings, as_path
+from specinfer.service.settings import Listen, MetricsPort, ProcessSettings, ServiceSettings, as_path
 from specinfer.service.tls import ClientTls, redis_tls
 
 _LIMITS = SchedulerLimits()
@@ -109,8 +109,8 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     hung_seconds: ClassVar[float] = 5.0
     """Timeout in seconds of a silent speculator or verifier."""
 
-    listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
-    metrics_port: int = Field(9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0: none.")
+    listen: Listen = "127.0.0.1:50051"
+    metrics_port: MetricsPort = 9464
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
     verifiers: str = Field(
         "127.0.0.1:50052",

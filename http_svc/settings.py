@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from http_svc.entry.hosts import AllowedHosts, is_loopback
 from specinfer.errors import SettingError
 from specinfer.service.channel import split_address, split_targets
-from specinfer.service.settings import ProcessSettings, as_path
+from specinfer.service.settings import Listen, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
 PATIENCE_SECONDS = 10.0
@@ -30,7 +30,7 @@ class ApiSettings(ProcessSettings):
 
     group: ClassVar[str] = "HTTP API"
 
-    listen: str = Field("127.0.0.1:8000", description="Address to listen on, host:port.")
+    listen: Listen = "127.0.0.1:8000"
     served_model_name: str = Field(
         "",
         description="Names of the model in calls, separated by commas; answers have the first. "

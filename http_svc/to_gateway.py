@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import cast
+from typing import Any, cast
 
 from http_svc.body.bodies import NO_LIMIT, Body, ChatBody, CompletionBody
 from http_svc.body.conversation import Conversation
@@ -30,10 +30,12 @@ COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
 _FILL_CONTEXT = 0
 """Value of `max_new_tokens` that allows answers up to the context's end."""
-_SAMPLING = {field.name for field in fields(SamplingFields)}
+_UNSET: dict[str, Any] = {field.name: None for field in fields(SamplingFields)}
 """Options that have the model's default if they are None."""
-_OTHERWISE = {"seed", "logprobs", "top_logprobs", "top_k", "logit_bias", "request_id", "priority"}
-"""Options that differ from the body's fields of the same name."""
+_SAME = (known_options().keys() & Body.model_fields.keys()) - {
+    *("seed", "top_k", "logit_bias", "request_id", "priority")
+}
+"""Options that are the body's fields of the same name."""
 
 
 def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[generation_pb2.GenerateRequest]:
@@ -100,7 +102,7 @@ def _set_chat_fields(
     )
     for message, turn in zip(messages, chat.messages, strict=True):
         turn.tool_call_id = message.tool_call_id or ""
-        turn.reasoning = message.thoughts
+        turn.reasoning = message.reasoning_text
         for call in message.tool_calls or ():
             turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
 
@@ -151,8 +153,7 @@ def _choices(
 
 
 def _options(body: Body, limit: int) -> RequestOptions:
-    names = known_options().keys() - _OTHERWISE
-    options = {name: value for name in names if (value := getattr(body, name, None)) is not None}
+    options = _UNSET | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     options |= {
         "max_new_tokens": _FILL_CONTEXT if limit == NO_LIMIT else limit,
         "top_k": None if body.top_k is None else max(0, body.top_k),
@@ -161,8 +162,7 @@ def _options(body: Body, limit: int) -> RequestOptions:
         "logprobs": wants_logprobs(body),
         "top_logprobs": _top_logprobs(body),
     }
-    unset = dict.fromkeys(_SAMPLING - options.keys())
-    return cast(RequestOptions, {**unset, **options, **_form(body)})
+    return cast(RequestOptions, options | _form(body))
 
 
 def _form(body: Body) -> RequestOptions:

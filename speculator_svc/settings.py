@@ -9,7 +9,7 @@ from specinfer.drafters import DRAFTERS, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.options.model_options import DraftModel, DraftOptions
-from specinfer.service.settings import ServiceSettings
+from specinfer.service.settings import Listen, MetricsPort, ServiceSettings
 from specinfer.system.threads import THREADS_HELP
 
 
@@ -22,10 +22,8 @@ class SpeculatorSettings(ServiceSettings, DraftOptions):  # type: ignore[misc]  
         **{**ServiceSettings.model_config, "env_prefix": "SPECINFER_SPECULATOR_"}
     )
 
-    listen: str = Field("127.0.0.1:50053", description="Address to listen on, host:port.")
-    metrics_port: int = Field(
-        9466, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
-    )
+    listen: Listen = "127.0.0.1:50053"
+    metrics_port: MetricsPort = 9466
     name: str = Field(
         "",
         description="Name in statistics; empty: the drafter's name. For several drafters, a prefix of their names.",

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
     """Load the model, or this rank's part of it."""
-    return load_checked(resolve_model(settings.model), RunnerOptions.of(settings), join(settings))
+    options = RunnerOptions.of(settings)  # checks before the model is looked for
+    return load_checked(resolve_model(settings.model), options, join(settings))
 
 
 def build_engine(

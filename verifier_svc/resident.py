@@ -38,17 +38,10 @@ class ResidentSpeculators:
         Args:
             fingerprint: fingerprint of the target's vocabulary.
         """
-        offload, options = settings.offload != "none", (settings.executor, settings.dtype, settings.device)
-        flags = draft_group(settings.model, settings.draft, offload, *options)
+        flags = draft_group(settings.model, settings.draft, settings)
         if flags is None:
             return cls(None, (), runner)
-        target = {
-            "model": settings.model,
-            "dtype": settings.dtype,
-            "device": settings.device,
-            "kv_type": settings.kv_type,
-        }
-        loaded = load_drafters("draft", flags, target)
+        loaded = load_drafters("draft", flags, settings.for_drafts(settings.model))
         drafters = SpeculatorEngine(list(loaded.values()), idle_seconds=math.inf)
         drafters.check_tokenizer(fingerprint)
         warm_up(drafters)

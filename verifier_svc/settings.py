@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specinfer.options.model_options import HostOptions, ServedOptions
-from specinfer.service.settings import ServiceSettings
+from specinfer.service.settings import Listen, MetricsPort, ServiceSettings
 from specinfer.verification.jobs import EngineLimits
 
 _LIMITS = EngineLimits()
@@ -19,10 +19,8 @@ class VerifierSettings(ServiceSettings, ServedOptions, HostOptions):  # type: ig
 
     model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "SPECINFER_VERIFIER_"})
 
-    listen: str = Field("127.0.0.1:50052", description="Address to listen on, host:port.")
-    metrics_port: int = Field(
-        9465, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
-    )
+    listen: Listen = "127.0.0.1:50052"
+    metrics_port: MetricsPort = 9465
     offload_directory: str = Field(
         "",
         description="Directory to which --offload disk writes the layers at start; empty: the cache directory.",

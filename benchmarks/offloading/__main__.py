@@ -27,6 +27,7 @@ from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.drafters.draft import default_services
 from specinfer.drafters.pools import Flags
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.options.model_options import PassOptions
 from specinfer.system.turns import alternate, ratios, standard_error
 from specinfer.v1 import generation_pb2
 
@@ -84,7 +85,7 @@ def main(
             model=model,
             verifier=verifier,
             gateway={"max-batch": str(batch), **flags},
-            speculators=default_services(model, offload=True),
+            speculators=default_services(model, PassOptions(offload="disk")),
         )
         with console.status(f"{size or 'planned'} nodes"), OffloadedSystem(options, limit * 1e9) as system:
             answers = asyncio.run(_measure(system, rows, batch, new_tokens, size))

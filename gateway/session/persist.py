@@ -194,7 +194,7 @@ class Persistence:
             return
         reason = self._events.report_fault(run.request_id, error)
         self._scheduler.fail([run.state], reason, self._clock(), retryable=False)
-        self._publisher.tell(Progress(run.state, [], [], run.state.new_tokens, True))
+        self._publisher.report_stored(Progress(run.state, [], [], run.state.new_tokens, True))
         self._publisher.break_off(run, reason)
         self._close(run)
         self._release([run.request_id])

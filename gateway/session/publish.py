@@ -74,7 +74,7 @@ class Publisher:
     def publish(self, run: RequestRun, item: Progress) -> None:
         """Publish stored new tokens of a run, or its stored `Ending`."""
         item.published = True
-        self.tell(item)
+        self.report_stored(item)
         token_stream = run.token_stream
         if token_stream.failure is not None:
             return
@@ -85,7 +85,7 @@ class Publisher:
         except Exception as error:  # noqa: BLE001  # any fault ends only this gateway's stream
             self.break_off(run, self._events.report_fault(item.request_id, error))
 
-    def tell(self, item: Progress) -> None:
+    def report_stored(self, item: Progress) -> None:
         """Pass a request's progress to `events`."""
         try:
             self._events.progress_stored(item)
@@ -97,7 +97,7 @@ class Publisher:
         if not self._watches:
             return
         for progress, step in delivered:
-            self._watches.tell(step, [item for item in progress if item.published], self._names)
+            self._watches.publish(step, [item for item in progress if item.published], self._names)
 
     def break_off(self, run: RequestRun, reason: str) -> None:
         """End the readers of a run's stream after an internal fault."""

@@ -51,7 +51,7 @@ class Message(Strict):
         return known_only(cls, data) if isinstance(data, dict) and data.get("role") == "assistant" else data
 
     @property
-    def thoughts(self) -> str:
+    def reasoning_text(self) -> str:
         """Reasoning text, by either name."""
         return self.reasoning_content or self.reasoning or ""
 

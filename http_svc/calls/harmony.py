@@ -58,8 +58,8 @@ class HarmonyReader(AnswerReader):
         deltas = list[Delta]()
         while self._header is not None and (delta := self._next()) is not None:
             deltas += self._kept(delta)
-        thoughts = sum(len(delta.get("reasoning_content", "")) for delta in deltas)
-        self.reasoning_tokens += round(len(token_ids) * min(1.0, thoughts / max(1, len(text))))
+        characters = sum(len(delta.get("reasoning_content", "")) for delta in deltas)
+        self.reasoning_tokens += round(len(token_ids) * min(1.0, characters / max(1, len(text))))
         return deltas
 
     def end(self) -> list[Delta]:

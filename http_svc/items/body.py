@@ -231,9 +231,11 @@ def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
         return [*turns, {"role": "user", "content": body.input}]
     for item in body.input:
         if item.type == REASONING:
-            if thoughts := _text(item.content or item.summary):
+            if reasoning := _text(item.content or item.summary):
                 turn = _assistants(turns)
-                turn["reasoning_content"] = "\n".join(filter(None, [turn.get("reasoning_content"), thoughts]))
+                turn["reasoning_content"] = "\n".join(
+                    filter(None, [turn.get("reasoning_content"), reasoning])
+                )
         elif item.type == MESSAGE and item.role == "assistant" and _is_begun(turns):
             turns[-1]["content"] = _text(item.content)
         elif item.type == MESSAGE:

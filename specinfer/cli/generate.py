@@ -11,7 +11,6 @@ import typer
 
 from specinfer.cli.connection import TRACE_VARIABLE, check_gateways
 from specinfer.cli.local.running import load_in_process
-from specinfer.cli.options.groups import LOCAL
 from specinfer.cli.options.request import (
     ConstraintText,
     PromptFile,
@@ -45,6 +44,7 @@ from specinfer.client import (
 from specinfer.client.options import checked
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.options.flag_groups import LOCAL
 from specinfer.options.model_options import Model
 from specinfer.request.stream import Generator
 from specinfer.text.prompts import check_text, read_prompt, read_text

@@ -22,7 +22,6 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.groups import grouped
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DraftFlag,
@@ -36,8 +35,9 @@ from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.options.flag_groups import grouped
 from specinfer.options.model_options import Model
-from specinfer.options.option_names import meant
+from specinfer.options.option_names import no_such_option
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.planning import PLANNERS
 from specinfer.service.channel import check_target
@@ -226,8 +226,7 @@ def _usage_message(error: Exception) -> str:
     unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if unknown and context is not None:
         known = [option for parameter in context.command.params for option in parameter.opts]
-        close = meant(unknown, known)
-        return f"{unknown}: no such option" + (f", did you mean {close}?" if close else "; see --help")
+        return f"{unknown}: {no_such_option(unknown, known)}"
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if name in sys.argv[:-1]:
             message += f" (got {sys.argv[sys.argv.index(name) + 1]!r})"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args, get_orig
 from specinfer.errors import InvalidInputError
 from specinfer.options.model_options import Option
 from specinfer.options.option_names import meant
-from specinfer.request.fields import UINT32, RequestFields
+from specinfer.request.fields import UINT32, RequestFields, SamplingFields
 from specinfer.v1 import generation_pb2
 
 SPECULATION = {
@@ -73,6 +73,7 @@ class RequestOption(NamedTuple):
     about: str
     choices: tuple[str, ...]
     default: Any
+    annotation: Any
     kinds: tuple[Any, ...]
     whole: range
 
@@ -80,19 +81,17 @@ class RequestOption(NamedTuple):
 @cache
 def known_options() -> dict[str, RequestOption]:
     """Return all options by name."""
-    hints, types = get_type_hints(RequestFields, include_extras=True), get_type_hints(RequestOptions)
-    known = {}
+    hints, known = get_type_hints(RequestFields, include_extras=True), {}
+    sampling = {field.name for field in fields(SamplingFields)}
     for field in fields(RequestFields):
-        metadata: tuple[Any, ...] = hints[field.name].__metadata__
+        kind, *metadata = get_args(hints[field.name])
         option = next(data for data in metadata if isinstance(data, Option))
         whole = next((data for data in metadata if isinstance(data, range)), range(0))
-        kinds = tuple(get_origin(kind) or kind for kind in _alternatives(types[field.name]))
-        known[field.name] = RequestOption(option.help, option.choices, field.default, kinds, whole)
+        kind = kind | None if field.name in sampling else kind  # None: the model's default
+        kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        origins = tuple(get_origin(one) or one for one in kinds)
+        known[field.name] = RequestOption(option.help, option.choices, field.default, kind, origins, whole)
     return known
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,25 +108,30 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: option.default for name, option in known.items()} | dict(options)
 
 
+_FITS: Mapping[Any, tuple[Callable[[Any, range], bool], str]] = {
+    NoneType: (lambda value, _: value is None, "None"),
+    bool: (lambda value, _: isinstance(value, bool), "True or False"),
+    int: (lambda value, whole: type(value) is not bool and isinstance(value, int) and value in whole, "{}"),
+    float: (lambda value, _: type(value) is not bool and isinstance(value, Real), "a number"),
+    str: (lambda value, _: isinstance(value, str), "a string"),
+    Sequence: (lambda value, _: _is_texts(value), "a sequence of strings"),
+    Mapping: (lambda value, _: isinstance(value, Mapping), "a mapping"),
+}
+"""By type: whether a value has it, and words for errors."""
+
+
+def _is_texts(value: Any) -> bool:
+    texts = isinstance(value, Sequence) and not isinstance(value, str)
+    return texts and all(isinstance(text, str) for text in value)
+
+
 def _check(name: str, value: Any, option: RequestOption) -> None:
     """Check a value's type."""
-    whole = option.whole
-    texts = isinstance(value, Sequence) and all(isinstance(text, str) for text in value)
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    accepted = {
-        NoneType: (value is None, "None"),
-        bool: (isinstance(value, bool), "True or False"),
-        int: (
-            number and isinstance(value, int) and value in whole,
-            f"an integer in [{whole.start}, {whole.stop})",
-        ),
-        float: (number, "a number"),
-        str: (isinstance(value, str), "a string"),
-        Sequence: (texts and not isinstance(value, str), "a sequence of strings"),
-        Mapping: (isinstance(value, Mapping), "a mapping"),
-    }
-    if not any(accepted[kind][0] for kind in option.kinds):
-        raise InvalidInputError(name, value, f"must be {' or '.join(accepted[k][1] for k in option.kinds)}")
+    whole, kinds = option.whole, option.kinds
+    if not any(_FITS[kind][0](value, whole) for kind in kinds):
+        integer = f"an integer in [{whole.start}, {whole.stop})"
+        words = " or ".join(_FITS[kind][1].format(integer) for kind in kinds)
+        raise InvalidInputError(name, value, f"must be {words}")
     if option.choices and value not in option.choices:
         raise InvalidInputError(name, value, f"must be one of {', '.join(option.choices)}")
     if name == "repetition_penalty" and value is not None and abs(value) < _MIN_FLOAT:
@@ -162,9 +166,10 @@ def shows_options(function: Function) -> Function:
     """Add each option to a function's docstring and signature."""
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    hints, kind = get_type_hints(RequestOptions), inspect.Parameter.KEYWORD_ONLY
     shown = [
-        inspect.Parameter(name, kind, default=option.default, annotation=hints[name])
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation
+        )
         for name, option in known_options().items()
     ]
     documented = cast(Any, function)

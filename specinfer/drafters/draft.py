@@ -10,40 +10,32 @@ from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
 from specinfer.hub.resolve import is_pulled
 from specinfer.model.weights.source import NO_MTP, algorithm_of, has_own_mtp, is_draft_checkpoint
-from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
+from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT, PassOptions
 from specinfer.text.tokenizer import tokenizer_facts
 
 log = logging.getLogger(__name__)
 
+_USUAL = PassOptions()
 _SMALLER = 2.0
 """Minimum ratio of a model's bytes to the bytes of its draft."""
 _METHODS = {"eagle3": "eagle"}
 """Drafters by kind of checkpoint, if the names differ."""
 
 
-def draft_group(
-    model: str,
-    draft: str = AUTO_DRAFT,
-    offload: bool = False,
-    executor: str = "auto",
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-) -> Flags | None:
+def draft_group(model: str, draft: str = AUTO_DRAFT, target: PassOptions = _USUAL) -> Flags | None:
     """Return the flags of the drafters that `--draft` names; None for "none".
 
     Args:
         model: the target, as its user names it.
         draft: "auto", "none", a model, or drafters in the form of `read_speculators`.
-        offload: whether the target's layers are offloaded. Then a pass is slow for any number of nodes, so a
-            draft model drafts large trees.
-        executor: executor of the target. If it returns no hidden states, "auto" omits drafts that read them.
-        dtype: numeric type of the target.
-        device: device of the target.
+        target: options of the target. If its layers are offloaded, a pass is slow for any number of nodes, so a
+            draft model drafts large trees. If its executor returns no hidden states, "auto" omits drafts that
+            read them.
     """
     if draft == NO_DRAFT:
         return None
     if draft == AUTO_DRAFT:
-        name = automatic_draft(model, executor, dtype, device)
+        name = automatic_draft(model, target)
     elif names_drafters(draft):
         (flags,) = (read_speculators([draft]) or {}).values()
         return flags
@@ -58,29 +50,29 @@ def draft_group(
     return {
         "drafter": f"ngram+{method}",
         "model": name,
-        **(LARGE_TREES if offload and method == "ssm" else {}),
+        **(LARGE_TREES if target.offload != "none" and method == "ssm" else {}),
     }
 
 
-def check_named_draft(model: str, draft: str, offload: bool = False) -> None:
+def check_named_draft(model: str, draft: str, target: PassOptions = _USUAL) -> None:
     """Check a named draft before loading. "auto" is resolved later."""
-    if draft != AUTO_DRAFT and (flags := draft_group(model, draft, offload)):
+    if draft != AUTO_DRAFT and (flags := draft_group(model, draft, target)):
         check_speculator("draft", flags)
 
 
-def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
+def default_services(model: str, target: PassOptions = _USUAL) -> dict[str, Flags]:
     """Return the flags of the service that `--draft auto` starts, by service name."""
-    group = draft_group(model, AUTO_DRAFT, offload)
+    group = draft_group(model, AUTO_DRAFT, target)
     return {group["drafter"]: group} if group else {}
 
 
-def automatic_draft(model: str, executor: str = "auto", dtype: str = "bfloat16", device: str = "cpu") -> str:
+def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
     """Return and log the available draft of a model; empty if none."""
     if trained := TRAINED.get(model):
         return trained
     if has_own_mtp(resolve_model(model)):
         own = "draft of %s: the model's own MTP layer"
-        if _returns_states(model, executor, dtype, device):
+        if _returns_states(model, target):
             log.info(f"{own} (--draft none switches it off)", model)
             return model
         log.info(f"{own} is not used: the generic executor returns no hidden states", model)
@@ -141,12 +133,12 @@ def method_of(directory: Path) -> str:
     return str(method)
 
 
-def _returns_states(model: str, executor: str, dtype: str, device: str) -> bool:
+def _returns_states(model: str, target: PassOptions) -> bool:
     """Return whether the target's executor returns hidden states, which MTP reads."""
     from specinfer.model.options import RunnerOptions
     from specinfer.model.probe.load import planned_executor
 
-    options = RunnerOptions(executor=executor, dtype=dtype, device=device)
+    options = RunnerOptions(target.dtype, target.device, executor=target.executor)
     return planned_executor(resolve_model(model), options) is not None
 
 

@@ -136,8 +136,7 @@ def _specs(
         draft, speculators = draft or {"auto": AUTO_DRAFT, "off": NO_DRAFT}[speculators], []
     if draft is None:
         draft = AUTO_DRAFT if speculators is None else NO_DRAFT
-    target = options.executor, options.dtype, options.device
-    group = draft_group(model, draft, options.offload != "none", *target)
+    group = draft_group(model, draft, options)
     specs: list[Flags | Function] = [group] if group else []
     for spec in speculators or ():
         specs += (read_speculators([spec]) or {}).values() if isinstance(spec, str) else [spec]
@@ -194,8 +193,7 @@ def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[s
     if not isinstance(spec, Mapping):
         name = getattr(spec, "__name__", "function")
         return {name: CustomDrafter(spec, name)}
-    target = {"model": model, "dtype": options.dtype, "device": options.device, "kv_type": options.kv_type}
-    return load_drafters("speculators", spec, target)
+    return load_drafters("speculators", spec, options.for_drafts(model))
 
 
 def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:

@@ -1,1 +1,1 @@
-"""Names of options, and errors about them."""
+"""The table of model options; flags of commands and services; errors about names."""

@@ -5,7 +5,7 @@ line here, and the place that uses it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import UnionType
 from typing import (
     Annotated,
@@ -95,6 +95,11 @@ class ModelOptions:
             choices=KV_TYPES,
         ),
     ] = AUTO
+
+    def for_drafts(self, model: str) -> dict[str, str]:
+        """Return flags of drafters: the target `model` and its options, apart from weights."""
+        names = [field.name for field in fields(ModelOptions) if field.name != "weights"]
+        return {"model": model, **{name: as_text(getattr(self, name)) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,11 @@ def check_values(options: object) -> None:
         if option.choices and value not in option.choices:
             raise SettingError(name, value, f"must be one of {', '.join(option.choices)}")
         _check_number(name, value, dict(_alternatives(hint)))
+
+
+def as_text(value: object) -> str:
+    """Return a value as the text of a flag."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def described(options: type) -> dict[str, Option]:

@@ -45,5 +45,11 @@ def meant(name: str, known: Collection[str]) -> str | None:
     return options[close[0]] if close else None
 
 
+def no_such_option(name: str, known: Collection[str]) -> str:
+    """Return the reason of an error about an unknown option."""
+    close = meant(name, known)
+    return f"no such option, did you mean {close}?" if close else "no such option; see --help"
+
+
 def _plain(name: str) -> str:
     return name.lstrip("-").replace("_", "-").lower()

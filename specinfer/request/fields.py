@@ -3,7 +3,7 @@
 Sampling parameters, options of clients, flags of commands, parameters of `LLM` and the messages derive from it.
 """
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -24,14 +24,11 @@ class NumberInterval:
     """Values of a number: finite, from `low` (excluded if `above`) to `high`."""
 
     low: float
-    high: float = math.inf
+    high: float = sys.float_info.max
     above: bool = False
 
-    def __contains__(self, value: float) -> bool:  # False for NaN
-        return self.low <= value <= self.high and value < math.inf and not (self.above and value <= self.low)
-
     def __str__(self) -> str:
-        if self.high == math.inf:
+        if self.high == sys.float_info.max:
             return f"a finite number >= {self.low:g}"
         return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
 
@@ -72,7 +69,8 @@ class SamplingFields:
         float,
         SHARE,
         Option(
-            "Threshold of typical acceptance (Medusa; usual: 0.09): lossy and faster; 0: off.", SPECULATION
+            "Threshold of typical acceptance (Medusa; usual: 0.09): faster, not lossless; 0: off.",
+            SPECULATION,
         ),
     ] = 0.0
 

@@ -17,9 +17,13 @@ MAX_SEED = 2**64 - 1
 MAX_BIASES = 1024
 """Maximum tokens in `logit_bias`."""
 _INTERVALS = {
-    name: next(values for values in hint.__metadata__ if isinstance(values, NumberInterval | range))
+    name: NumberInterval(0) if isinstance(values, range) else values
     for name, hint in get_type_hints(SamplingFields, include_extras=True).items()
-}
+    for values in hint.__metadata__
+    if isinstance(values, range | NumberInterval)
+} | {"typical_delta": NumberInterval(0, 1)}
+_BOUNDS = [(name, values.low, values.high, values.above) for name, values in _INTERVALS.items()]
+"""Field, minimum, maximum, and whether the minimum is excluded: faster than attributes."""
 _NOISE = 2**32
 """Stream index for the noise's seed; indices of speculators are smaller."""
 
@@ -42,12 +46,10 @@ class Sampling(SamplingFields):
     """Pairs (token id, addition to its logit), each token once."""
 
     def __post_init__(self) -> None:
-        for name, values in _INTERVALS.items():
-            if getattr(self, name) not in values:
-                reason = "must be >= 0" if isinstance(values, range) else f"must be {values}"
-                raise InvalidInputError(name, getattr(self, name), reason)
-        if self.typical_delta not in NumberInterval(0, 1):
-            raise InvalidInputError("typical_delta", self.typical_delta, "must be in [0, 1]")
+        for name, low, high, above in _BOUNDS:
+            value = getattr(self, name)
+            if not low <= value <= high or (above and value == low):  # also refuses NaN
+                raise InvalidInputError(name, value, f"must be {_INTERVALS[name]}")
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidInputError("seed", self.seed, "must be in [0, 2^64)")
         if self.logit_bias:

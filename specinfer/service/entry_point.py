@@ -14,7 +14,6 @@ from specinfer.service.settings import ProcessSettings, exit_with
 from specinfer.system.open_files import raise_limit
 
 log = logging.getLogger(__name__)
-_HELP_FLAGS = frozenset({"-h", "--help"})
 
 
 async def start_and_wait_for_signal(start: Callable[[], Awaitable[object]]) -> None:
@@ -43,11 +42,6 @@ def run_service(
     Exits with 2 for bad settings, 1 for failures.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    if _HELP_FLAGS & set(arguments):
-        from specinfer.settings_help import print_help  # imports rich, which is slow
-
-        print_help(program, settings_class)
-        sys.exit()
     try:
         settings = settings_class.load(program, arguments)
         set_up_logs(name_of(settings), settings.log_level, settings.log_requests, settings.log_format)

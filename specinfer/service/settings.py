@@ -8,21 +8,23 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
+from annotated_types import Ge, Le
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from pydantic_settings.exceptions import SettingsError
 
 from specinfer.errors import SettingError
 from specinfer.options.model_options import Option
-from specinfer.options.option_names import meant
+from specinfer.options.service_flags import read_flags
 from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
 
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
-_UNRECOGNIZED = "unrecognized arguments: "
-"""Start of argparse's message about unknown flags."""
+
+
+Listen: TypeAlias = Annotated[str, Option("Address to listen on, host:port.")]
+MetricsPort: TypeAlias = Annotated[int, Ge(0), Le(65535), Option("Port of the Prometheus endpoint; 0: none.")]
 
 
 class ProcessSettings(BaseSettings):
@@ -31,15 +33,9 @@ class ProcessSettings(BaseSettings):
     group: ClassVar[str] = "Process"
     """Heading of this class's settings in `--help`."""
 
-    model_config = SettingsConfigDict(
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_exit_on_error=False,
-        extra="forbid",
-    )
+    model_config = SettingsConfigDict(extra="forbid")
 
-    listen: str = Field("127.0.0.1:50050", description="Address to listen on, host:port.")
+    listen: Listen = "127.0.0.1:50050"
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe log level."
     )
@@ -74,36 +70,21 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, argv: Sequence[str]) -> Self:
-        """Read settings: flags override the environment."""
+        """Read settings: flags override the environment. `--help` prints help and exits."""
+        given = read_flags(program, cls, argv)
         prefix = cls.model_config.get("env_prefix", "")
         for name in os.environ:
             if prefix and name.startswith(prefix) and name[len(prefix) :].lower() not in cls.model_fields:
                 raise SettingError(name, os.environ[name], "unknown setting; see --help")
         try:
-            settings = cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
+            settings = cls(**given)
         except ValidationError as error:
             first = error.errors()[0]
             (key,) = first["loc"][:1] or ("settings",)
             of_key = dict.fromkeys(other["msg"] for other in error.errors() if other["loc"][:1] == (key,))
             raise SettingError(str(key), first.get("input"), " or ".join(of_key) or first["msg"]) from error
-        except SettingsError as error:
-            raise cls._wrong_arguments(argv, str(error)) from error
         settings.check()
         return settings
-
-    @classmethod
-    def _wrong_arguments(cls, argv: Sequence[str], message: str) -> SettingError:
-        """Return the error for invalid arguments, with any similar flag."""
-        _, unknown, rest = message.partition(_UNRECOGNIZED)
-        if not unknown:
-            return SettingError("arguments", list(argv), message)
-        first = next(iter(rest.split()), "")
-        if not first:
-            return SettingError("arguments", list(argv), "must not have an empty argument")
-        flag = first.partition("=")[0]
-        close = meant(flag, [f"--{name.replace('_', '-')}" for name in cls.model_fields])
-        hint = f", did you mean {close}?" if close else "; see --help"
-        return SettingError("arguments", flag, f"no such option{hint}")
 
     @classmethod
     def as_given(cls, error: SettingError, argv: Sequence[str]) -> SettingError:
@@ -126,7 +107,7 @@ class ServiceSettings(ProcessSettings):
 
     group: ClassVar[str] = "Metrics and traces"
 
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0: none.")
+    metrics_port: MetricsPort = 0
     metrics_host: str = Field(
         "127.0.0.1", description="Address of the Prometheus endpoint; 0.0.0.0: all interfaces."
     )

@@ -1,15 +1,14 @@
 """Common parts of commands that train on the target's hidden states."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.errors import SettingError
 from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
@@ -17,7 +16,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.families import open_weights
-from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.options.model_options import Option
 from specinfer.training.corpus import Continuation, frequent_tokens, read_corpora
 from specinfer.training.distil import (
     DistilOptions,
@@ -35,25 +34,22 @@ from specinfer.training.eagle_student import (
 from specinfer.training.feature_students import FeatureStudent
 from specinfer.training.features import TargetStates, compute_states
 from specinfer.training.generate import in_draft_vocabulary
-from specinfer.training.run import draft_vocabulary, place_for
+from specinfer.training.run import TrainingFlags, draft_vocabulary, place_for
 
 CACHE_TOKENS = 8192
 S = TypeVar("S", bound=FeatureStudent)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """Options common to all commands that train on hidden states."""
+@dataclass(frozen=True, kw_only=True)
+class FeatureFlags(TrainingFlags):
+    """Flags of all commands that train on hidden states."""
 
-    corpus: Sequence[Path]
-    out: Path
-    work: Path
-    model: str
-    vocabulary: int | None
-    options: DistilOptions
-    threads: int
-    device: str
-    overwrite: bool
+    work: Annotated[Path, Option("Directory of features and state; a rerun continues it.")]
+    minutes: Annotated[float, Option("Training time, without features.")] = 60.0
+    learning_rate: Annotated[
+        float | None,
+        Option("Peak learning rate; not given: 0.001, less for targets with hidden states over 576 wide."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +72,13 @@ class TrainingMethod(Generic[S]):
 
 
 class FeatureTraining:
-    def __init__(self, asked: TrainingOptions) -> None:
+    def __init__(self, asked: FeatureFlags) -> None:
         """Check the options."""
-        if not asked.overwrite and is_draft_checkpoint(asked.out):
-            raise SettingError(
-                "out", str(asked.out), "has a finished speculator; --overwrite replaces it at the end"
-            )
+        asked.check("speculator")
         self._asked, self._device = asked, place_for(asked.device, asked.threads)
         self.directory = resolve_model(asked.model)
         self.config: ModelConfig = target_config(self.directory)
+        self.options = options_for(self.config.hidden_size, asked.minutes, asked.learning_rate, asked.seed)
         self._vocabulary = draft_vocabulary(asked.vocabulary, self.config.vocab_size)
 
     def run(self, reader: TrainingMethod[S]) -> None:
@@ -100,7 +94,7 @@ class FeatureTraining:
             console.print(f"held out: {length:.3f} tokens per step by chains")
             return length
 
-        seen = distil_with_bar(student, training, asked.options, state, unrolled_loss, score)
+        seen = distil_with_bar(student, training, self.options, state, unrolled_loss, score)
         success = evaluate_unrolled(student, held_out, token_ids)
         console.print(f"held out: {success.accepted_length:.3f} tokens per step by chains, the best")
         for step, of_depth in enumerate(success.by_depth):
@@ -112,7 +106,7 @@ class FeatureTraining:
         self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: UnrolledSuccess
     ) -> dict[str, Any]:
         """Return the checkpoint's record of the training, without local paths."""
-        asked, options = self._asked, self._asked.options
+        asked, options = self._asked, self.options
         return {
             "command": f"specinfer train {reader.method} --model {asked.model} {reader.flags} "
             f"--vocabulary {vocabulary} --minutes {options.minutes:g} "
@@ -161,3 +155,18 @@ def _examples(
 ) -> UnrolledExamples:
     labels = [in_draft_vocabulary(item.labels, vocabulary) for item in states]
     return UnrolledExamples(corpus, [item.states for item in states], labels, steps)
+
+
+_USUAL_HIDDEN = 576
+"""Hidden size for which default learning rate and batch size were chosen."""
+
+
+def options_for(hidden: int, minutes: float, learning_rate: float | None, seed: int) -> DistilOptions:
+    """Return training options for a hidden size.
+
+    Wider models get a lower learning rate and smaller batches.
+    """
+    narrow = min(1.0, _USUAL_HIDDEN / hidden)
+    usual = DistilOptions(minutes, seed=seed)
+    rate = usual.learning_rate * narrow if learning_rate is None else learning_rate
+    return replace(usual, learning_rate=rate, tokens_per_batch=max(int(usual.tokens_per_batch * narrow), 256))

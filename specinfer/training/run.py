@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NamedTuple
@@ -12,7 +13,10 @@ import typer
 from torch import nn
 
 from specinfer.errors import SettingError, SpecInferError
+from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.threads import use_threads
+from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.options.model_options import Option
 from specinfer.system.threads import THREADS_HELP
 from specinfer.training.generate import LABEL_WIDTH
 
@@ -42,31 +46,30 @@ def bfloat16_is_fast(device: torch.device) -> bool:
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-Corpora = Annotated[
-    list[Path], typer.Option(help="JSONL files of the target's continuations, may be gzipped.")
-]
-Checkpoint = Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")]
 Target = Annotated[str, typer.Option(help="The target.")]
-FeatureWork = Annotated[
-    Path, typer.Option("--work", help="Directory of features and state; a rerun continues it.")
-]
-TrainingMinutes = Annotated[float, typer.Option("--minutes", help="Training time, without features.")]
-DraftVocabulary = Annotated[
-    int | None,
-    typer.Option(help="Size of the draft vocabulary; not given: 8192, or the target's if smaller."),
-]
-LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
-WidthRate = Annotated[
-    float | None,
-    typer.Option(
-        help="Peak learning rate; not given: 0.001, less for targets with hidden states over 576 wide."
-    ),
-]
-BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
 Threads = Annotated[int, typer.Option(help=f"CPU threads; {THREADS_HELP}.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Train even if --out is finished, and replace it at the end.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags:
+    """Flags of all commands that distil a target."""
+
+    corpus: Annotated[list[Path], Option("JSONL files of the target's continuations, may be gzipped.")]
+    out: Annotated[Path, Option("Directory of the finished checkpoint.")]
+    model: Target = DEFAULT_MODEL
+    vocabulary: Annotated[
+        int | None, Option("Size of the draft vocabulary; not given: 8192, or the target's if smaller.")
+    ] = None
+    seed: Annotated[int, Option("Seed of the batches.")] = 0
+    threads: Threads = 0
+    device: Device = "auto"
+    overwrite: Annotated[bool, Option("Train even if --out is finished, and replace it at the end.")] = False
+
+    def check(self, kind: str) -> None:
+        """Check that `out` has no finished speculator."""
+        if not self.overwrite and is_draft_checkpoint(self.out):
+            reason = f"has a finished {kind}; --overwrite trains again and replaces it"
+            raise SettingError("out", str(self.out), reason)
 
 
 def layer_numbers(name: str, text: str) -> list[int]:

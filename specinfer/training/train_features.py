@@ -1,7 +1,6 @@
 """`specinfer train eagle`, `medusa` and `blockwise`: train on hidden states."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,28 +16,13 @@ from specinfer.drafters.heads_layers import (
 )
 from specinfer.drafters.published.eagle3 import load_eagle, save_eagle
 from specinfer.errors import SettingError
-from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.families import EMBEDDING
-from specinfer.training.distil import DistilOptions
+from specinfer.options.flag_groups import grouped
 from specinfer.training.eagle_student import EagleStudent, starting_tensors
 from specinfer.training.feature_students import HeadsStudent, starting_heads
-from specinfer.training.feature_training import FeatureTraining, TrainingMethod, TrainingOptions
-from specinfer.training.run import (
-    BatchSeed,
-    Checkpoint,
-    Corpora,
-    Device,
-    DraftVocabulary,
-    FeatureWork,
-    Overwrite,
-    Target,
-    Threads,
-    TrainingMinutes,
-    WidthRate,
-    layer_numbers,
-)
+from specinfer.training.feature_training import FeatureFlags, FeatureTraining, TrainingMethod
+from specinfer.training.run import layer_numbers
 
 MARKOV_RANK = 256
 HeadCount = Annotated[
@@ -51,34 +35,19 @@ MarkovRank = Annotated[
 
 
 def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
-    def train(
-        corpus: Corpora,
-        out: Checkpoint,
-        work: FeatureWork,
-        model: Target = DEFAULT_MODEL,
-        heads: HeadCount = 4,
-        markov_rank: MarkovRank = MARKOV_RANK,
-        vocabulary: DraftVocabulary = None,
-        minutes: TrainingMinutes = 60.0,
-        learning_rate: WidthRate = None,
-        seed: BatchSeed = 0,
-        threads: Threads = 0,
-        device: Device = "auto",
-        overwrite: Overwrite = False,
-    ) -> None:
-        options = options_for(target_config(resolve_model(model)).hidden_size, minutes, learning_rate, seed)
-        asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
-        _train(kind, heads, markov_rank, asked)
+    @grouped
+    def train(training: FeatureFlags, heads: HeadCount = 4, markov_rank: MarkovRank = MARKOV_RANK) -> None:
+        _train(kind, heads, markov_rank, training)
 
     return train
 
 
-def _train(kind: type[HeadsSource], count: int, rank: int, asked: TrainingOptions) -> None:
+def _train(kind: type[HeadsSource], count: int, rank: int, asked: FeatureFlags) -> None:
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
 
     def make(target: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> HeadsStudent:
-        trained = starting_heads(kind, count, config, target, token_ids, asked.options.seed, rank)
+        trained = starting_heads(kind, count, config, target, token_ids, asked.seed, rank)
         frozen = tensors_of_target(kind, config, target, token_ids, rank > 0)
         return HeadsStudent(config, kind, count, trained, frozen)
 
@@ -92,11 +61,9 @@ def _train(kind: type[HeadsSource], count: int, rank: int, asked: TrainingOption
 train_medusa, train_blockwise = command_for(MedusaSource), command_for(BlockwiseSource)
 
 
+@grouped
 def train_eagle(
-    corpus: Corpora,
-    out: Checkpoint,
-    work: FeatureWork,
-    model: Target = DEFAULT_MODEL,
+    asked: FeatureFlags,
     layers: Annotated[
         str,
         typer.Option(
@@ -106,20 +73,11 @@ def train_eagle(
     ] = "",
     start: Annotated[Path | None, typer.Option(help="Start from this EAGLE speculator.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps unrolled in training.")] = 4,
-    vocabulary: DraftVocabulary = None,
-    minutes: TrainingMinutes = 60.0,
-    learning_rate: WidthRate = None,
-    seed: BatchSeed = 0,
-    threads: Threads = 0,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
 ) -> None:
     """Distil the target into a layer that reads its hidden states (EAGLE-3).
 
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command continues from there.
     """
-    options = options_for(target_config(resolve_model(model)).hidden_size, minutes, learning_rate, seed)
-    asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
     base = load_eagle(start, directory) if start is not None else None
@@ -132,7 +90,7 @@ def train_eagle(
         return EagleStudent(config, target[EMBEDDING], tensors)
 
     def save(student: EagleStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
-        save_eagle(out, student.tensors(), token_ids, layer_numbers, directory, model, trained)
+        save_eagle(asked.out, student.tensors(), token_ids, layer_numbers, directory, asked.model, trained)
 
     flags = f"--layers {','.join(map(str, layer_numbers))} --steps {steps}" + (
         f" --start {start.name}" if start else ""
@@ -140,21 +98,6 @@ def train_eagle(
     training.run(
         TrainingMethod("eagle", flags, layer_numbers, steps, make, save, base.token_ids if base else None)
     )
-
-
-_USUAL_HIDDEN = 576
-"""Hidden size for which default learning rate and batch size were chosen."""
-
-
-def options_for(hidden: int, minutes: float, learning_rate: float | None, seed: int) -> DistilOptions:
-    """Return training options for a hidden size.
-
-    Wider models get a lower learning rate and smaller batches.
-    """
-    narrow = min(1.0, _USUAL_HIDDEN / hidden)
-    usual = DistilOptions(minutes, seed=seed)
-    rate = usual.learning_rate * narrow if learning_rate is None else learning_rate
-    return replace(usual, learning_rate=rate, tokens_per_batch=max(int(usual.tokens_per_batch * narrow), 256))
 
 
 def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 import typer
 
-from specinfer.errors import SettingError
-from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
@@ -20,7 +19,7 @@ from specinfer.model.weights.draft_checkpoint import (
     save_ssm,
     target_config,
 )
-from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.options.flag_groups import grouped
 from specinfer.training.corpus import Continuation, Examples, frequent_tokens, read_corpora
 from specinfer.training.distil import (
     DistilOptions,
@@ -34,19 +33,7 @@ from specinfer.training.distil import (
     success_by_depth,
 )
 from specinfer.training.generate import LABEL_WIDTH, in_draft_vocabulary, label_corpus
-from specinfer.training.run import (
-    BatchSeed,
-    Checkpoint,
-    Corpora,
-    Device,
-    DraftVocabulary,
-    LearningRate,
-    Overwrite,
-    Target,
-    Threads,
-    draft_vocabulary,
-    place_for,
-)
+from specinfer.training.run import TrainingFlags, draft_vocabulary, place_for
 from specinfer.training.student import Start, Student
 
 
@@ -92,11 +79,10 @@ Pool = Annotated[
 ]
 
 
+@grouped
 def train_ssm(
-    corpus: Corpora,
-    out: Checkpoint,
+    asked: TrainingFlags,
     work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun continues it.")],
-    model: Target = DEFAULT_MODEL,
     layers: TargetLayers = "",
     start: Annotated[
         Path | None,
@@ -104,50 +90,46 @@ def train_ssm(
     ] = None,
     insert: InsertedLayers = "",
     after: Pool = None,
-    vocabulary: DraftVocabulary = None,
     minutes: Annotated[float, typer.Option(min=0, help="Training time, without labels.")] = 60.0,
-    learning_rate: LearningRate = 1e-3,
-    seed: BatchSeed = 0,
-    threads: Threads = 0,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
 ) -> None:
     """Distil the target into a small model that drafts for it.
 
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command continues from there.
     """
-    if not overwrite and is_draft_checkpoint(out):
-        raise SettingError("out", str(out), "has a finished SSM; --overwrite trains again and replaces it")
-    place = place_for(device, threads)
-    directory = resolve_model(model)
+    asked.check("SSM")
+    place = place_for(asked.device, asked.threads)
+    directory = resolve_model(asked.model)
     config = target_config(directory)
     pool = [load_ssm(path, directory) for path in after or ()]
     begin = Start.read(directory, start, layers, insert)
     given = begin.ssm or (pool[0] if pool else None)
-    tokens = draft_vocabulary(vocabulary, config.vocab_size) if given is None else given.token_ids
+    tokens = draft_vocabulary(asked.vocabulary, config.vocab_size) if given is None else given.token_ids
     runner = load_checked(directory, RunnerOptions(kv_tokens=8192, device=place))
-    data = _prepare(runner, corpus, work, tokens)
+    data = _prepare(runner, asked.corpus, work, tokens)
     student = begin.student(data.token_ids).to(place)
     state = work / "state.pt"
     pool_students = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(pool_students, data.training, data.token_ids) if pool_students else data.training
-    options = DistilOptions(minutes, learning_rate, seed=seed)
+    options = DistilOptions(minutes, learning_rate, seed=asked.seed)
     seen = distil_with_bar(student, examples, options, state, ssm_loss)
     places = ranks(student, data.held_out, data.token_ids, 5)
     success = success_by_depth(places)
     console.print(f"held out: {success[0]}")
     command = (
-        f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
+        f"specinfer train ssm --model {asked.model} --vocabulary {len(data.token_ids)} "
         f"{_origin(begin, start, insert, after or ())} "
-        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}"
+        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {asked.seed}"
     )
-    trained = _record(command, corpus, options, seen, success)
+    trained = _record(command, asked.corpus, options, seen, success)
     if pool_students:
         report = pool_report([*pool_students, student], data.held_out, data.token_ids)
         console.print(f"held out, per added SSM: {report}")
         trained["pool_held_out"] = report
-    with finishing(state, out):
-        save_ssm(out, student.tensors(), data.token_ids, student.config, directory, model, trained)
+    with finishing(state, asked.out):
+        save_ssm(
+            asked.out, student.tensors(), data.token_ids, student.config, directory, asked.model, trained
+        )
 
 
 def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]) -> str:

@@ -22,6 +22,7 @@ from specinfer.drafters import DRAFTERS
 from specinfer.drafters.draft import names_drafters
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import SpecInferError
+from specinfer.options.service_flags import read_flags
 from specinfer.options.usage import USAGE_ERROR, usage_message
 from specinfer.planning.learned_training import train_scheduler
 from specinfer.service.settings import ProcessSettings
@@ -140,7 +141,7 @@ def _pip_fault(wanted: Sequence[str]) -> str | None:
 
 def _read_settings(module: str, arguments: Sequence[str]) -> None:
     """Parse flags as the service does; files that they name may be missing."""
-    SERVICES[module](_cli_parse_args=list(arguments), _cli_prog_name=module)  # type: ignore[call-arg]
+    SERVICES[module](**read_flags(module, SERVICES[module], arguments))
 
 
 def _module(module: str, arguments: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import LLM, SamplingParams
 from specinfer.llm.options import LLMOptions
 from specinfer.service.settings import ProcessSettings
+from specinfer.training.__main__ import app as training
 from specinfer.v1 import common_pb2
 from speculator_svc.settings import SpeculatorSettings
 from tests.golden.requests import MESSAGES
@@ -55,7 +56,10 @@ def _settings() -> Iterator[str]:
 
 
 def _commands(command: Any = None, path: str = "specinfer") -> Iterator[str]:
-    command = command or get_command(app)
+    if command is None:
+        yield from _commands(get_command(app), path)
+        yield from _commands(get_command(training), f"{path} train")
+        return
     for parameter in sorted(command.params, key=lambda parameter: str(parameter.name)):
         default = getattr(parameter.default, "value", parameter.default)
         bounds = [parameter.min, parameter.max]

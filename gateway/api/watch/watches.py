@@ -122,7 +122,7 @@ class Watches:
             if not self._open[key]:
                 del self._open[key]
 
-    def tell(self, step: FinishedStep | None, progress: Sequence[Progress], names: Sequence[str]) -> None:
+    def publish(self, step: FinishedStep | None, progress: Sequence[Progress], names: Sequence[str]) -> None:
         """Add an event to the request's watches for each item of `progress`."""
         for item in progress:
             caller = item.state.request.caller

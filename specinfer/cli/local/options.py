@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from specinfer.drafters.draft import draft_group
 from specinfer.drafters.pools import INDEPENDENT, Flags
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
+from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT, PassOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,13 @@ class LocalOptions:
     @property
     def hosted(self) -> Flags | None:
         """Flags of the speculators in the verifier's process; None: no such speculators."""
-        executor = str(self.verifier.get("executor", "auto"))
-        target = executor, self.dtype, self.device or "cpu"
-        return draft_group(self.model, self.hosted_draft, self.offloaded, *target)
+        return draft_group(self.model, self.hosted_draft, self.target)
 
     @property
-    def offloaded(self) -> bool:
-        """True if the verifier's layers are offloaded."""
-        return self.verifier.get("offload", "none") != "none"
+    def target(self) -> PassOptions:
+        """Options of the verifier's model on which its drafts depend."""
+        given = {name: self.verifier[name] for name in ("executor", "offload") if name in self.verifier}
+        return PassOptions(self.dtype, self.device or "cpu", **given)
 
     @property
     def services(self) -> Mapping[str, Flags]:

@@ -151,7 +151,7 @@ class LocalSystem:
         check_model_folder(self._options.model)
         for flags in self._pool.values():
             check_speculator("speculator", flags, SERVICE_FLAGS)
-        check_named_draft(self._options.model, self._options.hosted_draft, self._options.offloaded)
+        check_named_draft(self._options.model, self._options.hosted_draft, self._options.target)
         check_listen_address(self.address)
         if self._options.metrics:
             check_metrics_port()

@@ -1,5 +1,6 @@
 """Options of several commands, and mutual exclusions."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -7,19 +8,19 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from specinfer.cli.bench import MODES
-from specinfer.cli.connection import Connection
+from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.options import LocalOptions
-from specinfer.cli.options.groups import LOCAL
 from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
-from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option
+from specinfer.model.formats.registry import FORMATS, unknown_format
+from specinfer.options.flag_groups import LOCAL
+from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option, as_text
 from specinfer.service.tls import ClientTls
 from specinfer.system.append_file import private
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
 GATEWAY = "Gateway"
-"""Groups of options in `--help`."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 """Parameters for reaching a running gateway."""
 
@@ -66,23 +67,33 @@ DraftFlag = Annotated[
 ]
 
 
+def format_name(text: str) -> str:
+    """Check a weight format's name; errors about old names suggest new ones."""
+    if text not in FORMATS:
+        raise typer.BadParameter(f"{text!r} {unknown_format(text)}")
+    return text
+
+
 @dataclass(frozen=True)
 class LocalFlags(ModelOptions):
     """Flags of a local system's model; `device` is empty if not given."""
 
     panel: ClassVar[str] = LOCAL
+    further: ClassVar[Mapping[str, Any]] = {
+        "weights": {"parser": format_name, "autocompletion": lambda: list(FORMATS), "metavar": "FORMAT"}
+    }
 
     device: Annotated[str, Option("Torch device, for example cpu or cuda; not given: cpu.")] = ""
     offload: Offload = "none"
 
     def system(self, model: str, verifier: Flags | None = None, **more: Any) -> LocalOptions:
         """Return the options of a local system, with further flags of its verifier."""
-        own = asdict(self).keys() - {"dtype", "device"}
-        flags = {name.replace("_", "-"): getattr(self, name) for name in own} | dict(verifier or {})
+        own = {name: value for name, value in asdict(self).items() if name not in ("dtype", "device")}
+        flags = {name.replace("_", "-"): as_text(value) for name, value in own.items()} | dict(verifier or {})
         return LocalOptions(model, self.dtype, self.device or None, verifier=flags, **more)
 
     @property
-    def here(self) -> dict[str, str]:
+    def here(self) -> dict[str, Any]:
         """Options of an `LLM`."""
         return {**asdict(self), "device": self.device or "cpu"}
 
@@ -108,6 +119,8 @@ class TlsFlags:
 @dataclass(frozen=True)
 class AccessFlags(TlsFlags):
     """Flags of the access to a running gateway."""
+
+    further: ClassVar[Mapping[str, Any]] = {"api_key": {"envvar": API_KEY_VARIABLE, "show_default": False}}
 
     api_key: Annotated[
         str | None,

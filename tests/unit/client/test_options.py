@@ -125,6 +125,12 @@ def test_signatures_and_help_show_the_options(taker: Any) -> None:
         assert f"{name}: {option.about}" in text
 
 
+def test_types_for_type_checkers_are_those_of_the_table() -> None:
+    assert get_type_hints(RequestOptions) == {
+        name: option.annotation for name, option in known_options().items()
+    }
+
+
 def test_the_defaults_that_are_shown_are_those_that_are_sent() -> None:
     defaults = {name: option.default for name, option in known_options().items()}
     assert make_request("hi", **checked({})) == make_request("hi") == make_request("hi", **defaults)  # type: ignore[misc]

@@ -13,6 +13,7 @@ from specinfer.drafters import draft as drafts
 from specinfer.drafters.draft import check_draft, draft_group, fitting_drafts, method_of
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.hub.registry import GgufSource, KnownModel
+from specinfer.options.model_options import PassOptions
 from specinfer.text.tokenizer import vocabulary_fingerprint
 from tests.support.system import ascii_tokenizer
 
@@ -68,7 +69,7 @@ def test_none_gives_no_draft_and_drafters_are_read_with_their_flags() -> None:
 def test_a_model_drafts_in_addition_to_ngrams(make: Make) -> None:
     target, small = make("target"), make("small")
     assert draft_group(str(target), str(small)) == {"drafter": "ngram+ssm", "model": str(small)}
-    large = draft_group(str(target), str(small), offload=True)
+    large = draft_group(str(target), str(small), PassOptions(offload="disk"))
     assert large is not None
     assert int(large["beam"]) * int(large["depth"]) >= 128, "so many nodes are expanded at most"
 

@@ -29,9 +29,9 @@ def test_watches_are_counted_while_open() -> None:
 def test_the_oldest_steps_are_dropped_and_counted_but_ends_are_kept() -> None:
     watches = Watches()
     with watches.open(ALICE, "") as watch:
-        watches.tell(None, [progress(0, "ended", final=True)], [])
-        watches.tell(None, [progress(number) for number in range(MAX_UNREAD + 5)], [])
-        watches.tell(None, [progress(0, caller="bob")], [])
+        watches.publish(None, [progress(0, "ended", final=True)], [])
+        watches.publish(None, [progress(number) for number in range(MAX_UNREAD + 5)], [])
+        watches.publish(None, [progress(0, caller="bob")], [])
         seen, dropped = watch.take()
         assert (seen.item.request_id, dropped) == ("ended", 6)
         left = [watch.take() for _ in range(MAX_UNREAD - 1)]
@@ -42,7 +42,7 @@ def test_the_oldest_steps_are_dropped_and_counted_but_ends_are_kept() -> None:
 def test_the_number_of_ends_is_bounded_too() -> None:
     watches = Watches()
     with watches.open(ALICE, "") as watch:
-        watches.tell(None, [progress(number, final=True) for number in range(MAX_UNREAD + 3)], [])
+        watches.publish(None, [progress(number, final=True) for number in range(MAX_UNREAD + 3)], [])
         assert watch.take()[0].item.start == 3
 
 
@@ -60,7 +60,7 @@ def test_one_key_cannot_take_all_places() -> None:
 async def test_unread_events_are_delivered_before_a_watch_ends() -> None:
     watches = Watches()
     with watches.open(ALICE, "r") as watch:
-        watches.tell(None, [progress(4)], [])
+        watches.publish(None, [progress(4)], [])
         watches.close()
         await watch.wait()
         assert watch.take()[0].item.start == 4

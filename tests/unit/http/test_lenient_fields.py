@@ -182,7 +182,7 @@ def test_reasoning_items_reach_the_assistants_message() -> None:
     hidden = {"type": "reasoning", "summary": [], "encrypted_content": "..."}
     items = [*HI, thought("A"), thought("B"), call, result, summary, answer, *HI, hidden, answer]
     chat = conversation_of(ResponsesBody.model_validate({"model": "m", "input": items}))
-    told = [(message.role, message.thoughts, message.content) for message in chat.messages]
+    told = [(message.role, message.reasoning_text, message.content) for message in chat.messages]
     assert told == [
         ("user", "", "hi"),
         ("assistant", "A\nB", None),

@@ -16,6 +16,7 @@ from specinfer.drafters.entries import DraftEntry
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm import LLM, SamplingParams
+from specinfer.options.model_options import PassOptions
 from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.families import random_model
@@ -152,16 +153,16 @@ def test_auto_does_not_use_it_if_the_target_returns_no_states(
 ) -> None:
     path = str(checkpoint("qwen3_5_text", tmp_path / "model").place)
     caplog.set_level("INFO")
-    assert draft_group(path, executor="generic") == {"drafter": "ngram"}
+    assert draft_group(path, target=PassOptions(executor="generic")) == {"drafter": "ngram"}
     (line,) = caplog.messages
     assert line.startswith(f"draft of {path}: the model's own MTP layer is not used")
     assert LocalOptions(path, verifier={"executor": "generic"}).hosted == {"drafter": "ngram"}
     assert LocalOptions(path).hosted == {"drafter": "ngram+mtp", "model": path}
     for dtype, device in (("float16", "cpu"), ("bfloat16", "meta")):  # the kernels support neither
-        assert draft_group(path, dtype=dtype, device=device) == {"drafter": "ngram"}
+        assert draft_group(path, target=PassOptions(dtype, device)) == {"drafter": "ngram"}
         assert LocalOptions(path, dtype=dtype, device=device).hosted == {"drafter": "ngram"}
     with pytest.raises(SettingError, match="dtype = 'int4'"):
-        draft_group(path, dtype="int4")
+        draft_group(path, target=PassOptions("int4"))
     monkeypatch.setattr("specinfer.model.probe.load.planned_executor", lambda *args: None)
     assert draft_group(path) == {"drafter": "ngram"}
 

@@ -17,9 +17,10 @@ from specinfer.training import features as thinking
 from specinfer.training.corpus import Continuation, Labels, write_continuations
 from specinfer.training.distil import DistilOptions
 from specinfer.training.eagle_student import UnrolledExamples, accepted_by_chains
+from specinfer.training.feature_training import options_for
 from specinfer.training.features import compute_states, keeper
 from specinfer.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
-from specinfer.training.train_features import options_for, train_eagle
+from specinfer.training.train_features import train_eagle
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers

@@ -1,36 +1,21 @@
 """Turn dataclasses of options into flags of commands.
 
-A command takes whole groups: dataclasses whose fields are described by the table's `Option` or by `typer.Option`.
+A command takes whole groups: dataclasses whose fields are described by the table's `Option` or by `typer.Option`. A
+group may have `panel` (heading in the help), `not_flags` and `further` (arguments of `typer.Option` by field).
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum, StrEnum
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
-from specinfer.cli.connection import API_KEY_VARIABLE
-from specinfer.model.formats.registry import FORMATS, unknown_format
 from specinfer.options.model_options import Option, option_of
 
 LOCAL = "Local system"
-
-
-def format_name(text: str) -> str:
-    """Check a weight format's name; errors about old names suggest new ones."""
-    if text not in FORMATS:
-        raise typer.BadParameter(f"{text!r} {unknown_format(text)}")
-    return text
-
-
-_FURTHER: Mapping[str, Mapping[str, Any]] = {
-    "api_key": {"envvar": API_KEY_VARIABLE, "show_default": False},
-    "weights": {"parser": format_name, "autocompletion": lambda: list(FORMATS), "metavar": "FORMAT"},
-}
-"""Further arguments of `typer.Option` by option."""
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,7 +30,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     def call(**given: Any) -> None:
         values = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
         for name, group in groups.items():
-            texts = {field.name: values.pop(field.name) for field in _shown(group)}
+            texts = {field.name: values.pop(field.name, None) for field in _shown(group)}
             values[name] = group(**{name: text for name, text in texts.items() if text is not None})
         command(**values)
 
@@ -60,10 +45,10 @@ def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
     if not is_dataclass(group):
         return [parameter.replace(kind=kind, annotation=_typed(parameter.name, parameter.annotation, LOCAL))]
     hints, panel = get_type_hints(group, include_extras=True), getattr(group, "panel", None)
+    further = getattr(group, "further", {})
+    kinds = {name: _typed(name, hint, panel, **further.get(name, {})) for name, hint in hints.items()}
     return [
-        inspect.Parameter(
-            field.name, kind, default=_default(field), annotation=_typed(field.name, hints[field.name], panel)
-        )
+        inspect.Parameter(field.name, kind, default=_default(field), annotation=kinds[field.name])
         for field in _shown(group)
     ]
 
@@ -80,7 +65,7 @@ def _default(field: Field[Any]) -> Any:
     return None if field.default in ("", ()) else field.default
 
 
-def _typed(name: str, hint: Any, panel: str | None) -> Any:
+def _typed(name: str, hint: Any, panel: str | None, **further: Any) -> Any:
     """Return an annotation for typer; those without `Option` stay as they are."""
     option: Option | None = option_of(hint)
     if option is None:
@@ -92,6 +77,6 @@ def _typed(name: str, hint: Any, panel: str | None) -> Any:
         kind = cast(Any, StrEnum)(name, {word: word for word in option.choices})
     elif any(get_origin(part) is Sequence for part in get_args(kind)):
         kind = list[str] | None
-    further = {"rich_help_panel": option.group or panel, **bounds, **_FURTHER.get(name, {})}
+    further = {"rich_help_panel": option.group or panel, **bounds, **further}
     switch = [f"--{name.replace('_', '-')}"] if kind is bool else []
     return Annotated[kind, typer.Option(*switch, help=option.help.replace("[", r"\["), **further)]
