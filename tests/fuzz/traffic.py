@@ -52,7 +52,9 @@ def new_request(name: str, rng: Random) -> GenerationRequest:
         request_id=name,
         prompt=tuple(rng.choices(alphabet, k=rng.choice((1, 2, 5, 12, 30)))),
         max_new_tokens=rng.choice((1, 2, 6, 12, 20)),
-        sampling=GREEDY if greedy else Sampling(rng.choice((0.5, 1.0)), top_k, top_p, rng.randrange(2**63)),
+        sampling=GREEDY
+        if greedy
+        else Sampling(rng.choice((0.5, 1)), top_k, top_p, seed=rng.randrange(2**63)),
         stop_token_ids=frozenset(stops),
         priority=rng.choice((0, 0, 0, 1, -1)),
         speculation=rng.choice((Speculation.TREE, Speculation.TREE, Speculation.SEQUENCE, Speculation.OFF)),
