@@ -62,7 +62,7 @@ class DescriptionDoor:
         entries = scheduler.plan(0.0)
         assert running, f"nothing runs with {limits}"
         assert entries, f"nothing can be planned with {limits}"
-        assert sum(len(e.delta) + e.limits.nodes for e in entries) <= limits.max_step_tokens, f"{limits}"
+        assert sum(e.max_read + e.limits.nodes for e in entries) <= limits.max_step_tokens, f"{limits}"
 
     async def _meet_speculators(self, spoil: Callable[[Any], Any], rng: Random) -> None:
         core = GatewayCore(self._services, (0, 1), untouched, untouched, rng.random() < 0.5, spoil)
