@@ -147,7 +147,7 @@ class HostedRequests:
         if part.read_limit:
             raise InvalidInputError("read_limit", part.read_limit, "must be 0 for an entry with a tree_plan")
         plan = part.tree_plan
-        speculation = _SPECULATION[plan.shape]
+        speculation = _SPECULATION.get(plan.shape, Speculation.TREE)
         if state.request.speculation is not speculation:
             state.request = replace(state.request, speculation=speculation)
         state.drawn_for = plan.drawn_for

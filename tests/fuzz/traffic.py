@@ -15,7 +15,7 @@ class Expectation:
 
     state: RequestState
     right: list[int] | None
-    """All tokens of its answer; None if it depends on draws or on a lossy rule."""
+    """All tokens of its answer; None if it depends on draws, adjustments or a lossy rule."""
     tainted: bool = False
     """True if the verifier's answer to it was mutated; then only invariants are checked."""
 
@@ -64,7 +64,7 @@ def new_request(name: str, rng: Random) -> GenerationRequest:
 
 def expectation(state: RequestState, target: TableTarget) -> Expectation:
     """Return the expected answer of a request that was just submitted."""
-    if state.drawn_for or not state.sampling.lossless:
+    if state.drawn_for or not state.sampling.lossless or state.sampling.adjusts:
         return Expectation(state, None)
     right = target.continued(state.request.prompt, state.sampling, state.request.max_new_tokens)
     stops = [i for i, token in enumerate(right) if token in state.request.stop_token_ids]

@@ -68,6 +68,7 @@ ODD_BUT_SERVED: dict[str, dict[str, Any]] = {
     "largest seed": {"sampling": sampled(seed=2**64 - 1)},
     "huge speculator": {"tree": tree(proposals=[proposal(speculator=HUGE)])},
     "top k": {"return_top_k": 97},
+    "unknown shape": {"tree": None, "tree_plan": {"shape": 4, "node_budget": 2}},
 }
 
 
