@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tests.support.models import state_space_files
+from tests.support.models.block_models import stored
 from tests.support.models.state_space_files import interleaved
 
 _PARTS = {
@@ -226,7 +227,7 @@ class Gguf:
     """Other metadata."""
     tensors: dict[str, Any] = field(default_factory=dict)
     kind: "gguf.GGMLQuantizationType | None" = None
-    """Type of the matrices; None: float32."""
+    """Type of the matrices, random blocks for K and IQ types; None: float32."""
 
     @classmethod
     def of(cls, model: Any, kind: "gguf.GGMLQuantizationType | None" = None) -> "Gguf":
@@ -337,7 +338,7 @@ class Gguf:
             matrix = array.ndim > 1 and "gate_inp" not in name and name.endswith(".weight")
             matrix &= "_norm" not in name
             if self.kind is not None and matrix and fills_blocks(array, self.kind):
-                writer.add_tensor(name, gguf.quants.quantize(array, self.kind), raw_dtype=self.kind)
+                writer.add_tensor(name, stored(self.kind.name, array).numpy(), raw_dtype=self.kind)
             else:
                 writer.add_tensor(name, array)
         writer.write_header_to_file()

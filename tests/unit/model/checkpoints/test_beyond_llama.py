@@ -91,6 +91,8 @@ def test_a_window_of_the_cache_is_that_of_a_model_up_to_its_own() -> None:
     options = RunnerOptions("float32", executor="torch", kv_window=48)
     loaded = build_model(from_transformers(model.config), weights, options)
     assert (loaded.config.windows, loaded.config.max_positions) == ((), 64)
+    model.config.sliding_window = 512
+    assert from_transformers(model.config).windows == (), "the window has all positions"
 
 
 def test_drafts_are_trained_and_read_for_targets_like_llama(tmp_path: Path) -> None:

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 LAYERS = (0, 1, 3)
@@ -64,16 +61,3 @@ def test_a_node_has_the_hidden_state_of_its_path(executor: str) -> None:
     assert len(states) == 4
     assert near(states[[0, 1, 2]], hidden_states(model, [*context, 11, 12])[-3:])
     assert near(states[[0, 1, 3]], hidden_states(model, [*context, 11, 13])[-3:])
-
-
-def test_a_layer_that_does_not_exist_is_refused_by_name() -> None:
-    runner = runner_of(tiny_transformers("llama"))
-    with pytest.raises(SettingError, match=r"features.*\[4\]"):
-        runner.forward_with_features([Segment(runner.open(), [1])], (4,))
-
-
-def test_the_generic_executor_refuses_hidden_states() -> None:
-    model = tiny_transformers("llama")
-    runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", executor="generic"))
-    with pytest.raises(SettingError, match="generic"):
-        runner.forward_with_features([Segment(runner.open(), [1])], (1,))

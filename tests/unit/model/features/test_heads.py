@@ -1,18 +1,16 @@
 """Heads give the logits of the published modules; their trees have the most probable paths, or exact draws."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from scipy import stats
 from torch import nn
 
 from specinfer.drafters.checkpoint import load_draft
@@ -35,9 +33,7 @@ from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import open_weights
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
-from specinfer.verification.acceptance import RequestRandomness
-from specinfer.verification.acceptance.multi_step import verify_multi_step
-from tests.support.exactness.enumeration import Branches, TableTarget, after, exact, joint, random_tables
+from tests.support.exactness.enumeration import Branches, exact, joint, random_tables
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.support.trees import paths
 
@@ -248,34 +244,3 @@ def test_draws_do_not_change_the_targets_distribution(
     np.testing.assert_allclose(joint(draft, [tables], 2), wanted, atol=1e-6)
     lying = joint(lambda branches: [overstated(tree) for tree in draft(branches)], [tables], 2)
     assert np.abs(lying - wanted).sum() > 0.05
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("kind", DRAWN)
-def test_draws_by_real_random_numbers_follow_the_target(kind: ProposalKind) -> None:
-    """Chi-square test of the first two tokens over seeds; probability of a false alarm 1e-4.
-
-    Negative control: a false q is detected with the same number of steps.
-    """
-    levels, tables = levels_of(4, VOCABULARY, 1.0), random_tables(np.random.default_rng(1), VOCABULARY, 3)
-    wanted = exact([tables], 2).flatten()
-
-    def p_value(lie: bool) -> float:
-        counts: Counter[int] = Counter()
-        for seed in range(1000):
-            tree = drawn_tree(levels, kind, 10_000 + seed)
-            tree = overstated(tree) if lie else tree
-            randomness = RequestRandomness(replace(DRAWING, seed=seed), 12)
-            verdict = verify_multi_step(tree, TableTarget(tables, tree), cast(Any, randomness))
-            tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
-            if len(tokens) == 1:
-                rest = after(tables, tuple(tokens))
-                tokens.append(int(np.random.default_rng(seed).choice(VOCABULARY, p=rest)))
-            counts[tokens[0] * VOCABULARY + tokens[1]] += 1
-        seen = np.array([counts[cell] for cell in range(VOCABULARY**2)])
-        possible = wanted > 0
-        assert not seen[~possible].any()
-        return float(stats.chisquare(seen[possible], seen.sum() * wanted[possible]).pvalue)
-
-    assert p_value(lie=False) > 1e-4
-    assert p_value(lie=True) < 1e-4
