@@ -165,7 +165,6 @@ def redis_url(redis_server: str) -> str:
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    """Directory of the default model."""
     try:
         return resolve_model(DEFAULT_MODEL)
     except SettingError as error:

@@ -36,7 +36,6 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return all blocks of a page, in order."""
     return [
         Block(page.name, token.map[0] + 1, token.info.strip(), token.content)
         for token in MarkdownIt().parse(page.read_text())

@@ -20,7 +20,6 @@ SERVICES: Mapping[str, Callable[[CollectorRegistry], object]] = {
 
 
 def metrics() -> str:
-    """Return the table of all metrics."""
     rows: dict[str, list[str]] = {}
     for service, declare in SERVICES.items():
         registry = CollectorRegistry()

@@ -74,7 +74,6 @@ class Row:
 
 
 def options() -> str:
-    """Return the table of all options."""
     head = "| option | serve, up | `LLM` | services | default | meaning |\n|---|---|---|---|---|---|"
     return "\n".join([head, *map(str, rows())]) + "\n"
 

@@ -120,7 +120,6 @@ def _flags_of(command: Any) -> set[str]:
 
 @cache
 def make_targets() -> frozenset[str]:
-    """Return the targets of the Makefile."""
     return frozenset(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 

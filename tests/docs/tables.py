@@ -42,7 +42,6 @@ def dataclass_fields(kind: Any) -> str:
 
 
 def request_options() -> str:
-    """Return the options of a client's request."""
     return table("name", [(name, option.default, option.about) for name, option in known_options().items()])
 
 

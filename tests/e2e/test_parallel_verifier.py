@@ -38,7 +38,6 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The verifier's flags."""
     model = write_model(tmp_path_factory.mktemp("parallel") / "model", **SHAPE)
     return {
         "model": str(model),

@@ -24,7 +24,6 @@ class RandomDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Implement `Drafter.description`."""
         return DrafterDescription(vocab_size=VOCABULARY, draws=self._draws)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:

@@ -27,7 +27,6 @@ _BUDGET = NodeBudget(8, 32, 1 << 12)
 
 
 def untouched(message: Any) -> Any:
-    """Return a message unchanged."""
     return message
 
 
@@ -84,7 +83,6 @@ class GatewayCore:
         asyncio.get_running_loop().set_task_factory(None)
 
     def submit(self, request: GenerationRequest) -> RequestState:
-        """Queue a request."""
         return self.scheduler.submit(request, float(next(self._clock)), self.pool.draws)
 
     async def step(self) -> list[Progress]:

@@ -141,7 +141,6 @@ class Mutator:
         )
 
     def _boundary(self, field: F) -> Any:
-        """Return a boundary value of the field's type."""
         if field.type in _BOUNDS:
             low, high = _BOUNDS[field.type]
             return self._rng.choice([number for number in _WHOLE if low <= number <= high])

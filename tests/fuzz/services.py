@@ -55,7 +55,6 @@ class Services:
             drafter.rng = rng
 
     async def release(self, request_ids: Sequence[str], client: str = "") -> None:
-        """Release requests of a client at all services."""
         context: Any = InlineContext()
         request = common_pb2.ReleaseRequest(request_ids=request_ids, client=client, fence=self.fence)
         for servicer in (self.verifier, *self.speculators):

@@ -43,7 +43,6 @@ class Expectation:
 
 
 def new_request(name: str, rng: Random) -> GenerationRequest:
-    """Return a small random request."""
     greedy = rng.random() < 0.5
     stops = rng.sample(range(VOCABULARY), 3) if rng.random() < 0.3 else []
     alphabet = rng.sample(range(VOCABULARY), 4)

@@ -19,7 +19,6 @@ class InlineThread:
     waiting = False
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `function` at once."""
         return function(*args, **kwargs)
 
 
@@ -97,5 +96,4 @@ class _Stream:
 
 
 def _serialised_copy(message: Any) -> Any:
-    """Return a copy of a message by serialisation."""
     return type(message).FromString(message.SerializeToString())

@@ -51,7 +51,6 @@ def _add(message: Body, delta: Body) -> None:
 
 
 def problems_of(body: Body, answer: Body) -> list[str]:
-    """Return the problems of an answer to a call."""
     problems = list[str]()
     choices = answer.get("choices", [])
     if len(choices) != body.get("n", 1):

@@ -92,6 +92,5 @@ def covered_files() -> Iterator[str]:
 
 
 def faults_of(name: str) -> Iterator[str]:
-    """Yield the faults of one file."""
     for line, fault in CHECKS[Path(name).suffix]((ROOT / name).read_text()):
         yield f"{name}:{line}: {fault}"

@@ -23,7 +23,6 @@ END = 256
 
 
 def template_text(family: str) -> str:
-    """Return a family's template."""
     return (DIRECTORY / f"{family}.jinja").read_text(encoding="utf-8")
 
 

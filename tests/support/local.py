@@ -30,5 +30,4 @@ def tiny_engine(
 
 
 def tiny_llm(drafters: Mapping[str, Drafter] | None = None, model: Any = None, **options: Any) -> LLM:
-    """Return an `LLM` on the engine of `tiny_engine`."""
     return LLM.of(tiny_engine(drafters, model, **options), ascii_tokenizer())

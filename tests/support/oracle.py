@@ -37,7 +37,6 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
 
 
 def chain(root: int, tokens: Sequence[int], score: float = 0.9) -> TokenTree:
-    """Return a tree of one branch."""
     builder, node = TreeBuilder(root), 0
     for token in tokens:
         (node,) = builder.propose_points(node, [token], [score])

@@ -52,7 +52,6 @@ async def speculator_service(
 
 
 def host_of(engine: VerifierEngine) -> Host:
-    """Return a host without drafters."""
     return Host(LocalPool([], engine.runner.config.hidden_size, engine.runner.config.vocab_size), engine)
 
 

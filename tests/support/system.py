@@ -105,7 +105,6 @@ def _as_byte(character: str) -> str:
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """Return the text that the tokenizer makes of tokens."""
     return "".join(chr(32 + t - FIRST_CHARACTER) for t in tokens if t >= FIRST_CHARACTER)
 
 
@@ -144,7 +143,6 @@ class System:
 
     @property
     def loop(self) -> SessionLoop:
-        """The loop of the only session."""
         (session,) = self.gateway.sessions
         return session.loop
 
@@ -417,7 +415,6 @@ def add_speculators(
     tracer: Tracer | None = None,
     learner_of: LearnerOf | None = None,
 ) -> None:
-    """Serve drafters as the speculators of one service, with a learner if given."""
     engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
     methods = [name if learner_of is not None else "scripted" for name in drafters]
     reply = describe(engine, list(drafters), methods, secrets.token_hex(4))
@@ -437,7 +434,6 @@ def settings(**options: Any) -> ServiceSettings:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    """Wait until the condition is true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # nothing signals it: the state of another part is observed
             await asyncio.sleep(0.002)

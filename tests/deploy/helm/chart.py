@@ -37,7 +37,6 @@ def render(
 
 
 def pod_of_helm_test(values: Mapping[str, Any] | None = None) -> Object:
-    """Return the pod of `helm test`."""
     (pod,) = (row for row in _all((), values, "specinfer") if _is_hook(row))
     return pod
 

@@ -34,7 +34,6 @@ class Workload:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the labels of its pods."""
         return dict(self.template["metadata"]["labels"])
 
     @property
@@ -100,7 +99,6 @@ class Rendered:
         return variables
 
     def command(self, pod: Object, container: Object) -> list[str]:
-        """Return the command line of a container."""
         environment = self.environment(pod, container)
         parts = [*container["command"], *container.get("args", [])]
         return [expand(part, environment) for part in parts]

@@ -41,7 +41,6 @@ _KINDS = {"integer": ["integer", "null"], "number": ["number", "null"], "boolean
 
 
 def settings_schema(role: str) -> dict[str, Any]:
-    """Return the schema of a role's settings."""
     fields = ROLES[role].model_json_schema()["properties"]
     hidden = OF_THE_CHART | ({"gateways"} if role == "serve" else set())
     required = ["drain_seconds", *(["start_timeout_seconds"] if role == "gateway" else [])]

@@ -118,7 +118,6 @@ class ImageStore:
         return image
 
     def configuration(self, image: str) -> dict[str, Any]:
-        """Return the configuration of an image for its containers."""
         docker = json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]
         return dict(docker["config"])
 
@@ -205,7 +204,6 @@ class Container:
 
     @property
     def files(self) -> list[Path]:
-        """Return all files of the image."""
         return [Path(path) for path in self._before]
 
     def written(self) -> set[str]:

@@ -72,7 +72,6 @@ def rules() -> list[dict[str, Any]]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Return the alerts."""
     return [rule for rule in rules() if "alert" in rule]
 
 
@@ -89,7 +88,6 @@ def declared_metrics() -> set[str]:
 
 
 def all_expressions() -> list[Expression]:
-    """Return all expressions of the deployment."""
     return [*_of_dashboards(), *_of_rules()]
 
 

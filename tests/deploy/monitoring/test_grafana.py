@@ -109,7 +109,6 @@ def test_the_dashboards_are_provisioned() -> None:
 
 
 def provisioned(kind: str) -> Any:
-    """Return the only provisioning file of a kind."""
     (path,) = (PROVISIONING / kind).iterdir()
     provider = yaml.safe_load(path.read_text())
     assert provider["apiVersion"] == 1

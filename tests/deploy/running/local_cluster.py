@@ -47,7 +47,6 @@ class LocalCluster:
             pod.stop()
 
     def of(self, workload: str) -> list[Pod]:
-        """Return the pods of a workload."""
         return [pod for pod in self.pods.values() if pod.workload.name == workload]
 
     def _add(self, workload: Workload, name: str, directory: Path) -> None:

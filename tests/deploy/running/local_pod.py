@@ -59,7 +59,6 @@ class Pod:
         self._write_volumes()
 
     def folder(self, mount_path: str) -> Path:
-        """Return the local folder of a mounted path."""
         mounts = {row["mountPath"]: row["name"] for row in self.container["volumeMounts"]}
         assert mount_path in mounts, f"{self.name}: nothing is mounted at {mount_path}"
         return self._directory / str(mounts[mount_path])

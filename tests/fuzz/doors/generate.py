@@ -33,7 +33,6 @@ _MAX_STEPS = 400
 
 
 def make_decoder() -> RequestDecoder:
-    """Return the gateway's decoder of requests."""
     return RequestDecoder(ascii_tokenizer(), VOCABULARY, _LONGEST_CONTEXT, (EOS,))
 
 

@@ -21,5 +21,4 @@ DOORS: dict[str, Callable[[], Door]] = {
 
 
 def make_door(name: str) -> Door:
-    """Return a new target."""
     return DOORS[name]()

@@ -36,13 +36,11 @@ def _bearer(key: str) -> Metadata:
 
 
 async def tokens(system: System, metadata: Metadata, **fields: Any) -> list[int]:
-    """Return all tokens of one request."""
     call = system.stub.Generate(request_for(PROMPT, **fields), metadata=metadata)
     return [token async for reply in call for token in reply.token_ids]
 
 
 async def refused(call: Any) -> grpc.StatusCode:
-    """Return the status of a call that is refused."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (call.read() if hasattr(call, "read") else call)
     return caught.value.code()

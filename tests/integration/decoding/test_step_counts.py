@@ -48,7 +48,6 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def commands(redis_url: str) -> Counter[str]:
-    """Return the number of commands that Redis has run, by name."""
     async with Redis.from_url(redis_url) as redis:
         stats = await redis.info("commandstats")
     return Counter({name.removeprefix("cmdstat_"): value["calls"] for name, value in stats.items()})

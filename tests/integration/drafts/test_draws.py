@@ -28,7 +28,6 @@ def one_draw(job: DraftJob) -> TokenTree:
 
 
 def drawing(script: Callable[[DraftJob], TokenTree] = one_draw) -> ScriptedDrafter:
-    """Return a drafter whose description has `draws`."""
     drafter = ScriptedDrafter(script)
     drafter.description = DrafterDescription(draws=True)
     return drafter

@@ -33,8 +33,6 @@ TOKENS = 16
 
 @dataclass(frozen=True)
 class Request:
-    """Request of the tests."""
-
     prompt: list[int]
     mode: str
     sampling: dict[str, Any]

@@ -40,7 +40,6 @@ class Reader(ScriptedDrafter):
         return parts
 
     def last_context(self, request: str = "") -> list[int]:
-        """Return the context of the last job."""
         return [list(job.context) for job in self.jobs if request in job.request_id][-1]
 
 

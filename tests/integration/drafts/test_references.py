@@ -83,7 +83,6 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def steps(system: System, expected: list[int], **fields: object) -> int:
-    """Check an answer, and return its number of steps."""
     replies = await system.generate(PROMPT, max_new_tokens=TOKENS, **fields)
     assert [token for reply in replies for token in reply.token_ids] == expected
     return replies[-1].summary.stats.steps

@@ -28,7 +28,6 @@ def _raises(*_: Any, **__: Any) -> Any:
 
 
 def _if(raises: Callable[..., bool], original: Any) -> Any:
-    """Return a function that raises for some arguments."""
     return lambda *given, **named: (_raises if raises(*given) else original)(*given, **named)
 
 

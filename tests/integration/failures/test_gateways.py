@@ -63,7 +63,6 @@ async def rest(stub: Stub, request_id: str, from_token: int) -> list[generation_
 
 
 def tokens_of(replies: Sequence[generation_pb2.GenerateReply]) -> list[int]:
-    """Check that replies have no gaps, and return their tokens."""
     position = replies[0].position
     for reply in replies:
         assert reply.position == position
@@ -290,5 +289,4 @@ async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
 
 
 async def read_all(stub: Stub, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateReply]:
-    """Return all replies to a request."""
     return [reply async for reply in stub.Generate(request)]

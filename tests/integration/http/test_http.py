@@ -28,7 +28,6 @@ LONG = {**ASKED, "max_tokens": 400, "stream": True}
 
 @asynccontextmanager
 async def served(redis_url: str, **options: Any) -> AsyncIterator[tuple[System, HttpService]]:
-    """Run a system and its HTTP service."""
     drafters = {"a": ScriptedDrafter(first(1))} | options.pop("drafters", {})
     async with running_system(redis_url, drafters, **options) as system, http_service(system.address) as http:
         yield system, http
@@ -224,7 +223,6 @@ async def first_lines(lines: AsyncIterator[str]) -> str:
 
 
 def cancelled(system: System) -> float:
-    """Return the number of cancelled requests."""
     labels = {"finished_reason": "cancelled"}
     return system.registries["gateway"].get_sample_value("specinfer_request_success_total", labels) or 0
 

@@ -27,7 +27,6 @@ DEEP = "[" * 100_000
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Return a schema with a number of levels."""
     schema: dict[str, Any] = {}
     for _ in range(levels):
         schema = {"properties": schema}
@@ -35,7 +34,6 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def called(arguments: Any) -> dict[str, Any]:
-    """Return an answer that calls a function."""
     return {
         "role": "assistant",
         "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],

@@ -48,7 +48,6 @@ async def bounded(**seconds: float) -> AsyncIterator[tuple[HttpService, Callable
 
 
 def kind_of_connections(http: HttpService) -> type[BoundedConnection]:
-    """Return the class of a service's connections."""
     kind = http.server._server.config.http
     assert isinstance(kind, type)
     assert issubclass(kind, BoundedConnection)

@@ -95,7 +95,6 @@ async def text_of_plain_answer(client: httpx2.AsyncClient) -> str:
 
 
 def text_of_event(line: str) -> str:
-    """Return the text in a line of a stream."""
     if not line.startswith("data: {"):
         return ""
     choices = json.loads(line.removeprefix("data: "))["choices"]

@@ -44,7 +44,6 @@ def listening() -> Iterator[str]:
 
 @asynccontextmanager
 async def serving(settings: ServiceSettings) -> AsyncIterator[None]:
-    """Run a healthy service."""
     server = ServiceServer(settings, [])
     await server.start()
     try:

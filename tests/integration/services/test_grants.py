@@ -29,7 +29,6 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[verifier_pb2.VerifyRequest]:
-    """Messages that the verifier receives."""
     requests: list[verifier_pb2.VerifyRequest] = []
     serve = VerifierServicer._serve
 

@@ -100,7 +100,6 @@ class Learning:
         return sum(replies[-1].summary.stats.steps for replies in answers)
 
     async def offer(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> learning_pb2.OfferReply:
-        """Offer a checkpoint."""
         async with open_channel(self.address) as channel:
             stub = learning_pb2_grpc.LearningStub(channel)  # type: ignore[no-untyped-call]
             reply: learning_pb2.OfferReply = await stub.Offer(parts)
@@ -152,7 +151,6 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
 
 
 async def sent(parts: object) -> AsyncIterator[learning_pb2.CheckpointPart]:
-    """Yield parts as a stream."""
     for part in parts:  # type: ignore[attr-defined]
         yield part
 
@@ -245,7 +243,6 @@ async def test_requests_without_consent_are_not_stored(
 
 
 def damaged(fault: str, ssm: Path) -> list[learning_pb2.CheckpointPart]:
-    """Return the parts of a damaged checkpoint."""
     parts = list(parts_of(ssm))
     match fault:
         case "another file":

@@ -47,7 +47,6 @@ def malformed() -> ScriptedDrafter:
 
 
 def drawing(draws: bool = True) -> ScriptedDrafter:
-    """Return a drafter that draws; `draws` is the value in its description."""
 
     def script(job: DraftJob) -> TokenTree:
         builder = TreeBuilder(job.context[-1])

@@ -122,7 +122,6 @@ async def engine_with(
 async def serving(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path, *drafters: ScriptedDrafter, deadline_s: float = 5.0
 ) -> AsyncIterator[tuple[Engine, SpeculatorProposer]]:
-    """Yield an engine and its proposer, with one service for each drafter."""
     async with AsyncExitStack() as stack:
         services = [
             await stack.enter_async_context(speculator_service({f"s{i}": drafter}))

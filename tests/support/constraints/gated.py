@@ -39,7 +39,6 @@ class Gates:
         return self._events.setdefault(tokens, Event())
 
     def open(self, tokens: int = 200) -> None:
-        """Open the gates up to `tokens` tokens."""
         for count in range(tokens + 1):
             self.at(count).set()
 

@@ -52,7 +52,6 @@ class Branches:
         return index
 
     def next_script(self) -> list[int] | None:
-        """Return the script of the next run; None after the last."""
         trail = list(self.trail)
         while trail and trail[-1][0] + 1 == trail[-1][1]:
             trail.pop()

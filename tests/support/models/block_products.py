@@ -38,7 +38,6 @@ class IntegerBlocks(NamedTuple):
     """[...]."""
 
     def values(self) -> Doubles:
-        """Return the weights [..., weights]."""
         length = self.codes.shape[-1] // self.scales.shape[-1]
         scales, minimums = (np.repeat(part, length, -1) for part in (self.scales, self.minimums))
         return self.scale[..., None] * (scales * self.codes) + self.offset[..., None] * minimums
@@ -87,7 +86,6 @@ def quantise_q8_k(x: NDArray[np.float32]) -> tuple[Integers, Doubles]:
 
 
 def integer_blocks(type_name: str, rows: Bytes) -> IntegerBlocks:
-    """Return the blocks [N, blocks] of rows [N, bytes]."""
     size, read = _READERS[type_name]
     return read(rows.reshape(len(rows), -1, size))
 
@@ -116,7 +114,6 @@ def _fifth_bits(blocks: Bytes, at: int) -> Integers:
 
 
 def _simple(codes: Integers, scale: Doubles, minimum: Doubles | None = None) -> IntegerBlocks:
-    """Return blocks with one group."""
     one = np.ones((*codes.shape[:-1], 1), np.int64)
     if minimum is None:
         return IntegerBlocks(codes, one, 0 * one, scale, np.zeros_like(scale))

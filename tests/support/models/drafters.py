@@ -75,7 +75,6 @@ def ssm(kind: ProposalKind, family: str = "llama-untied") -> Callable[[Path], Dr
 
 
 def heads(kind: ProposalKind, method: type[HeadsDrafter]) -> Callable[[Path], Drafter]:
-    """Make a drafter with random heads."""
 
     def make(_: Path) -> Drafter:
         torch.manual_seed(1)

@@ -303,7 +303,6 @@ class Gguf:
             self.tensors[f"{target}.{kind}"] = np.ascontiguousarray(stored.numpy())
 
     def write(self, path: Path) -> Path:
-        """Write the file, and return its path."""
         self._write(path, self.tensors, {})
         return path
 

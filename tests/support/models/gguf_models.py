@@ -22,6 +22,5 @@ def model_file(more: int = 0, layers: int = 2, hidden: int = 64, template: str =
 
 
 def write_model_file(path: Path, **shape: Any) -> Path:
-    """Write the file of `model_file`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return model_file(**shape).write(path)

@@ -165,7 +165,6 @@ class PlainDraft:
 
     @classmethod
     def load(cls, directory: Path, target: Path) -> "PlainDraft":
-        """Load draft and target from their directories."""
         files = (load_file(place / "model.safetensors") for place in (directory, target))
         return cls(json.loads((directory / "config.json").read_text()), *files)
 

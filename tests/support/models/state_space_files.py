@@ -82,7 +82,6 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def tensors_of(model: Any) -> dict[str, np.ndarray]:
-    """Return the tensors of a model's file."""
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _each(model)}
 
 

@@ -94,7 +94,6 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
 
     @property
     def address(self) -> str:
-        """Address of the server."""
         return f"127.0.0.1:{self.port}"
 
     async def Generate(self, message: Any, context: Any) -> AsyncIterator[Reply]:
@@ -177,7 +176,6 @@ def _replies(start: int, size: int) -> Iterable[Reply]:
 
 @asynccontextmanager
 async def fake_gateways(*scripts: Sequence[Turn], size: int = 1) -> AsyncIterator[list[FakeGateway]]:
-    """Run a gateway per script."""
     gateways = [FakeGateway(list(script), size) for script in scripts]
     for gateway in gateways:
         await gateway.start()

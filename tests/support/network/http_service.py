@@ -62,7 +62,6 @@ async def http_service(
 
 @asynccontextmanager
 async def served(*script: Turn, **settings: Any) -> AsyncIterator[tuple[FakeGateway, HttpService]]:
-    """Run a scripted gateway, and an HTTP service without retries."""
     async with fake_gateways(script) as (gateway,):
         gateway.states.append(MODEL)
         options = {"patience_seconds": 0.0, **settings}

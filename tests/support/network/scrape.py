@@ -8,8 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class Scrape:
-    """The samples of one scrape."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -21,7 +19,6 @@ class Scrape:
 
     @classmethod
     def of(cls, registry: CollectorRegistry) -> "Scrape":
-        """Scrape a registry in this process."""
         return cls(generate_latest(registry).decode())
 
     @classmethod
@@ -44,5 +41,4 @@ class Scrape:
 
     @property
     def names(self) -> set[str]:
-        """Return the names of all samples."""
         return {name for name, _ in self._samples}

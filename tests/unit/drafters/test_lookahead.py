@@ -28,7 +28,6 @@ def after(token: int) -> int:
 
 
 def predictions_of(tree: TokenTree) -> TargetTopK:
-    """Return the target's predictions at the nodes of a tree."""
     tokens = tree.token_ids.astype(np.int64)
     return TargetTopK(tokens, tree.parents, np.array([[after(t)] for t in tokens.tolist()]))
 

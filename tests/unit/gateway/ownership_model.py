@@ -106,8 +106,6 @@ class Record(NamedTuple):
 
 
 class Redis(NamedTuple):
-    """The data in Redis."""
-
     leases: tuple[bool, ...]
     records: tuple[Record | None, ...]
     holder: int
@@ -166,23 +164,19 @@ def finished(state: State, rules: Rules) -> bool:
 
 
 def put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]  # of any items
-    """Return the tuple with one item replaced."""
     return (*items[:index], item, *items[index + 1 :])
 
 
 def with_gateway(state: State, index: int, **fields: object) -> State:
-    """Return the state with fields of one gateway replaced."""
     gateway = state.gateways[index]._replace(**fields)  # type: ignore[arg-type]
     return state._replace(gateways=put(state.gateways, index, gateway))
 
 
 def with_run(state: State, gateway: int, request: int, run: Run | None) -> State:
-    """Return the state with one run replaced."""
     return with_gateway(state, gateway, runs=put(state.gateways[gateway].runs, request, run))
 
 
 def with_record(state: State, request: int, record: Record | None) -> State:
-    """Return the state with one record replaced."""
     return state._replace(redis=state.redis._replace(records=put(state.redis.records, request, record)))
 
 

@@ -10,8 +10,6 @@ Successors = Callable[[S], Iterable[tuple[str, S]]]
 
 @dataclass(frozen=True, slots=True)
 class SearchResult(Generic[S]):
-    """Result of a search."""
-
     states: list[S]
     """States in the order of their discovery."""
     arrived: list[tuple[int, str]]

@@ -66,7 +66,6 @@ class Session:
         await asyncio.gather(delivering, return_exceptions=True)
 
     def submit(self, adoption: int, generated: Sequence[int]) -> RequestState:
-        """Begin a run of the request; return its state."""
         stream = self.streams.add(TokenStream(REQUEST, "key"))
         stream.readers = 1
         stream.extend(0, generated, [], None)

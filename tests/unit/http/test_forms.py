@@ -239,7 +239,6 @@ def field_in_error(make: Any, model: Any, fields: dict[str, Any]) -> str | None:
 
 
 def item_requests(body: ResponsesBody, request_id: str) -> list[Any]:
-    """Return the requests of a body of the Responses API."""
     return list(chat_requests(conversation_of(body), PLAIN, request_id))
 
 

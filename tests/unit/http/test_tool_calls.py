@@ -38,7 +38,6 @@ def arguments_in(form: CallForm, arguments: str) -> str:
 
 
 def written(form: CallForm, calls: Sequence[tuple[str, str]] = CALLS) -> str:
-    """Return an answer with calls in a form."""
     texts = [
         f"{form.before}{name}{form.middle}{arguments_in(form, call)}{form.after}" for name, call in calls
     ]

@@ -188,7 +188,6 @@ def test_scopes_share_no_prefix(tmp_path: Path) -> None:
 
 
 def key(number: int) -> bytes:
-    """Return the key of a block."""
     return bytes([number] * 16)
 
 

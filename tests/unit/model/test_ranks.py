@@ -45,8 +45,6 @@ CLOSE_BFLOAT16: dict[str, Any] = {"atol": 2e-2, "rtol": 2e-2}
 
 
 class Answers(NamedTuple):
-    """Answers of a model."""
-
     plain: list[list[int]]
     trees: list[list[int]]
     steps: int
@@ -76,7 +74,6 @@ class Model(NamedTuple):
         return cls(from_transformers(model.config), weights)
 
     def runner(self, ranks: Ranks) -> ModelRunner:
-        """Return the runner of a rank."""
         weights = {name: torch.from_numpy(array) for name, array in self.weights.items()}
         return ModelRunner.build(self.config, weights, RunnerOptions(dtype="float32", kv_tokens=1024), ranks)
 
@@ -133,7 +130,6 @@ def draft(text: Sequence[int], prompt: Sequence[int], known: Sequence[int] | Non
 
 
 def run_rank(ranks: Ranks, models: Mapping[str, Model]) -> dict[str, Answers]:
-    """Run a rank; return the answers of rank 0."""
     answers = {}
     for family, model in models.items():
         runner = model.runner(ranks)

@@ -125,8 +125,6 @@ def test_a_cached_prompt_is_continued(family: str, executor: str, models: dict[s
 
 
 class Storage:
-    """A storage without contents."""
-
     def move(self, source: Any, target: Any) -> None:
         """Do nothing."""
 

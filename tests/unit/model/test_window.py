@@ -60,7 +60,6 @@ class StreamingOracle:
 
 @cache
 def oracle_logits(max_positions: int) -> list[torch.Tensor]:
-    """Return the logits after each of `TOKENS`."""
     oracle = StreamingOracle(windowed("torch", max_positions)[0])
     return [oracle.step(token) for token in TOKENS]
 

@@ -94,7 +94,6 @@ def seconds_of(rows: int, read: int, context: float, context_s: float) -> float:
 
 
 def with_a_decoder(context_s: float) -> Scheduler:
-    """Return a scheduler in which one request decodes."""
     s = Scheduler(
         SchedulerLimits(max_context_len=100_000, kv_capacity_tokens=200_000),
         NodeBudget(0, 0, pass_seconds=LINEAR, context_s=context_s),

@@ -36,7 +36,6 @@ def read(fields: dict[str, Any], directory: Path) -> ModelConfig | str:
 
 
 def changed(fields: dict[str, Any], value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each field's name, and all fields with `value` for it."""
     for name in fields.keys() - {"model_type"}:
         yield name, fields | {name: value}
     for name in fields.get("rope_parameters") or {}:

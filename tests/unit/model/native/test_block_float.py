@@ -25,7 +25,6 @@ def products_only() -> Any:
 
 
 def logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-    """Return logits [T, V] of tokens that do not attend to each other."""
     sequence = runner.open()
     runner.forward([Segment(sequence, [1])])
     (rows,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
