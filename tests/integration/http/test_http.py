@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,21 +78,6 @@ async def test_the_openai_client_gets_the_answers_of_grpc(redis_url: str) -> Non
         answer = await client.chat.completions.create(**sampled)
         same = await over_grpc(system, temperature=0.9, seed=5, top_p=0.9, top_k=20)
         assert answer.choices[0].message.content == same != expected
-
-
-async def test_the_openai_client_without_a_loop(redis_url: str) -> None:
-    async with served(redis_url) as (system, http):
-        expected = await over_grpc(system)
-
-        def ask() -> tuple[Any, str]:
-            with openai.OpenAI(base_url=f"{http.url}/v1", api_key="none", max_retries=0) as client:
-                (model,) = client.models.list().data
-                assert client.models.retrieve(model.id).id == model.id == "tiny"
-                with client.chat.completions.create(**ASKED, stream=True) as stream:
-                    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-                return client.chat.completions.create(**ASKED).choices[0].message.content, text
-
-        assert await asyncio.to_thread(ask) == (expected, expected)
 
 
 async def test_completions_of_texts_and_tokens(redis_url: str) -> None:
@@ -198,18 +182,6 @@ async def test_hundreds_of_streams_at_once(redis_url: str, monkeypatch: pytest.M
         assert texts == [expected[number % 20] for number in range(count)]
         assert http.metric("calls_total", endpoint=CHAT, status="200") == count
         assert http.metric("calls_running") == 0
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-async def test_curl_streams(redis_url: str) -> None:
-    async with served(redis_url) as (system, http):
-        process = await asyncio.create_subprocess_exec(
-            *("curl", "-sN", f"{http.url}{CHAT}", "-H", "Content-Type: application/json"),
-            *("-d", json.dumps({**ASKED, "stream": True})),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        printed, _ = await process.communicate()
-        assert text_in(data_of(printed.decode())) == await over_grpc(system)
 
 
 async def first_lines(lines: AsyncIterator[str]) -> str:

@@ -63,6 +63,18 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
+@asynccontextmanager
+async def dripping(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    async def drip() -> None:
+        while not writer.is_closing():
+            writer.write(b"1")
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(drip())
+    yield
+    task.cancel()
+
+
 HALF = b"GET /health HTTP/1.1\r\nHost: x\r\nX-A"
 WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -83,15 +95,8 @@ async def test_a_connection_with_an_incomplete_head_is_closed() -> None:
 async def test_a_head_that_drips_gets_no_more_time() -> None:
     async with bounded(HEADER_SECONDS=0.3) as (_, connect):
         reader, writer = await connect(HALF)
-
-        async def drip() -> None:
-            while not writer.is_closing():
-                writer.write(b"a")
-                await asyncio.sleep(0.02)
-
-        dripping = asyncio.create_task(drip())
-        assert await rest(reader) == b""
-        dripping.cancel()
+        async with dripping(writer):
+            assert await rest(reader) == b""
 
 
 async def test_a_head_above_its_size_is_refused() -> None:
@@ -135,16 +140,8 @@ async def test_a_body_that_is_not_sent_frees_its_place(monkeypatch: pytest.Monke
 async def test_a_body_that_drips_does_not_keep_its_place() -> None:
     async with bounded(BODY_SECONDS=0.3) as (_, connect):
         reader, writer = await connect(HEAD.encode())
-
-        async def drip() -> None:
-            while not writer.is_closing():
-                writer.write(b" ")
-                await asyncio.sleep(0.02)
-
-        dripping = asyncio.create_task(drip())
-        async with asyncio.timeout(60):
+        async with dripping(writer), asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
-        dripping.cancel()
 
 
 async def test_the_rest_of_a_refused_body_is_not_waited_for_long() -> None:

@@ -13,11 +13,10 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.training import distil as distilling
-from specinfer.training.corpus import Continuation, Examples, Labels, finished_jobs, write_continuations
+from specinfer.training.corpus import Continuation, Examples, Labels, finished_jobs
 from specinfer.training.distil import DistilOptions, distil
 from specinfer.training.make_corpus import make_corpus
 from specinfer.training.run import InterruptionError, deferred_signals
-from specinfer.training.train_ssm import train_ssm
 from tests.support.background import in_background
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import tiny_transformers
@@ -36,7 +35,6 @@ if {signal}:
     module.{function} = interrupted
 program.main()
 """
-STEP = "os.kill(os.getpid(), {signal}); return work(*arguments)"
 CONTINUE = """for number, item in enumerate(work(*arguments)):
         yield item
         if number == 1: os.kill(os.getpid(), {signal})"""
@@ -146,33 +144,6 @@ def test_the_second_signal_acts_at_once() -> None:
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is handler
     signal.signal(signal.SIGINT, before)
-
-
-def test_train_ssm_is_interrupted_continues_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
-    lines, out, work = tmp_path / "corpus.jsonl", tmp_path / "ssm", tmp_path / "work"
-    labels = Labels(np.tile(np.arange(3, 35, dtype=np.int32), (4, 1)), np.full((4, 32), 1 / 32, np.float16))
-    rows = [(str(i), Continuation((5, i + 3), (i + 3, 4, 5, 6), labels)) for i in range(12)]
-    write_continuations(lines, rows)
-    flags = ["ssm", "--corpus", lines, "--out", out, "--work", work, "--model", target, "--vocabulary", 40]
-    done = run("distil", "train_step", STEP, signal.SIGTERM, *flags, "--device", "cpu", "--minutes", 0.05)
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("specinfer train: interrupted: after 0.0 of 0.05 minutes")
-    assert torch.load(work / "state.pt")["at"][1] > 0
-    assert not out.exists()
-
-    def train(**more: bool) -> None:
-        given = {"corpus": [lines], "out": out, "work": work, "model": str(target), "vocabulary": 40}
-        train_ssm(**given, minutes=0.01, device="cpu", **more)  # type: ignore[arg-type]
-
-    train()
-    assert not (work / "state.pt").exists()
-    result = (out / "model.safetensors").read_bytes()
-    with pytest.raises(SettingError, match=r"out = .*ssm':"):
-        train()
-    assert (out / "model.safetensors").read_bytes() == result
-    (out / "model.safetensors").write_bytes(b"another")
-    train(overwrite=True)
-    assert (out / "model.safetensors").stat().st_size == len(result)
 
 
 @pytest.mark.thorough
