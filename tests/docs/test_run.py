@@ -116,4 +116,5 @@ async def test_the_http_page(redis_url: str, tmp_path: Path) -> None:
                 printed += await asyncio.to_thread(run_shell, text, tmp_path)
     assert "data: [DONE]" in printed
     assert "greedy: 12 of 12 answers are the same with speculation" in printed
+    assert "seeded: 12 of 12 answers are the same with speculation" in printed
     assert '"custom_id": "1"' in (tmp_path / "answers.jsonl").read_text()

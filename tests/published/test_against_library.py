@@ -15,7 +15,7 @@ from specinfer.model.drafting import expansion, levels
 from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.clients.environments import environment
-from tests.support.system import ascii_tokenizer
+from tests.support.models.saved_model import save_target
 from tests.support.tiny_models import tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert torch_version
     programs = environment("speculators", torch_version[0], *NEEDED, alone=LIBRARY)
     directory = tmp_path_factory.mktemp("published")
-    tiny_transformers("qwen3").save_pretrained(directory / "target")
-    ascii_tokenizer()._fast.save(str(directory / "target" / "tokenizer.json"))
+    save_target(directory / "target", tiny_transformers("qwen3"))
     command = [str(programs / "python"), str(PROGRAM), str(directory / "target"), str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, env={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,7 +1,8 @@
 """Single services on loopback, without a gateway: real gRPC servers with tiny models and scripted drafters."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -24,8 +25,6 @@ from speculator_svc.servicer import SpeculatorServicer
 from tests.support.tiny_models import runner_of, tiny_transformers
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
-
-VOCABULARY = 97
 
 
 @asynccontextmanager
@@ -51,6 +50,31 @@ async def speculator_service(
         thread.stop()
 
 
+def description_of(engine: VerifierEngine, **fields: Any) -> verifier_pb2.DescribeVerifierReply:
+    return verifier_pb2.DescribeVerifierReply(
+        vocab_size=engine.runner.config.vocab_size,
+        max_context_len=engine.limits.max_context_len,
+        max_requests=engine.limits.max_requests,
+        max_nodes=engine.limits.max_nodes,
+        max_step_tokens=engine.limits.max_step_tokens,
+        kv_capacity_tokens=engine.runner.cache.capacity_tokens,
+        kv_block_tokens=engine.runner.cache.block_tokens,
+        **fields,
+    )
+
+
+def raising(original: Callable[..., Any], *faults: Exception) -> Callable[..., Any]:
+    """Return a function that raises each of the faults once, the last first, and then does as `original`."""
+    left = [*faults]
+
+    def called(*arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return original(*arguments)
+
+    return called
+
+
 def host_of(engine: VerifierEngine) -> Host:
     return Host(LocalPool([], engine.runner.config.hidden_size, engine.runner.config.vocab_size), engine)
 
@@ -61,17 +85,9 @@ async def verifier_service(
 ) -> AsyncIterator[tuple[str, VerifierEngine]]:
     """Run a service within the context; yield its address and engine."""
     engine, thread = VerifierEngine(runner_of(tiny_transformers("llama"))), EngineThread("verifier")
-    description = verifier_pb2.DescribeVerifierReply(
-        vocab_size=VOCABULARY,
-        pass_costs=[verifier_pb2.PassCost(tokens=1, microseconds=1000)],
-        max_context_len=engine.limits.max_context_len,
-        max_requests=engine.limits.max_requests,
-        max_nodes=engine.limits.max_nodes,
-        max_step_tokens=engine.limits.max_step_tokens,
-        kv_capacity_tokens=engine.runner.cache.capacity_tokens,
-        kv_block_tokens=engine.runner.cache.block_tokens,
-        instance_id=instance_id,
-        model_fingerprint=model_fingerprint,
+    costs = [verifier_pb2.PassCost(tokens=1, microseconds=1000)]
+    description = description_of(
+        engine, pass_costs=costs, instance_id=instance_id, model_fingerprint=model_fingerprint
     )
     server = ServiceServer(ServiceSettings(listen=listen, drain_seconds=0.0), [])
     servicer = VerifierServicer(host_of(engine), thread, VerifierMetrics(CollectorRegistry()), description)

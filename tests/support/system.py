@@ -6,15 +6,16 @@ The tokenizer has one token per printable ASCII character, so that text and toke
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import grpc
+import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -30,7 +31,6 @@ from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Host
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.options.model_options import DEFAULT_RULE
 from specinfer.remote.description import describe
 from specinfer.remote.policy import PoolPolicy
@@ -57,6 +57,7 @@ from specinfer.verification.jobs import EngineLimits
 from speculator_svc.learning_servicer import LearningServicer
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
+from tests.support.services import description_of
 from tests.support.tiny_models import runner_of, tiny_transformers
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.resident import ResidentSpeculators
@@ -273,16 +274,10 @@ async def running_system(
         add(server, threads[-1])
         return f"127.0.0.1:{await server.start()}"
 
-    description = verifier_pb2.DescribeVerifierReply(
+    description = description_of(
+        engines[0],
         model="tiny",
-        vocab_size=VOCABULARY,
         tokenizer_fingerprint=tokenizer.fingerprint(),
-        max_context_len=engine_limits.max_context_len,
-        max_requests=engine_limits.max_requests,
-        max_nodes=engine_limits.max_nodes,
-        max_step_tokens=engine_limits.max_step_tokens,
-        kv_capacity_tokens=runners[0].cache.capacity_tokens,
-        kv_block_tokens=BLOCK_TOKENS,
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=us) for n, us in ((1, 1000), (64, 2000))],
         eos_token_ids=[eos],
         kv_window_tokens=kv_window,
@@ -431,6 +426,15 @@ def add_speculators(
 def settings(**options: Any) -> ServiceSettings:
     """Return settings: a free port of loopback, no drain time."""
     return ServiceSettings(**{"listen": "127.0.0.1:0", "drain_seconds": 0.2, **options})
+
+
+@contextmanager
+def refused(code: grpc.StatusCode, *words: str) -> Iterator[None]:
+    """Expect that a call fails with this status and with all these words in its details."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        yield
+    details = caught.value.details() or ""
+    assert (caught.value.code(), [word for word in words if word not in details]) == (code, []), details
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:

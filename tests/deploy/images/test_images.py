@@ -19,8 +19,7 @@ from specinfer.model.native.build import VARIANTS, fitting, variant_path
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import processor_flags
 from tests.deploy.images.image_store import Container, ImageStore, make_base, why_not
-from tests.support.system import ascii_tokenizer
-from tests.support.tiny_models import tiny_transformers
+from tests.support.models.saved_model import save_target
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 SHIPPED = {path.parent.name for path in MODELS.glob("*/model.safetensors")}
@@ -64,8 +63,7 @@ def images(store: ImageStore) -> dict[str, str]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model volume with a tiny model for the compiled kernels, readable by all users."""
     directory = tmp_path_factory.mktemp("models")
-    tiny_transformers("llama", head_dim=16).save_pretrained(directory / "tiny")
-    ascii_tokenizer()._fast.save(str(directory / "tiny" / "tokenizer.json"))
+    save_target(directory / "tiny", head_dim=16)
     for path in (directory, directory.parent, *directory.rglob("*")):
         path.chmod(0o755)
     return directory

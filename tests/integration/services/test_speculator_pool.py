@@ -26,8 +26,8 @@ from specinfer.service.channel import open_channel
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import speculator_pb2
 from tests.support.oracle import chain
-from tests.support.services import VOCABULARY, speculator_service, step_entry
-from tests.support.system import ScriptedDrafter, until
+from tests.support.services import speculator_service, step_entry
+from tests.support.system import VOCABULARY, ScriptedDrafter, until
 
 PROMPT = [5, 17, 3]
 POLICY = PoolPolicy(VOCABULARY, "ours", deadline_s=10.0, hung_s=5.0, retry_s=0.01, longest_retry_s=0.05)

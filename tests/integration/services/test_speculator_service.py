@@ -23,7 +23,7 @@ from tests.support.service_messages import (
     sampled,
     top_k,
 )
-from tests.support.services import speculator_service
+from tests.support.services import raising, speculator_service
 from tests.support.system import ScriptedDrafter
 
 BAD_AT_THE_SPECULATORS: dict[str, dict[str, Any]] = {
@@ -111,14 +111,8 @@ async def test_a_faulty_drafter_costs_its_drafts(fault: str) -> None:
 
 async def test_a_fault_of_the_speculator_service_costs_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     async with speculator_service({"a": ScriptedDrafter(first(1))}) as (address, engine):
-        original, faults = engine._ask_all, [AttributeError("a fault of ours")]
-
-        def raises(*arguments: Any) -> Any:
-            if faults:
-                raise faults.pop()
-            return original(*arguments)
-
-        monkeypatch.setattr(engine, "_ask_all", raises)
+        fails = raising(engine._ask_all, AttributeError("a fault of ours"))
+        monkeypatch.setattr(engine, "_ask_all", fails)
         async with open_channel(address) as channel:
             stub = speculator_pb2_grpc.SpeculatorStub(channel)
             failed, after = await one_reply(

@@ -32,7 +32,7 @@ from tests.support.service_messages import (
     tree,
     verify_entry,
 )
-from tests.support.services import speculator_service, step_entry, verifier_service
+from tests.support.services import raising, speculator_service, step_entry, verifier_service
 from tests.support.system import ScriptedDrafter, running_system
 
 BAD_AT_THE_VERIFIER: dict[str, dict[str, Any]] = {
@@ -133,14 +133,8 @@ async def test_a_fault_of_the_verifier_ends_the_request_that_meets_it(
 ) -> None:
     async with verifier_service() as (address, engine), open_channel(address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
-        verify, faults = engine._trees.verify, [IndexError("a fault of ours")]
-
-        def raises(*arguments: Any) -> Any:
-            if faults:
-                raise faults.pop()
-            return verify(*arguments)
-
-        monkeypatch.setattr(engine._trees, "verify", raises)
+        fails = raising(engine._trees.verify, IndexError("a fault of ours"))
+        monkeypatch.setattr(engine._trees, "verify", fails)
         before, failed, after = await one_reply(
             stub.Verify,
             request([]),
@@ -149,7 +143,7 @@ async def test_a_fault_of_the_verifier_ends_the_request_that_meets_it(
         )
         assert not before.entries
         assert [v.status for v in failed.entries] == [ERROR, OK]
-        assert failed.entries[0].message.startswith("internal error: IndexError at test_verifier_service.py:")
+        assert failed.entries[0].message.startswith("internal error: IndexError at services.py:")
         assert [v.status for v in after.entries] == [OK, OK], "nothing remains of the failed request"
     records = [record for record in caplog.records if "an entry failed" in record.getMessage()]
     assert [getattr(record, "request_id", "") for record in records] == ["a"]
@@ -162,14 +156,8 @@ async def test_a_fault_that_no_entry_causes_ends_none(
     """Its requests may be repeated; a request that was alone in the step fails."""
     async with verifier_service() as (address, engine), open_channel(address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
-        original, faults = getattr(engine, where), [KeyError("a fault of ours"), KeyError("another one")]
-
-        def raises(*arguments: Any) -> Any:
-            if faults:
-                raise faults.pop()
-            return original(*arguments)
-
-        monkeypatch.setattr(engine, where, raises)
+        fails = raising(getattr(engine, where), KeyError("a fault of ours"), KeyError("another one"))
+        monkeypatch.setattr(engine, where, fails)
         several, alone, after = await one_reply(
             stub.Verify,
             request([verify_entry("a"), verify_entry("b")]),

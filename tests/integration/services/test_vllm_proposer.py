@@ -19,8 +19,8 @@ from specinfer.integrations.vllm import SpeculatorProposer
 from specinfer.remote.policy import PoolPolicy
 from specinfer.tree import TokenTree
 from tests.support.oracle import chain
-from tests.support.services import VOCABULARY, speculator_service
-from tests.support.system import ScriptedDrafter, ascii_tokenizer, until
+from tests.support.services import speculator_service
+from tests.support.system import VOCABULARY, ScriptedDrafter, ascii_tokenizer, until
 
 LONGEST = 64
 WIDTH = 4

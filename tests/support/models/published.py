@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from tests.support.system import ascii_tokenizer
+from tests.support.models import saved_model
 from tests.support.tiny_models import tiny_transformers
 
 METHODS = ("dflash", "dspark", "peagle", "mtp")
@@ -59,9 +59,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 def save_target(directory: Path, model: Any = None) -> Path:
     """Save a target with a tokenizer whose tokens are letters."""
-    (model or tiny_transformers("qwen3")).save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    return directory
+    return saved_model.save_target(directory, model or tiny_transformers("qwen3"))
 
 
 def save_published(

@@ -7,7 +7,7 @@ import pytest
 
 from specinfer.text.chat.forms import BY_NAME, ends_in_reasoning
 from specinfer.text.chat.template import ChatEnd, ChatTemplate
-from tests.support.chat_templates import FAMILIES, NAMES, SPECIALS, byte_tokenizer, template_text
+from tests.support.chat_templates import FAMILIES, NAMES, SPECIALS, template_text, with_template
 from tests.unit.http.test_tool_calls import arguments_in
 
 TOOLS = [
@@ -130,7 +130,7 @@ def test_a_family_has_its_forms(family: str) -> None:
     form = ChatTemplate(template_text(family), SPECIALS).form()
     assert form.calls == FORMS[family]
     assert form.reasoning == THOUGHTS.get(family, ("", ""))
-    prompt = byte_tokenizer(template_text(family)).encode_prompt([user("Now?")])
+    prompt = with_template(template_text(family)).encode_prompt([user("Now?")])
     assert prompt.in_reasoning == (family == "deepseek")
 
 
@@ -157,7 +157,7 @@ def test_variables_reach_the_template_and_thoughts_of_earlier_answers_too() -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_text_of_a_caller_becomes_a_special_token(family: str) -> None:
     """Texts with names of special tokens give the same special tokens as plain texts."""
-    tokenizer = byte_tokenizer(template_text(family))
+    tokenizer = with_template(template_text(family))
     marks = tokenizer.added_ids
     evil = "".join([*NAMES, "<tool_call>", "[TOOL_CALLS]", "<think>x</think>"])
     tokens = []
@@ -200,5 +200,5 @@ def test_whether_an_answer_begins_in_reasoning_is_seen_at_its_prompts_end(
 @pytest.mark.parametrize("end", ChatEnd)
 def test_each_end_of_a_conversation_has_its_own_beginning(end: ChatEnd) -> None:
     turns = [user("Now?"), assistant("So")] if end is ChatEnd.CONTINUED else [user("Now?")]
-    tokenizer = byte_tokenizer(template_text("deepseek"))
+    tokenizer = with_template(template_text("deepseek"))
     assert tokenizer.encode_prompt(turns, end=end).in_reasoning == (end is ChatEnd.OPENED)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specinfer.text.tokenizer import Tokenizer
-from tests.support.chat_templates import FAMILIES, NAMES, byte_tokenizer, template_text
+from tests.support.chat_templates import FAMILIES, NAMES, template_text, with_template
 
 PLACES = (
     *("system", "user", "words", "reasoning", "key", "value", "nested", "result", "last"),
@@ -18,7 +18,7 @@ PLACES = (
 
 @cache
 def tokenizer(family: str) -> Tokenizer:
-    return byte_tokenizer(template_text(family))
+    return with_template(template_text(family))
 
 
 def special_tokens(family: str, places: dict[str, str]) -> list[int]:

@@ -21,7 +21,7 @@ from specinfer.request.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.families import random_model
 from tests.support.models.gguf_files import Gguf
-from tests.support.system import ascii_tokenizer
+from tests.support.models.saved_model import save_target
 from tests.unit.model.checkpoints.test_gguf_tokenizer import bytewise
 
 CONTEXT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33, 12]
@@ -90,8 +90,7 @@ def gguf_file(family: str, path: Path, **values: Any) -> Mtp:
 
 def checkpoint(family: str, directory: Path) -> Mtp:
     model, layer, joins = made(family)
-    model.save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
+    save_target(directory, model)
     tensors = {
         name.replace("model.", "mtp.", 1): tensor.contiguous()
         for name, tensor in layer.state_dict().items()

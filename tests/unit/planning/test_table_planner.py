@@ -123,16 +123,6 @@ def test_there_are_no_drafts_without_speculators_or_requests_for_them() -> None:
     assert not alone.choose(1, {"a": 5}).speculators
 
 
-def test_without_adaptation_all_speculators_draft_the_whole_budget() -> None:
-    planner = planner_of(adaptive=False)
-    choice = planner.choose(1, {"a": 5})
-    assert choice.speculators == SERVICE
-    assert choice.nodes > 0
-    before = planner.choose(1, {"a": 9})
-    planner.observe(StepReport(choice, 1, 2, 9.0, [DraftTime(SERVICE, {0: 9.0}, 0.0)], 0.0, {}))
-    assert planner.choose(1, {"a": 9}) == before
-
-
 def test_statistics_of_ended_requests_are_deleted() -> None:
     planner = planner_of()
     for number in range(500):

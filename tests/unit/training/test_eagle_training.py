@@ -22,7 +22,7 @@ from specinfer.training.features import compute_states, keeper
 from specinfer.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
 from specinfer.training.train_features import train_eagle
 from specinfer.tree import TokenTree, TreeLimits
-from tests.support.system import ascii_tokenizer
+from tests.support.models.saved_model import save_target
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 LAYERS = (1, 3)
@@ -152,8 +152,7 @@ def test_accepted_lengths_count_right_tokens_up_to_the_first_wrong_one() -> None
 
 def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
     model, target, lines = tiny_transformers("llama"), tmp_path / "target", tmp_path / "corpus.jsonl"
-    model.save_pretrained(target)
-    ascii_tokenizer()._fast.save(str(target / "tokenizer.json"))
+    save_target(target, model)
     corpus = corpus_of(12)
     write_continuations(lines, ((str(i), item) for i, item in enumerate(corpus)))
 

@@ -25,7 +25,7 @@ from specinfer.training.features import compute_states
 from specinfer.training.run import InterruptionError
 from specinfer.training.train_features import train_blockwise, train_medusa
 from specinfer.tree import TokenTree, TreeLimits
-from tests.support.system import ascii_tokenizer
+from tests.support.models.saved_model import save_target
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.training.test_eagle_training import corpus_of
 
@@ -99,8 +99,7 @@ def test_the_command_is_interrupted_continues_and_its_heads_draft(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, lines, work = tmp_path / "target", tmp_path / "corpus.jsonl", tmp_path / "work"
-    tiny_transformers("llama").save_pretrained(target)
-    ascii_tokenizer()._fast.save(str(target / "tokenizer.json"))
+    save_target(target)
     corpus = corpus_of(12)
     write_continuations(lines, ((str(i), item) for i, item in enumerate(corpus)))
 

@@ -18,8 +18,7 @@ from specinfer.training.distil import DistilOptions, distil
 from specinfer.training.make_corpus import make_corpus
 from specinfer.training.run import InterruptionError, deferred_signals
 from tests.support.background import in_background
-from tests.support.system import ascii_tokenizer
-from tests.support.tiny_models import tiny_transformers
+from tests.support.models.saved_model import save_target
 from tests.unit.training.test_training import make_student
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,10 +41,7 @@ CONTINUE = """for number, item in enumerate(work(*arguments)):
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("target")
-    tiny_transformers("llama", initializer_range=0.4).save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    return directory
+    return save_target(tmp_path_factory.mktemp("target"), initializer_range=0.4)
 
 
 def run(

@@ -42,7 +42,7 @@ from specinfer.training.generate import in_draft_vocabulary, label_corpus
 from specinfer.training.student import Student
 from specinfer.training.train_ssm import missed_by_all, pool_report, train_ssm
 from specinfer.tree import TokenTree, TreeLimits
-from tests.support.system import ascii_tokenizer
+from tests.support.models.saved_model import save_target
 from tests.support.tiny_models import FAMILIES, MIXTURES, reference_logits, tiny_transformers
 
 VOCABULARY = 40
@@ -50,10 +50,7 @@ VOCABULARY = 40
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("target")
-    tiny_transformers("llama", initializer_range=0.4).save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    return directory
+    return save_target(tmp_path_factory.mktemp("target"), initializer_range=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +247,7 @@ def test_a_student_is_of_its_targets_family(family: str, tmp_path: Path) -> None
 
 def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> None:
     model, target, lines = tiny_transformers("gpt_neox"), tmp_path / "target", tmp_path / "corpus.jsonl"
-    model.save_pretrained(target)
-    ascii_tokenizer()._fast.save(str(target / "tokenizer.json"))
+    save_target(target, model)
     rng = np.random.default_rng(0)
     items = [Continuation(tuple(rng.integers(3, 97, 4).tolist()), (i, 4, 5, 6)) for i in range(12)]
     labels = Labels(rng.integers(3, 97, (4, 32), np.int32), np.full((4, 32), 1 / 32, np.float16))

@@ -183,14 +183,15 @@ def test_each_candidate_of_a_merged_tree_is_tried_with_its_own_q() -> None:
     assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.31, 0.99, 0.5))).accepted == (2,)
 
 
-def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
+@pytest.mark.parametrize("rule", [verify_multi_step, verify_traversal])
+def test_equal_distributions_are_always_accepted_despite_rounding(rule: AcceptanceRule) -> None:
     q = distribution([CAT, DOG, SAT], [0.1, 0.2, 0.7])
     builder = TreeBuilder(THE)
     builder.propose_samples(0, WITHOUT, [DOG], q)
     p = dict(zip(q[0].tolist(), (q[1].astype(float) * (1 - 1e-12)).tolist(), strict=True))
     target = TableTarget({0: p, 1: {RAN: 1.0}})
-    verdict = verify_multi_step(builder.build(), target, Chance(lambda d: Uniforms(1 - 1e-16, 0.5)))
-    assert verdict.accepted == (1,)
+    rng = Uniforms(1 - 1e-16, 0.5)
+    assert rule(builder.build(), target, Chance(lambda depth: rng)).accepted == (1,)
 
 
 @pytest.mark.parametrize("verify", [verify_multi_step, verify_traversal])

@@ -21,6 +21,7 @@ from specinfer.verification.acceptance import Acceptance
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
+from tests.support.services import raising
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPTS = [[5, 17, 3, 88], [41, 9], [60, 2, 71, 33, 34], [23] * 20]
@@ -209,14 +210,7 @@ def test_an_exception_in_storing_hidden_states_leaves_all_sequences_consistent(
 ) -> None:
     engine = make()
     undisturbed, hit = Requests(make(), None), Requests(engine, None)
-    write, faults = FeatureStore.write, [IndexError("a fault of ours")]
-
-    def raises_once(*arguments: Any) -> None:
-        if faults:
-            raise faults.pop()
-        write(*arguments)
-
-    monkeypatch.setattr(FeatureStore, "write", raises_once)
+    monkeypatch.setattr(FeatureStore, "write", raising(FeatureStore.write, IndexError("a fault of ours")))
     assert set(hit.step()) == {EntryStatus.OK}, "in passes of their own"
     undisturbed.step()
     assert hit.tokens == undisturbed.tokens

@@ -89,15 +89,6 @@ def test_the_subtree_of_an_excluded_draw_is_not_examined() -> None:
     assert verdict_with(0.5, tree=chain_of_two(), target=target) == Acceptance((), DOG)
 
 
-def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
-    q = distribution([CAT, DOG, SAT], [0.1, 0.2, 0.7])
-    builder = TreeBuilder(THE)
-    builder.propose_samples(0, WITHOUT, [DOG], q)
-    p = dict(zip(q[0].tolist(), (q[1].astype(float) * (1 - 1e-12)).tolist(), strict=True))
-    target = TableTarget({0: p, 1: {RAN: 1.0}})
-    assert verdict_with(1 - 1e-16, 0.5, tree=builder.build(), target=target).accepted == (1,)
-
-
 def committed(rule: str, draft: Draft, tables: list[np.ndarray]) -> float:  # type: ignore[type-arg]
     """Return the expected number of tokens that a step commits."""
     outcomes_of_draft = outcomes(draft)

@@ -8,6 +8,7 @@ import pytest
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import speculator_pb2
 from specinfer.verification.engine import VerifierEngine
+from tests.support.models.saved_model import save_target
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 from verifier_svc.app import describe
@@ -17,9 +18,7 @@ from verifier_svc.settings import VerifierSettings
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    tiny_transformers("llama").save_pretrained(tmp_path)
-    ascii_tokenizer()._fast.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
+    return save_target(tmp_path)
 
 
 def of(directory: Path, *blocks: str, **fields: object) -> Identity:
