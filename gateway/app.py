@@ -148,7 +148,10 @@ async def build_gateway(
         defaults = default_sampling(settings, sessions.target)
         decoder = _request_decoder(shared, sessions, defaults)
         status = StatusReporter(
-            *(gateway_id, sessions, lease_manager, sessions.target),
+            gateway_id,
+            sessions,
+            lease_manager,
+            sessions.target,
             lambda: observer.totals,
             tokenizer.chat_form,
             defaults,

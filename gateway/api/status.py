@@ -1,6 +1,7 @@
 """Build the reply of `Generation.Status`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gateway.api.encode import planner_state
 from gateway.cluster.lease_manager import LeaseManager
@@ -9,7 +10,6 @@ from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.limits import longest_request
 from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
-from gateway.store.protocol import GatewayReport
 from specinfer.planning.calibration import Calibration
 from specinfer.remote.service import SpeculatorRecord
 from specinfer.scheduling.statistics import SpeculatorCounts
@@ -21,45 +21,27 @@ LEARNT = "ssm"
 """Drafting method of the speculators that learn (`--learn`)."""
 
 
+@dataclass(frozen=True, slots=True)
 class StatusReporter:
     """Collects the state of a gateway's parts."""
 
-    def __init__(
-        self,
-        gateway_id: str,
-        sessions: VerifierSessions,
-        lease_manager: LeaseManager,
-        target: verifier_pb2.DescribeVerifierReply,
-        totals: Callable[[], GatewayTotals],
-        form: ChatForm,
-        default_sampling: common_pb2.SamplingParams,
-    ) -> None:
-        """Create a reporter of a gateway's parts.
-
-        `target` describes the model; `form` has its formats of function calls and reasoning.
-        """
-        self._default_sampling = default_sampling
-        self._gateway_id, self._sessions, self._lease_manager, self._target = (
-            gateway_id,
-            sessions,
-            lease_manager,
-            target,
-        )
-        self._totals = totals
-        self._form = generation_pb2.ChatForm(
-            calls=form.calls,
-            reasoning_begin=form.reasoning[0],
-            reasoning_end=form.reasoning[1],
-            mark_tokens=form.mark_tokens,
-        )
+    gateway_id: str
+    sessions: VerifierSessions
+    lease_manager: LeaseManager
+    target: verifier_pb2.DescribeVerifierReply
+    """Description of the model."""
+    totals: Callable[[], GatewayTotals]
+    form: ChatForm
+    """The model's formats of function calls and reasoning."""
+    default_sampling: common_pb2.SamplingParams
 
     def reply(self) -> generation_pb2.StatusReply:
         """Return the state of the system, as this gateway knows it.
 
         Fields `planner` and `speculators` are those of the gateway's first session.
         """
-        sessions, lease_manager, totals = list(self._sessions), self._lease_manager, self._totals()
-        target = sessions[0].description if sessions else self._target
+        sessions, lease_manager, totals = list(self.sessions), self.lease_manager, self.totals()
+        target = sessions[0].description if sessions else self.target
         reply = generation_pb2.StatusReply(
             model=target.model,
             max_context_len=longest_request(target),
@@ -76,19 +58,32 @@ class StatusReporter:
                 generation_pb2.PhaseState(name=name, seconds=seconds)
                 for name, seconds in zip(PHASES, totals.phases, strict=True)
             ],
-            gateway_states=map(_gateway_state, lease_manager.renewal.alive),
+            gateway_states=[
+                generation_pb2.GatewayState(
+                    gateway_id=report.gateway_id,
+                    verifiers=report.sessions,
+                    room=report.room,
+                    draining=report.draining,
+                )
+                for report in lease_manager.renewal.alive
+            ],
             lossy=target.kv_window_tokens > 0,
             dtype=target.dtype,
             executor=target.executor,
             device=target.device,
             weights=target.weights,
-            gateway_id=self._gateway_id,
+            gateway_id=self.gateway_id,
             gateways=len(lease_manager.renewal.alive),
             redis_ready=lease_manager.redis_ready,
             draining=lease_manager.draining,
-            chat_form=self._form,
-            default_sampling=self._default_sampling,
-            verifiers=[self._verifier(link) for link in self._sessions.links.values()],
+            chat_form=generation_pb2.ChatForm(
+                calls=self.form.calls,
+                reasoning_begin=self.form.reasoning[0],
+                reasoning_end=self.form.reasoning[1],
+                mark_tokens=self.form.mark_tokens,
+            ),
+            default_sampling=self.default_sampling,
+            verifiers=[self._verifier(link) for link in self.sessions.links.values()],
         )
         if sessions:
             pool, machine = sessions[0].loop.pool, sessions[0].loop.machine
@@ -100,12 +95,12 @@ class StatusReporter:
         return reply
 
     def _verifier(self, link: VerifierLink) -> generation_pb2.VerifierState:
-        session: VerifierSession | None = self._sessions.by_instance.get(link.instance_id)
+        session: VerifierSession | None = self.sessions.by_instance.get(link.instance_id)
         scheduler = session.loop.scheduler if session else None
         return generation_pb2.VerifierState(
             address=link.address,
             ready=session.loop.verifier_ready if session else link.description is not None,
-            gateway_id=self._gateway_id if session else link.holder,
+            gateway_id=self.gateway_id if session else link.holder,
             running=scheduler.running if scheduler else 0,
             waiting=scheduler.waiting if scheduler else 0,
             kv_capacity_tokens=link.description.kv_capacity_tokens if link.description is not None else 0,
@@ -119,14 +114,14 @@ class StatusReporter:
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()
         drafters = [speculator.drafter for speculator in described] or [""] * len(names)
-        totals = [self._totals().speculators.get(Named(service.service, name)) or _NOTHING for name in names]
+        totals = [self.totals().speculators.get(Named(service.service, name)) or _NOTHING for name in names]
         return [
             generation_pb2.SpeculatorState(
                 name=name,
                 drafter=drafter,
                 ready=service.description is not None,
-                answered=service.counters.answered,
-                missed=service.counters.missed,
+                answered=service.answered,
+                missed=service.missed,
                 failed=service.faults.drafts[number],
                 service=service.address,
                 drafted=total.drafted,
@@ -150,9 +145,3 @@ def _reliability(calibration: Calibration, speculator: int) -> dict[str, float |
         "raw_calibration_error": said.calibration_error,
         "auc": corrected.auc,
     }
-
-
-def _gateway_state(report: GatewayReport) -> generation_pb2.GatewayState:
-    return generation_pb2.GatewayState(
-        gateway_id=report.gateway_id, verifiers=report.sessions, room=report.room, draining=report.draining
-    )

@@ -70,8 +70,6 @@ class DraftFaults:
     """Drafts that were refused, failed or malformed, by speculator."""
     malformed: int = 0
     """Number of malformed drafts."""
-    quarantines: Counter[int] = field(default_factory=Counter)
-    """Number of quarantines by speculator."""
     _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
     _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
 
@@ -94,7 +92,6 @@ class DraftFaults:
         seconds = self._quarantines[speculator].malformed(now)
         if not seconds:
             return False
-        self.quarantines[speculator] += 1
         log.warning(
             "speculator %s at %s is quarantined for %.0f s: its trees are malformed repeatedly",
             *(name, self.address, seconds),
@@ -103,14 +100,6 @@ class DraftFaults:
 
     def note_sound(self, speculator: int) -> None:
         self._quarantines[speculator].sound()
-
-
-@dataclass(slots=True)
-class ServiceCounters:
-    """Counts of messages: answered in time, or missed (late or lost)."""
-
-    answered: int = 0
-    missed: int = 0
 
 
 Outcome: TypeAlias = Literal["ok", "late", "failed", "malformed", "stale"]

@@ -260,7 +260,7 @@ class SpeculatorPool:
         """Stop calling a service until it has been described again."""
         log.warning("%s; the service is not called until it answers again", error)
         changed = isinstance(error, ServiceChangedError)
-        service.counters.missed += 1
+        service.missed += 1
         service.description = None
         service.losses += not changed
         self._spawn(self._directory.keep_describing(service, at_once=changed))
@@ -274,6 +274,6 @@ class SpeculatorPool:
 
 def _available(service: SpeculatorService) -> bool:
     if service.description is None or service.busy:
-        service.counters.missed += 1
+        service.missed += 1
         return False
     return True

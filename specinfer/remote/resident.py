@@ -66,7 +66,7 @@ class ResidentDrafts(SpeculatorRecord):
             for _ in range(speculator.malformed):
                 self.note_malformed(number, MalformedTreeError("tree", "", "dropped by the verifier"))
         self.last_seconds = seconds
-        self.counters.answered += 1
+        self.answered += 1
         rest = max(0.0, seconds - sum(own_seconds.values()))
         members = frozenset(self.members)
         return DraftTime(members, own_seconds, rest, drafts.read_tokens, resident=True), nodes

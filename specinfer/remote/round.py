@@ -110,8 +110,8 @@ class DraftRound:
     ) -> None:
         service.losses = 0
         in_time = not self.over
-        service.counters.answered += in_time
-        service.counters.missed += not in_time
+        service.answered += in_time
+        service.missed += not in_time
         if reply.HasField("learning"):
             service.learning = reply.learning
         open_ = dict(asked)

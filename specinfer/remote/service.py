@@ -4,9 +4,8 @@ A replica runs one or more speculators, which the pool numbers; the pool owns th
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from specinfer.engine.draft_faults import ServiceCounters
 from specinfer.engine.draft_group import DraftGroup, DraftInputs, DraftQuery, DraftRecord
 from specinfer.planning.step_report import DraftTime
 from specinfer.remote.description import consent_of
@@ -29,7 +28,10 @@ class SpeculatorRecord(DraftRecord):
     """Seconds from the latest message to its answer."""
     learning: common_pb2.LearningState | None = None
     """Latest state of learning in a reply; None before the first."""
-    counters: ServiceCounters = field(default_factory=ServiceCounters)
+    answered: int = 0
+    """Messages answered in time."""
+    missed: int = 0
+    """Messages whose answer was late or lost."""
 
     def name_of(self, speculator: int) -> str:
         described = self.description.speculators if self.description else ()

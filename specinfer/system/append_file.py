@@ -5,6 +5,7 @@ process, is removed before the next write or when the file is opened.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,7 +22,6 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         """Open or create a file; remove a partial last record."""
-        self._path = path
         self._file = private(path, os.O_RDWR | os.O_CREAT)
         try:
             self.size = _end_of_records(path)
@@ -30,36 +30,24 @@ class AppendFile:
         except OSError:
             os.close(self._file)
             raise
-        self._torn = False
-        """True if a partial record may follow the last complete record."""
 
     def append(self, record: bytes) -> None:
         """Append a record."""
-        data = record + b"\n"
         assert b"\n" not in record
-        self._cut_torn_end()
-        self._write(data)
-        self.size += len(data)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _write(self, data: bytes) -> None:
-        left, place = memoryview(data), self.size
-        self._torn = True
+        left, place = memoryview(record + b"\n"), self.size
+        os.ftruncate(self._file, self.size)  # after a failed write, a partial record may be left
         try:
             while left:
                 count = os.pwrite(self._file, left, place)
                 left, place = left[count:], place + count
         except OSError:
-            self._cut_torn_end()
+            with suppress(OSError):
+                os.ftruncate(self._file, self.size)
             raise
-        self._torn = False
+        self.size = place
 
-    def _cut_torn_end(self) -> None:
-        if self._torn:
-            os.ftruncate(self._file, self.size)
-            self._torn = False
+    def close(self) -> None:
+        os.close(self._file)
 
 
 def read_records(path: Path) -> tuple[list[bytes], bytes]:

@@ -18,7 +18,7 @@ class RedisRoles:
         """Promote the standby once it has all data; the old primary becomes its replica."""
         async with _client(self.primary) as old, _client(self.standby) as new, asyncio.timeout(_PATIENCE_S):
             await new.execute_command("REPLICAOF", "127.0.0.1", self.primary)
-            while not await _in_step(new):  # noqa: ASYNC110  # another process's state
+            while not await _in_step(old, new):  # noqa: ASYNC110  # another process's state
                 await asyncio.sleep(0.02)
             await old.execute_command("FAILOVER", "TO", "127.0.0.1", self.standby)
             while (await new.info("replication"))["role"] != "master":  # noqa: ASYNC110
@@ -28,11 +28,12 @@ class RedisRoles:
                 await asyncio.sleep(0.005)
 
 
-async def _in_step(replica: Redis) -> bool:
+async def _in_step(primary: Redis, replica: Redis) -> bool:
     """Return whether a replica has its primary's data, also in its append-only file if it has one."""
     link, file = await replica.info("replication"), await replica.info("persistence")
     written = not (file["aof_rewrite_in_progress"] or file["aof_rewrite_scheduled"])
-    return link.get("master_link_status") == "up" and written
+    known = (await primary.info("replication")).get("slave0", {}).get("state") == "online"
+    return link.get("master_link_status") == "up" and written and known
 
 
 def _client(port: int) -> Redis:

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry
 from gateway.events import Count
 from gateway.observability.metrics.requests import RequestCounters as RequestCounters
 from gateway.observability.metrics.steps import StepMetrics as StepMetrics
-from gateway.observability.metrics.system import CacheUse as CacheUse
 from gateway.observability.metrics.system import SystemMetrics as SystemMetrics
 from gateway.observability.metrics.system import SystemView as SystemView
 from specinfer.service.metrics import Declaring, declare_build_info

@@ -24,7 +24,7 @@ _BY_SERVICE = {
     "drafted": ("draft_tokens", "Verified nodes that a speculator proposed."),
     "accepted": ("accepted_tokens", "Accepted nodes that a speculator proposed."),
 }
-"""Names and texts of the metrics `spec_decode_num_*`, by field of `SpeculatorCounts`."""
+"""Metrics `spec_decode_num_*` (name, documentation) by field of `SpeculatorCounts`."""
 _STAGES = {"proposed": "proposed", "kept": "drafted", "duplicate": "duplicate"}
 """Fields of `SpeculatorCounts` by stage of a node."""
 

@@ -1,10 +1,12 @@
 """Metrics of the system's parts: readiness and load."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from gateway.cluster.lease_manager import LeaseManager
+from gateway.cluster.sessions import VerifierSessions
 from gateway.events import Peer
 from specinfer.service.metrics import Declaring, declare_model_info
 from specinfer.service.stream import WireMeter
@@ -12,40 +14,69 @@ from specinfer.service.stream import WireMeter
 PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
 
 
-@dataclass(frozen=True, slots=True)
-class CacheUse:
-    """Summed KV cache use of a gateway's verifiers."""
+class SystemView(NamedTuple):
+    """Parts of a gateway whose state is shown."""
 
-    used_tokens: int
-    """Tokens reserved for running requests, including their trees."""
-    capacity_tokens: int
-    block_tokens: int
+    sessions: VerifierSessions
+    leases: LeaseManager
 
     @property
-    def part(self) -> float:
-        """Share of the capacity in use, 0 to 1."""
-        return min(1.0, self.used_tokens / self.capacity_tokens) if self.capacity_tokens else 0.0
+    def running(self) -> int:
+        return sum(session.loop.scheduler.running for session in self.sessions)
+
+    @property
+    def waiting(self) -> int:
+        return sum(session.loop.scheduler.waiting for session in self.sessions)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit into the caches of the driven verifiers."""
+        return sum(session.description.kv_capacity_tokens for session in self.sessions)
+
+    @property
+    def cache_part(self) -> float:
+        """Share of the caches reserved for running requests and their trees, 0 to 1."""
+        used = sum(session.loop.scheduler.cache_tokens for session in self.sessions)
+        return min(1.0, used / self.capacity) if self.capacity else 0.0
+
+    @property
+    def verifiers(self) -> dict[str, bool]:
+        """True for each verifier that answers, by address."""
+        described = {address: link.description is not None for address, link in self.sessions.links.items()}
+        return described | {one.link.address: one.loop.verifier_ready for one in self.sessions}
+
+    @property
+    def speculators(self) -> dict[str, bool]:
+        """True if a speculator service answers any session, by address."""
+        ready: dict[str, bool] = {}
+        for service in (service for one in self.sessions for service in one.loop.pool.services):
+            ready[service.address] = service.description is not None or ready.get(service.address, False)
+        return ready
 
 
-@dataclass(frozen=True, slots=True)
-class SystemView:
-    """State of the system, as a gateway knows it."""
-
-    running: int
-    waiting: int
-    gateway_ready: bool
-    redis_ready: bool
-    gateways: int
-    """Live gateways, this one included."""
-    driven: int
-    """Verifiers that this gateway drives."""
-    verifiers: Mapping[str, bool]
-    """True for each verifier that answers, by address."""
-    speculators: Mapping[str, bool]
-    """True if a speculator service answers any session, by address."""
-    cache: CacheUse
-    models: Iterable[tuple[str, str, str, str, str]]
-    """Model, dtype, weights, executor and device of each driven verifier."""
+Number = Callable[[SystemView], float]
+_NUMBERS: Mapping[str, tuple[str, Number]] = {
+    "num_requests_running": ("Requests being decoded.", lambda view: view.running),
+    "num_requests_waiting": ("Requests that wait for admission.", lambda view: view.waiting),
+    "redis_ready": ("Whether Redis answers (1) or not (0).", lambda view: view.leases.redis_ready),
+    "gateway_ready": (
+        "Whether the gateway can serve a request (1) or not (0).",
+        lambda view: view.leases.ready,
+    ),
+    "gateways_alive": (
+        "Gateways that renew their leases, this one included.",
+        lambda view: len(view.leases.renewal.alive),
+    ),
+    "verifiers_leased": ("Verifiers that this gateway drives.", lambda view: len(view.sessions)),
+}
+"""Gauges: name, documentation and value."""
+_VLLM_NUMBERS: Mapping[str, tuple[str, Number]] = {
+    **{name: _NUMBERS[name] for name in ("num_requests_running", "num_requests_waiting")},
+    "kv_cache_usage_perc": (
+        "Share of the verifiers' caches reserved by running requests, 0 to 1.",
+        lambda view: view.cache_part,
+    ),
+}
 
 
 class SystemMetrics:
@@ -54,17 +85,7 @@ class SystemMetrics:
     def __init__(self, registry: CollectorRegistry, vllm_model: str = "") -> None:
         """Declare the metrics; `vllm_model` also exports the load under vLLM's names."""
         new = Declaring(registry)
-        self._numbers = {
-            "running": new.gauge("num_requests_running", "Requests being decoded."),
-            "waiting": new.gauge("num_requests_waiting", "Requests that wait for admission."),
-            "redis_ready": new.gauge("redis_ready", "Whether Redis answers (1) or not (0)."),
-            "gateway_ready": new.gauge(
-                "gateway_ready", "Whether the gateway can serve a request (1) or not (0)."
-            ),
-            "gateways": new.gauge("gateways_alive", "Gateways that renew their leases, this one included."),
-            "driven": new.gauge("verifiers_leased", "Verifiers that this gateway drives."),
-        }
-        """Gauges by the field of `SystemView` that they show."""
+        self._numbers = [(new.gauge(name, words), number) for name, (words, number) in _NUMBERS.items()]
         self._verifier = new.gauge("verifier_ready", "Whether a verifier answers (1) or not (0).", "verifier")
         self._speculator = new.gauge(
             "speculator_ready", "Whether a speculator service answers (1) or not (0).", "service"
@@ -84,13 +105,14 @@ class SystemMetrics:
 
     def show(self, view: SystemView) -> None:
         """Set all gauges; remove gauges of services absent in `view`."""
-        for field, gauge in self._numbers.items():
-            gauge.set(getattr(view, field))
+        for gauge, number in self._numbers:
+            gauge.set(number(view))
         _show(self._verifier, {(name,): ready for name, ready in view.verifiers.items()})
         _show(self._speculator, {(name,): ready for name, ready in view.speculators.items()})
-        _show(self._model, dict.fromkeys(view.models, True))
+        models = [session.description for session in view.sessions]
+        _show(self._model, {(m.model, m.dtype, m.weights, m.executor, m.device): True for m in models})
         if self._vllm is not None:
-            self._vllm.show(view.running, view.waiting, view.cache)
+            self._vllm.show(view)
 
 
 class VllmMetrics:
@@ -99,23 +121,23 @@ class VllmMetrics:
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         """Declare the metrics; `model` is the served model's name."""
         self._labels = {"model_name": model, "engine": "0"}
-        new, names = Declaring(registry, "vllm:"), tuple(self._labels)
-        self._running = new.gauge("num_requests_running", "Requests being decoded.", *names)
-        self._waiting = new.gauge("num_requests_waiting", "Requests that wait for admission.", *names)
-        usage = "Share of the verifiers' caches reserved by running requests, 0 to 1."
-        self._usage = new.gauge("kv_cache_usage_perc", usage, *names)
-        sizes = "Tokens per block and blocks of all caches; always 1, absent while no verifier is driven."
-        self._config = new.gauge("cache_config_info", sizes, *names, "block_size", "num_gpu_blocks")
+        new = Declaring(registry, "vllm:")
+        self._numbers = [
+            (new.gauge(name, words, *self._labels), number) for name, (words, number) in _VLLM_NUMBERS.items()
+        ]
+        self._config = new.gauge(
+            "cache_config_info",
+            "Tokens per block and blocks of all caches; always 1, absent while no verifier is driven.",
+            *(*self._labels, "block_size", "num_gpu_blocks"),
+        )
 
-    def show(self, running: int, waiting: int, cache: CacheUse) -> None:
+    def show(self, view: SystemView) -> None:
         """Set the load; export `cache_config_info` while a verifier is driven."""
-        self._running.labels(**self._labels).set(running)
-        self._waiting.labels(**self._labels).set(waiting)
-        self._usage.labels(**self._labels).set(cache.part)
+        for gauge, number in self._numbers:
+            gauge.labels(**self._labels).set(number(view))
         self._config.clear()
-        if cache.block_tokens:
-            sizes = str(cache.block_tokens), str(cache.capacity_tokens // cache.block_tokens)
-            self._config.labels(*self._labels.values(), *sizes).set(1)
+        if block := next((session.description.kv_block_tokens for session in view.sessions), 0):
+            self._config.labels(*self._labels.values(), str(block), str(view.capacity // block)).set(1)
 
 
 def _show(gauge: Gauge, values: Mapping[tuple[str, ...], bool]) -> None:

@@ -17,12 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specinfer.drafters.published.config import (
-    PublishedConfig,
-    Shapes,
-    layer_shapes,
-    read_published,
-)
+from specinfer.drafters.published.config import PublishedConfig, Shapes, layer_shapes, read_published
 from specinfer.drafters.published.tensors import HEAD, OWN_EMBEDDING, PublishedSource, read_draft
 from specinfer.errors import IncompatibleError, naming
 
@@ -71,7 +66,7 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
         anchored, sees_all = config.flag("sample_from_anchor"), config.flag("sliding_window_non_causal")
         layers, hidden = config.read_layers("aux_hidden_state_layer_ids"), config.target.hidden_size
         wanted = block_shapes(config, len(layers)) | (_markov_shapes(config, rank) if spark else {})
-        vocabulary, size = config.count("draft_vocab_size"), config.target.vocab_size
+        vocabulary, size = config.draft_vocabulary, config.target.vocab_size
         head: Shapes = {HEAD: (vocabulary, hidden)}
         unused: Shapes = {OWN_EMBEDDING: (size, hidden)}  # the library takes the target's own
         if vocabulary == size:
@@ -80,11 +75,9 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
             wanted |= head
         return read_block(
             kind,
-            (directory, target_directory),
             config,
             wanted,
             unused,
-            vocabulary,
             layers=layers,
             mask=config.token("mask_token_id"),
             from_root=anchored,
@@ -93,23 +86,14 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
         )
 
 
-def read_block(
-    kind: type[B],
-    directories: tuple[Path, Path],
-    config: PublishedConfig,
-    wanted: Shapes,
-    unused: Shapes,
-    draft_vocabulary: int,
-    **reading: Any,
-) -> B:
+def read_block(kind: type[B], config: PublishedConfig, wanted: Shapes, unused: Shapes, **reading: Any) -> B:
     """Read the tensors of a draft with blocks (see `read_draft`); `unused` tensors are dropped."""
     block = config.count("block_size")
     if block == 1 and not reading.get("from_root"):
         raise IncompatibleError(f"block_size = {block}: must be at least 2, or no position predicts a token")
     shape = replace(config.layers.config, qk_norm=True)
     config = replace(config, layers=replace(config.layers, config=shape))
-    reading |= {"ahead": block}
-    return read_draft(kind, directories, config, wanted, unused, draft_vocabulary, unused=True, **reading)
+    return read_draft(kind, config, wanted, unused, unused=True, ahead=block, **reading)
 
 
 load_dspark = partial(load_block_draft, DSparkSource)

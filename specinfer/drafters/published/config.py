@@ -140,12 +140,19 @@ _PROPOSAL: Mapping[str, Any] = {"proposal_type": "greedy", "verifier_accept_k": 
 
 @dataclass(frozen=True, slots=True)
 class PublishedConfig:
+    directory: Path
+    target_directory: Path
     fields: Mapping[str, Any]
     """The algorithm's fields, with the library's defaults."""
     layers: DraftLayers
     target: ModelConfig
     tokens: int
     """Number of tokens that the draft was made to predict."""
+
+    @property
+    def draft_vocabulary(self) -> int:
+        """Number of tokens that the draft can propose."""
+        return self.count("draft_vocab_size") if "draft_vocab_size" in self.fields else self.target.vocab_size
 
     def count(self, name: str) -> int:
         """Return a field that must be a positive whole number."""
@@ -209,7 +216,7 @@ def read_published(
         layers = read_layers(config["transformer_layer_config"])
         _check_verifier(config, layers, target, target_directory)
         tokens = _tokens(config["speculators_config"], algorithm)
-        return PublishedConfig(fields, layers.within(target), target, tokens)
+        return PublishedConfig(directory, target_directory, fields, layers.within(target), target, tokens)
     except KeyError as error:
         raise IncompatibleError(f"config.json: {error.args[0]} is missing") from error
 

@@ -114,11 +114,7 @@ def _load_published(directory: Path, target_directory: Path) -> EagleSource:
         raise IncompatibleError(f"{EAGLE_LAYERS} = {list(read)!r}: must be in ascending order")
     if layers.config.layers != 1:
         raise refused("num_hidden_layers", layers.config.layers, "must be 1: EAGLE-3 has one layer")
-    vocabulary, size, hidden = (
-        config.count("draft_vocab_size"),
-        config.target.vocab_size,
-        config.target.hidden_size,
-    )
+    vocabulary, hidden = config.draft_vocabulary, config.target.hidden_size
     wanted: Shapes = {"fc.weight": (hidden, len(read) * hidden), "lm_head.weight": (vocabulary, hidden)}
     wanted |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
     wanted |= layer_shapes("layers.0.", layers, layers.config.qk_norm, width=2)
@@ -131,11 +127,9 @@ def _load_published(directory: Path, target_directory: Path) -> EagleSource:
     )
     return read_draft(
         EagleSource,
-        (directory, target_directory),
         replace(config, layers=replace(layers, config=shape, windows=(None,))),
         wanted,
-        {OWN_EMBEDDING: (size, hidden)},
-        vocabulary,
+        {OWN_EMBEDDING: (config.target.vocab_size, hidden)},
         layers=read,
         norm_before_residual=config.flag("norm_before_residual"),
     )

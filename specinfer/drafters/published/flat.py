@@ -47,14 +47,12 @@ def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
         return load_block_draft(DFlashSource, directory, target_directory)
     with naming(directory):
         config = _read(directory, target_directory)
-        layers, size = _states_read(config), config.target.vocab_size
+        layers = _states_read(config)
         return read_block(
             DFlashSource,
-            (directory, target_directory),
             config,
             block_shapes(config, len(layers)),
             {},
-            size,
             layers=layers,
             mask=config.token(_MASK),
             both_ways=(not config.flag(_CAUSAL),) * config.layers.config.layers,
@@ -74,8 +72,10 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
         fields = {name: config[name] for name in ("block_size", "num_target_layers")}
     except KeyError as error:
         raise IncompatibleError(f"config.json: {error.args[0]} is missing") from error
-    published = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
-    _check_target(published, target_directory)
+    published = PublishedConfig(
+        directory, target_directory, {**fields, **_inner(config)}, layers.within(target), target, tokens=0
+    )
+    _check_target(published)
     return published
 
 
@@ -92,11 +92,11 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
     return _DEFAULTS | named
 
 
-def _check_target(config: PublishedConfig, target_directory: Path) -> None:
+def _check_target(config: PublishedConfig) -> None:
     layer_config, target = config.layers.config, config.target
     width = config.fields[_WIDTH]
     must_equal(
-        target_directory,
+        config.target_directory,
         ("num_target_layers", config.count("num_target_layers"), target.layers),
         ("hidden_size", layer_config.hidden_size, target.hidden_size),
         ("vocab_size", layer_config.vocab_size, target.vocab_size),

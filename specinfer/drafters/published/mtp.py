@@ -41,7 +41,7 @@ def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
             raise refused("model_type", shape.family, f"must be {_KIND} for an MTP layer")
         if window is not None:
             raise refused("sliding_window", window, "must be absent: an MTP layer sees all positions")
-        hidden, size, prefix = config.target.hidden_size, config.target.vocab_size, "mtp_layers.0."
+        hidden, prefix = config.target.hidden_size, "mtp_layers.0."
         wanted: Shapes = {f"{prefix}input_proj.weight": (hidden, 2 * hidden)}
         for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
             wanted[f"{prefix}{norm}.weight"] = (hidden,)
@@ -49,10 +49,8 @@ def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
         layers = replace(config.layers, config=replace(shape, layers=1), windows=(None,))
         return read_draft(
             MtpSource,
-            (directory, target_directory),
             replace(config, layers=layers),
             wanted,
             {},
-            size,
             layers=(config.target.layers,),
         )

@@ -49,14 +49,12 @@ def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
     with naming(directory):
         config = read_published(directory, target_directory, PEagleSource.algorithm, _FIELDS)
         must_be(config.fields, {"norm_output": False})
-        vocabulary, hidden = config.count("draft_vocab_size"), config.target.hidden_size
+        vocabulary, hidden = config.draft_vocabulary, config.target.hidden_size
         return read_draft(
             PEagleSource,
-            (directory, target_directory),
             config,
             _shapes(config),
             {OWN_EMBEDDING: (config.target.vocab_size, hidden), HEAD: (vocabulary, hidden)},
-            vocabulary,
             layers=config.read_layers(EAGLE_LAYERS),
             ahead=config.tokens,
             mask=config.token("mask_token_id"),

@@ -6,7 +6,6 @@ The target's embeddings and output head replace missing ones.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -38,27 +37,21 @@ P = TypeVar("P", bound=PublishedSource)
 
 def read_draft(
     kind: type[P],
-    directories: tuple[Path, Path],
     config: PublishedConfig,
     wanted: Shapes,
     optional: Shapes,
-    draft_vocabulary: int,
     unused: bool = False,
     **reading: Any,
 ) -> P:
-    """Read a checkpoint.
+    """Read a checkpoint's tensors.
 
     Args:
-        directories: of the checkpoint and its target.
         wanted: names and shapes of required tensors; `optional` may be absent.
         unused: whether optional tensors are only allowed, not used.
         reading: further fields of `DraftWeights`.
     """
-    directory, target_directory = directories
-    tensors, token_ids = _read_tensors(
-        directory, wanted, optional, draft_vocabulary, config.target.vocab_size
-    )
-    target = open_weights(target_directory, config.target)
+    tensors, token_ids = _read_tensors(config, wanted, optional)
+    target = open_weights(config.target_directory, config.target)
     tensors = {name: tensor for name, tensor in tensors.items() if name in wanted or not unused}
     embedding = tensors.pop(OWN_EMBEDDING, None)
     if HEAD not in tensors:
@@ -73,10 +66,10 @@ def read_draft(
 
 
 def _read_tensors(
-    directory: Path, wanted: Shapes, optional: Shapes, draft_vocabulary: int, vocabulary: int
+    config: PublishedConfig, wanted: Shapes, optional: Shapes
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return a checkpoint's tensors, and the target token of each draft token."""
-    tensors, token_ids = own_tensors(directory)
+    tensors, token_ids = own_tensors(config.directory)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_TARGET}
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise IncompatibleError(f"the weights lack {missing[0]}, which config.json requires")
@@ -89,9 +82,10 @@ def _read_tensors(
         if tuple(tensor.shape) != shapes[name]:
             mismatch = f"{name} has shape {list(tensor.shape)}"
             raise IncompatibleError(f"{mismatch}: config.json implies {list(shapes[name])}")
-    if token_ids is None and draft_vocabulary == vocabulary:
-        return tensors, torch.arange(vocabulary)
-    return tensors, checked_tokens(token_ids, draft_vocabulary, vocabulary)
+    drafted, size = config.draft_vocabulary, config.target.vocab_size
+    if token_ids is None and drafted == size:
+        return tensors, torch.arange(size)
+    return tensors, checked_tokens(token_ids, drafted, size)
 
 
 _LAYERS = re.compile(r"^(mtp_)?layers\.")

@@ -106,7 +106,7 @@ class SpeculatorProposer:
         counts: Counter[str] = Counter()
         for service in self._speculators.pool.services if self._asks else ():
             counts.update(service.statistics.outcomes)
-            counts.update(resync=service.statistics.resyncs, missed=service.counters.missed)
+            counts.update(resync=service.statistics.resyncs, missed=service.missed)
         return counts
 
     def close(self) -> None:

@@ -28,8 +28,7 @@ from tests.support.network.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, 
 EXAMPLES = sorted(
     path
     for path in (Path(__file__).resolve().parents[3] / "examples").glob("*.py")
-    if path.stem
-    not in ("skeleton", "gguf_with_draft")  # run by test_skeleton.py and tests/e2e/test_real_pair.py
+    if path.stem not in ("skeleton", "gguf_with_draft", "batch")  # run by tests of their own
 )
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)
 

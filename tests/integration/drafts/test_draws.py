@@ -92,8 +92,8 @@ async def test_a_step_with_draws_waits_for_late_services(redis_url: str) -> None
     async with running_system(redis_url, {"slow": drawing(slow)}, deadline_s=0.001) as system:
         await system.tokens(PROMPT, temperature=0.7, seed=5, max_new_tokens=8)
         (service,) = system.loop.pool.services
-        assert service.counters.missed == 0
-        assert service.counters.answered >= 4
+        assert service.missed == 0
+        assert service.answered >= 4
 
 
 async def test_a_hung_drawing_service_counts_as_lost(redis_url: str) -> None:
@@ -108,7 +108,7 @@ async def test_a_hung_drawing_service_counts_as_lost(redis_url: str) -> None:
         tokens = await system.tokens(PROMPT, temperature=0.7, seed=5, max_new_tokens=8)
         assert len(tokens) == 8
         (service,) = system.loop.pool.services
-        assert service.counters.missed >= 1
+        assert service.missed >= 1
         hang.set()
 
 
@@ -165,5 +165,5 @@ async def test_two_drawing_services_and_one_of_points_follow_the_target(
     async with serving(redis_url, drafters, target, budget) as system:
         texts = await sampled(system, [i % 5 for i in range(REQUESTS)], TOKENS // 4 if lies else TOKENS)
         services = system.loop.pool.services
-    assert all(service.counters.answered and not service.faults.malformed for service in services)
+    assert all(service.answered and not service.faults.malformed for service in services)
     assert (p_value(target, texts) > 1e-4) != lies

@@ -28,8 +28,8 @@ from tests.support.system import request_for
 
 Command = Callable[[Pair, str], Awaitable[Any]]
 WRITES: dict[str, Command] = {
-    "renew": lambda pair, _: pair.lease_a.renew(GatewayReport(pair.a.gateway_id), []),
-    "claim": lambda pair, _: pair.lease_a.claim("verifier"),
+    "renew": lambda pair, _: pair.a.renew(GatewayReport(pair.a.gateway_id), []),
+    "claim": lambda pair, _: pair.a.claim("verifier"),
     "create": lambda pair, _: pair.a.create(state_of([]).request, "idempotency_key", ANYBODY, owned=True),
     "append": lambda pair, name: pair.a.append([_progress(name)], [], "model"),
     "adopt": lambda pair, _: pair.a.adopt(10, ["model"]),

@@ -67,11 +67,11 @@ async def test_a_repeated_write_is_counted_once(redis_url: str) -> None:
 async def test_reports_of_newer_gateways_are_readable(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores = Pair(connection)
-        await stores.lease_a.renew(GatewayReport(stores.a.gateway_id, 2), [])
+        await stores.a.renew(GatewayReport(stores.a.gateway_id, 2), [])
         key = f"{PREFIX}gateway:{stores.a.gateway_id}"
         report = await connection.redis.get(key)
         await connection.redis.set(key, report.replace("}", ', "invented": 1}'), keepttl=True)
-        renewal = await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])
+        renewal = await stores.b.renew(GatewayReport(stores.b.gateway_id), [])
         assert GatewayReport(stores.a.gateway_id, 2) in renewal.alive
 
 

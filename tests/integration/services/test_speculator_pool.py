@@ -185,7 +185,7 @@ async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCap
         for step in range(200):
             assert firsts(await draft(pool, [step_entry(f"r{step}", PROMPT)]), f"r{step}") == {1: 1}
         assert (len(bad.jobs), len(good.jobs)) == (IN_A_ROW, 200)
-        assert service.faults.quarantines == {0: 1}
+        assert service.statistics.quarantines == {0: 1}
         lines = [r.getMessage() for r in caplog.records if "is quarantined" in r.getMessage()]
         assert lines == [
             f"speculator bad at {address} is quarantined for 1 s: its trees are malformed repeatedly"
@@ -280,7 +280,7 @@ async def test_a_deferred_request_keeps_its_drafts_and_sends_nothing(later: bool
             assert actual == [{0: 1}] * 3
         assert len(drafter.jobs) == 3
         assert pool.services[0].statistics.resyncs == 0
-        assert pool.services[0].counters.answered == 3
+        assert pool.services[0].answered == 3
 
 
 async def test_the_context_of_a_failed_draft_is_not_sent_again() -> None:

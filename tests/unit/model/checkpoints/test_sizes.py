@@ -55,7 +55,7 @@ def test_a_draft_of_absurd_size_is_refused(method: str, target: Path, tmp_path: 
 def test_a_draft_has_no_more_positions_than_its_target(target: Path, tmp_path: Path) -> None:
     draft = save_published(tmp_path / "mtp", "mtp", target, layers={"max_position_embeddings": 2**24})
     loaded: Any = load_draft(draft, target)
-    assert loaded.draft_layers.config.max_positions == load_config(target).max_positions
+    assert loaded.weights.config.max_positions == load_config(target).max_positions
 
 
 def test_a_model_of_absurd_size_is_refused(target: Path) -> None:
