@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from specinfer.v1 import common_pb2, generation_pb2, speculator_pb2, verifier_pb2
-from specinfer.wire.tree_codec import encode_tree
+from specinfer.wire.codec import encode_tree
 from tests.fuzz.mutator import Mutator, spoil_bytes
 from tests.fuzz.values import boundary_value
 from tests.support.trees import example_tree
