@@ -21,8 +21,7 @@ from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.cut import Keeps
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
-from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
-from specinfer.wire.tree_codec import decode_limits, decode_tree, encode_tree
+from specinfer.wire.codec import decode_constraint, decode_limits, decode_sampling, decode_tree, encode_tree
 
 log = logging.getLogger(__name__)
 _UNLIMITED = 2**31

@@ -17,7 +17,7 @@ from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Sp
 from specinfer.text.constraints.constraint import Constraint
 from specinfer.text.tokenizer import ChatPrompt, Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
-from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
+from specinfer.wire.codec import decode_constraint, decode_sampling
 
 T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128

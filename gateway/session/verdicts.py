@@ -10,7 +10,7 @@ from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.tree import TokenTree, check_tree
 from specinfer.v1 import common_pb2, verifier_pb2
-from specinfer.wire.tree_codec import decode_tree
+from specinfer.wire.codec import decode_tree
 
 _STATUSES = frozenset(int(status) for status in EntryStatus)
 

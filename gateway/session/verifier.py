@@ -18,8 +18,7 @@ from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.service.stream import Channel, MessageStream
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
-from specinfer.wire.sampling_codec import encode_constraint, encode_sampling
-from specinfer.wire.tree_codec import encode_tree
+from specinfer.wire.codec import encode_constraint, encode_sampling, encode_tree
 
 _RANGES = {
     "vocab_size": (1, 2**24),

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from gateway.api.callers import Caller
 from gateway.session.token_stream import TokenStream
 from gateway.store.database import open_database
-from gateway.store.keys import TOKEN_WIDTH, logprobs_width
+from gateway.store.keys import TOKEN_WIDTH
 from gateway.store.protocol import GatewayReport, Renewal, Store, VerifierLease, Written, is_new
 from gateway.store.records import (
     Glimpse,
@@ -24,6 +24,7 @@ from gateway.store.records import (
     Record,
     encode_content,
     encode_progress,
+    logprobs_width,
     read_glimpse,
     read_record,
 )

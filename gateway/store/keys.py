@@ -29,11 +29,6 @@ LOGPROB_WIDTH = 16
 """Characters per log-probability: nine significant digits for a float32."""
 
 
-def logprobs_width(top: int) -> int:
-    """Return characters per generated token with `top` alternatives."""
-    return LOGPROB_WIDTH + top * (TOKEN_WIDTH + LOGPROB_WIDTH)
-
-
 def request_key(request_id: str) -> str:
     """Return the key of a request's content, owner and ending."""
     return f"{PREFIX}request:{request_id}"

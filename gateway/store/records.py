@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
+from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH
 from specinfer.errors import FaultError, InvalidInputError
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import LogprobRow
@@ -97,6 +97,11 @@ def encode_tokens(tokens: Sequence[int]) -> str:
 
 def decode_tokens(text: str) -> list[int]:
     return [int(word) for word in text.split()]
+
+
+def logprobs_width(top: int) -> int:
+    """Return characters per generated token with `top` alternatives."""
+    return LOGPROB_WIDTH + top * (TOKEN_WIDTH + LOGPROB_WIDTH)
 
 
 def encode_logprobs(logprobs: Sequence[LogprobRow]) -> str:

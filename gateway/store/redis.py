@@ -19,7 +19,6 @@ from gateway.store.keys import (
     OPEN_TTL_S,
     TOKEN_WIDTH,
     logprobs_key,
-    logprobs_width,
     owned_key,
     request_key,
     tokens_key,
@@ -33,6 +32,7 @@ from gateway.store.records import (
     encode_logprobs,
     encode_progress,
     encode_tokens,
+    logprobs_width,
     read_glimpse,
     read_record,
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from specinfer.errors import InvalidInputError
 from specinfer.options.model_options import Option
-from specinfer.request.fields import SPECULATIONS, RequestFields, SamplingFields
+from specinfer.request.fields import SPECULATIONS, GenerationFields, RequestFields
 from specinfer.request.sampling import MAX_SEED, Sampling
 from specinfer.scheduling.request import GenerationRequest, Speculation
 from specinfer.text.constraints.constraint import Constraint, ConstraintKind
@@ -17,7 +17,7 @@ _ALL = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams(SamplingFields):
+class SamplingParams(GenerationFields):
     """Parameters of one prompt's answers.
 
     Raises:
@@ -26,7 +26,6 @@ class SamplingParams(SamplingFields):
 
     n: Annotated[int, Option("Answers to each prompt; with a seed, answer i has seed + i.")] = 1
     top_k: Annotated[int, Option("Keep the k most probable tokens; 0 or -1 keeps all.")] = 0
-    seed: Annotated[int | None, Option("Seed of the random stream; None draws one.")] = None
     max_tokens: Annotated[int, Option("Maximum number of generated tokens.")] = 128
     stop: Annotated[
         str | Sequence[str] | None, Option("Text that ends the answer and is not part of it.")
@@ -34,7 +33,6 @@ class SamplingParams(SamplingFields):
     stop_token_ids: Annotated[
         Sequence[int], Option("Tokens that end the answer, in addition to the model's own.")
     ] = ()
-    ignore_eos: Annotated[bool, Option("Continue after the model's own end-of-sequence token.")] = False
     logprobs: Annotated[
         int | None, Option("Alternatives reported per token; 0: none; None: no log-probabilities.")
     ] = None
@@ -48,13 +46,10 @@ class SamplingParams(SamplingFields):
     references: Annotated[
         Sequence[str], Option("Texts with passages for drafters to copy; the answer stays the same.")
     ] = ()
-    speculation: Annotated[str, Option('Speculation: "tree", "sequence" (one branch) or "off".')] = "tree"
     typical_delta: Annotated[
         float,
         Option("Factor of typical acceptance's entropy term; 0: the square root of `typical_epsilon`."),
     ] = 0.0
-    priority: Annotated[int, Option("Priority; higher runs first.")] = 0
-    deadline_seconds: Annotated[float | None, Option("Maximum seconds of generation; None: no limit.")] = None
 
     @classmethod
     def of(cls, request: RequestFields) -> "SamplingParams":

@@ -38,7 +38,7 @@ def read_flags(program: str, settings: type[BaseSettings], argv: Sequence[str]) 
     take.__annotations__ = types
     prefix = settings.model_config.get("env_prefix", "")
     about = f"{settings.__doc__}\n\nEvery option is also an environment variable: --log-level is {prefix}LOG_LEVEL."
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.command(help=about, context_settings=_ALL)(take)
     try:
         if app(list(argv), prog_name=program, standalone_mode=False) is not True:

@@ -9,8 +9,7 @@ from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, Spe
 from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
-from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
-from specinfer.wire.tree_codec import decode_limits, decode_tree, encode_tree
+from specinfer.wire.codec import decode_limits, decode_sampling, decode_tree, encode_sampling, encode_tree
 
 log = logging.getLogger(__name__)
 _FAILED = {int(EntryStatus.ERROR): SpecInferError, int(EntryStatus.EXHAUSTED): ExhaustedError}

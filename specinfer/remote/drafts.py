@@ -12,7 +12,7 @@ from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
-from specinfer.wire.tree_codec import max_bytes
+from specinfer.wire.codec import max_bytes
 
 log = logging.getLogger(__name__)
 

@@ -76,7 +76,24 @@ class SamplingFields:
 
 
 @dataclass(frozen=True)
-class RequestFields(SamplingFields):
+class GenerationFields(SamplingFields):
+    """Fields that requests of clients and prompts of `LLM` have with the same defaults."""
+
+    seed: Annotated[int | None, UINT64, Option("Seed of the random stream; not given: random.", SAMPLING)] = (
+        None
+    )
+    ignore_eos: Annotated[bool, Option("Continue after the model's end-of-sequence token.", TEXT)] = False
+    speculation: Annotated[
+        str, Option("Draft token trees, one branch (sequence) or nothing (off).", SPECULATION, SPECULATIONS)
+    ] = "tree"
+    priority: Annotated[int, INT32, Option("Higher runs first.")] = 0
+    deadline_seconds: Annotated[
+        float | None, Option("Seconds after which the answer ends unfinished; not given: never.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class RequestFields(GenerationFields):
     """Fields of a client's request, with the client's defaults.
 
     A sampling parameter that is None has the model's default.
@@ -85,23 +102,16 @@ class RequestFields(SamplingFields):
     temperature: Annotated[float, Option("Temperature; 0 is greedy.", SAMPLING)] = 0.0
     chat: Annotated[bool, Option("True: answer a text as a chat; False: continue it.")] = True
     max_new_tokens: Annotated[int, INT32, Option("Maximum number of generated tokens.", TEXT)] = 128
-    seed: Annotated[int | None, UINT64, Option("Seed of the random stream; not given: random.", SAMPLING)] = (
-        None
-    )
     logit_bias: Annotated[
         Mapping[int, float] | None, Option("Added to logits, by token id, -100 to 100; None: nothing.")
     ] = None
     stop: Annotated[
         str | Sequence[str], Option("Generation ends before this text, or any of these.", TEXT)
     ] = ()
-    ignore_eos: Annotated[bool, Option("Continue after the model's end-of-sequence token.", TEXT)] = False
     json_schema: Annotated[str | Mapping[str, Any] | None, Option("JSON schema of the text.")] = None
     regex: Annotated[str | None, Option("Regular expression of the text (Rust's notation).")] = None
     grammar: Annotated[str | None, Option("Grammar of the text (Lark's notation, rule `start`).")] = None
     choice: Annotated[Sequence[str] | None, Option("The text is one of these.")] = None
-    speculation: Annotated[
-        str, Option("Draft token trees, one branch (sequence) or nothing (off).", SPECULATION, SPECULATIONS)
-    ] = "tree"
     references: Annotated[
         str | Sequence[str],
         Option("Texts that the answer may copy from: drafters search them, the model does not read them."),
@@ -115,7 +125,3 @@ class RequestFields(SamplingFields):
         str, Option("Only requests with the same text share cached prompts; empty: with all.")
     ] = ""
     request_id: Annotated[str, Option("Id of the request, for `attach` and `cancel`; empty: random.")] = ""
-    priority: Annotated[int, INT32, Option("Higher runs first.")] = 0
-    deadline_seconds: Annotated[
-        float | None, Option("Seconds after which the answer ends unfinished; not given: never.")
-    ] = None

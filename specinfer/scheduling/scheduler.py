@@ -19,8 +19,7 @@ from specinfer.errors import ExhaustedError, FaultError
 from specinfer.request.statuses import FinishReason
 from specinfer.request.verdict import Verdict
 from specinfer.scheduling.batch import RunningBatch
-from specinfer.scheduling.commit import apply_verdict
-from specinfer.scheduling.entries import Progress, StepEntry, plan_entries, unplannable
+from specinfer.scheduling.entries import Progress, StepEntry, apply_verdict, plan_entries, unplannable
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate, RequestTable
 from specinfer.scheduling.reading import ReadingPace

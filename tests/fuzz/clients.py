@@ -9,8 +9,7 @@ from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.v1 import speculator_pb2, verifier_pb2
-from specinfer.wire.sampling_codec import encode_sampling
-from specinfer.wire.tree_codec import decode_tree, encode_tree
+from specinfer.wire.codec import decode_tree, encode_sampling, encode_tree
 from tests.fuzz.table_target import TableTarget
 from tests.support.system import VOCABULARY
 

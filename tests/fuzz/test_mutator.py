@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specinfer.v1 import common_pb2, generation_pb2, speculator_pb2, verifier_pb2
-from specinfer.wire.tree_codec import encode_tree
+from specinfer.wire.codec import encode_tree
 from tests.fuzz.mutator import Mutator
 from tests.support.trees import example_tree
 

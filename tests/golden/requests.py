@@ -9,7 +9,7 @@ from specinfer.client import make_request
 from specinfer.llm import SamplingParams
 from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import common_pb2
-from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
+from specinfer.wire.codec import decode_sampling, encode_sampling
 
 OPTIONS: dict[str, Any] = {
     "chat": False,

@@ -17,7 +17,7 @@ from specinfer.request.statuses import EntryStatus
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree, TreeLimits, check_draft
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
-from specinfer.wire.tree_codec import decode_tree
+from specinfer.wire.codec import decode_tree
 
 CLIENT = "specinfer-check"
 ANY_TOKEN = 2**31 - 1

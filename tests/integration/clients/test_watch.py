@@ -12,7 +12,7 @@ from specinfer.drafters import DraftJob
 from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2, tree_pb2
-from specinfer.wire.sampling_codec import encode_constraint
+from specinfer.wire.codec import encode_constraint
 from tests.integration.access.test_callers import PROMPT, guarded, refused, tokens
 from tests.support.oracle import always, first, greedy
 from tests.support.system import FIRST_CHARACTER, ScriptedDrafter, System, running_system, text_of, until

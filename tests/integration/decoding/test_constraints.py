@@ -17,7 +17,7 @@ from specinfer.text.constraints.compiler import Compiler
 from specinfer.text.constraints.constraint import MAX_BYTES, Constraint, ConstraintKind
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
-from specinfer.wire.sampling_codec import encode_constraint
+from specinfer.wire.codec import encode_constraint
 from tests.support.constraints.schemas import SCHEMAS, TEXTS
 from tests.support.oracle import chain, default_target, greedy
 from tests.support.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, refused, running_system

@@ -13,7 +13,6 @@ from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, R
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store.connection import is_no_primary
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.keys import logprobs_width
 from gateway.store.records import (
     Glimpse,
     Known,
@@ -21,6 +20,7 @@ from gateway.store.records import (
     decode_logprobs,
     encode_content,
     encode_logprobs,
+    logprobs_width,
 )
 from specinfer.errors import (
     ExhaustedError,

@@ -9,8 +9,7 @@ from gateway.session.verdicts import sound_verdicts
 from specinfer.request.sampling import GREEDY
 from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.request.verdict import Verdict
-from specinfer.scheduling.commit import MAX_DEFERRED_S, apply_verdict
-from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.entries import MAX_DEFERRED_S, StepEntry, apply_verdict
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, verifier_pb2

@@ -9,7 +9,7 @@ from specinfer.remote.policy import PoolPolicy
 from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree, merge_trees
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import verifier_pb2
-from specinfer.wire.tree_codec import encode_tree, max_bytes
+from specinfer.wire.codec import encode_tree, max_bytes
 
 LARGEST_TOKEN = 2**31 - 1
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from specinfer.request.statuses import EntryStatus, FinishReason, LogprobRow
 from specinfer.request.verdict import Verdict
-from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.ending import Ending
-from specinfer.scheduling.entries import Progress, StepEntry, united
+from specinfer.scheduling.entries import Progress, StepEntry, apply_verdict, united
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.tree import TreeLimits
 

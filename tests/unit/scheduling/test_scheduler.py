@@ -11,8 +11,7 @@ from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputErr
 from specinfer.request.sampling import Sampling
 from specinfer.request.statuses import EntryStatus, FinishReason
 from specinfer.request.verdict import Verdict
-from specinfer.scheduling.commit import MAX_DEFERRED_S
-from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.entries import MAX_DEFERRED_S, StepEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler

@@ -14,14 +14,15 @@ from specinfer.scheduling import request as gateway_request
 from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import ProposalKind, TokenTree, merge_trees
 from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
-from specinfer.wire.sampling_codec import (
+from specinfer.wire.codec import (
     decode_constraint,
     decode_sampling,
+    decode_tree,
     encode_constraint,
     encode_sampling,
+    encode_tree,
 )
 from specinfer.wire.status import status_of
-from specinfer.wire.tree_codec import decode_tree, encode_tree
 from tests.support.trees import example_tree, trees
 
 

@@ -63,10 +63,14 @@ def test_checkpoints_are_read_as_they_were_written(kind: type[HeadsSource], tmp_
     assert all(torch.equal(heads.tensors[name], tensor) for name, tensor in source.tensors.items())
 
 
+def random_states(count: int) -> torch.Tensor:
+    return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(7))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_have_the_likeliest_paths_by_edge_logits(kind: type[HeadsSource]) -> None:
     """Two requests in one batch, compared with every path of three levels, computed token by token."""
-    source, states = with_markov(random_heads(kind, IDS)), torch.randn(2, HIDDEN)
+    source, states = with_markov(random_heads(kind, IDS)), random_states(2)
     runner = runner_for(source, tiny_transformers("llama"))
     heads = logits_of(runner_for(random_heads(kind, IDS), tiny_transformers("llama")), states)
     tasks = [task_of(TreeLimits(14, 5), root=root) for root in (7, 30)]
@@ -101,7 +105,7 @@ def test_trees_have_the_likeliest_paths_by_edge_logits(kind: type[HeadsSource]) 
 
 
 def test_points_are_chosen_by_the_noise_from_edge_logits() -> None:
-    source, state = with_markov(random_heads(MedusaSource, IDS)), torch.randn(1, HIDDEN)
+    source, state = with_markov(random_heads(MedusaSource, IDS)), random_states(1)
     sampling = Sampling(1.0, seed=9)
     runner = runner_for(source, tiny_transformers("llama"))
     (tree,) = runner.grow([task_of(TreeLimits(3, 3, width=1), sampling)], state, GrowthShape(), IDS)
