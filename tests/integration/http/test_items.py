@@ -145,6 +145,7 @@ async def test_items_become_turns(redis_url: str) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
+    ({"input": []}, "input"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input[0].content[0].type",
@@ -168,6 +169,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "text.format.schema",
     ),
     ({"input": "x" * 600}, "input + max_output_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_logprobs": 2}, "top_logprobs"),
     ({"messages": []}, "messages"),
 ]
 

@@ -33,6 +33,7 @@ async def test_errors_name_fields_out_of_range(redis_url: str) -> None:
         for fields, param, message in (
             ({"presence_penalty": 2.5}, "presence_penalty", "presence_penalty = 2.5: must be in [-2, 2]"),
             ({"logit_bias": {"97": 1}}, "logit_bias", "logit_bias = '97': must be a token id from 0 to 96"),
+            ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias", ": has 1025 entries, at most 1024"),
         ):
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.chat.completions.create(**ASKED, **fields)  # type: ignore[call-overload]

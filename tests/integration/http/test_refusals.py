@@ -55,7 +55,9 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown field of a message": (turn(weight=1), "messages[0].weight", "unknown field"),
     "unknown field": ({"best": 1}, "best", "best = 1: unknown field"),
     "n zero": ({"n": 0}, "n", "n = 0: "),
+    "n too large": ({"n": 129}, "n", "n = 129: "),
     "n as bool": ({"n": True}, "n", "n = True: "),
+    "max_tokens": ({"max_tokens": 0}, "max_tokens", "max_tokens = 0: "),
     "max_completion_tokens": ({"max_completion_tokens": 2**31}, "max_completion_tokens", "= 2147483648: "),
     "both limits": (
         {"max_tokens": 1, "max_completion_tokens": 2},
@@ -64,6 +66,7 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "temperature above OpenAI's": ({"temperature": 5}, "temperature", "temperature = 5: "),
     "top_k": ({"top_k": -2}, "top_k", "top_k = -2: "),
+    "seed": ({"seed": 2**64}, "seed", "seed = 18446744073709551616: "),
     "stop": (
         {"stop": 5},
         "stop",
@@ -118,6 +121,7 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
         "messages[1].tool_calls[0].function.arguments",
         "without lone surrogates",
     ),
+    "no repetition penalty": ({"repetition_penalty": 0}, "repetition_penalty", "= 0.0: must be above 0"),
     "vLLM's structural tags": (
         {"response_format": {"type": "structural_tag"}},
         "response_format.type",
@@ -125,6 +129,7 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
 }
 BAD_COMPLETION: dict[str, tuple[dict[str, Any], str, str]] = {
+    "prompt": ({"prompt": 5}, "prompt", "prompt = 5: "),
     "no prompt": ({"prompt": []}, "prompt", "prompt = []: must not be empty"),
     "negative token": ({"prompt": [5, -1]}, "prompt[1]", "prompt[1] = -1: "),
     "mixed": ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] = 1: "),
