@@ -92,7 +92,7 @@ class RequestFields(SamplingFields):
         Mapping[int, float] | None, Option("Added to logits, by token id, -100 to 100; None: nothing.")
     ] = None
     stop: Annotated[
-        str | Sequence[str], Option("Generation ends before this text, or any of these.", TEXT)
+        str | Sequence[str], Option("Generation ends before this text, or the first of several.", TEXT)
     ] = ()
     ignore_eos: Annotated[bool, Option("Continue after the model's end-of-sequence token.", TEXT)] = False
     json_schema: Annotated[str | Mapping[str, Any] | None, Option("JSON schema of the text.")] = None
