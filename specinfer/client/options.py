@@ -130,7 +130,7 @@ def _check(name: str, value: Any, option: RequestOption) -> None:
     whole, kinds = option.whole, option.kinds
     if not any(_FITS[kind][0](value, whole) for kind in kinds):
         integer = f"an integer in [{whole.start}, {whole.stop})"
-        words = " or ".join(_FITS[kind][1].format(integer) for kind in kinds)
+        words = " or ".join(_FITS[kind][1].format(integer) for kind in kinds if kind is not NoneType)
         raise InvalidInputError(name, value, f"must be {words}")
     if option.choices and value not in option.choices:
         raise InvalidInputError(name, value, f"must be one of {', '.join(option.choices)}")

@@ -23,7 +23,6 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Objects are {"prompt": text}, {"prompt_token_ids": ids} or a conversation, {"messages": [...]}, with optional
 "tools".
 """
-DEFAULT_PARAMS = SamplingParams()
 log = logging.getLogger(__name__)
 
 

@@ -106,7 +106,7 @@ class RequestFields(GenerationFields):
         Mapping[int, float] | None, Option("Added to logits, by token id, -100 to 100; None: nothing.")
     ] = None
     stop: Annotated[
-        str | Sequence[str], Option("Generation ends before this text, or any of these.", TEXT)
+        str | Sequence[str], Option("Generation ends before this text, or the first of several.", TEXT)
     ] = ()
     json_schema: Annotated[str | Mapping[str, Any] | None, Option("JSON schema of the text.")] = None
     regex: Annotated[str | None, Option("Regular expression of the text (Rust's notation).")] = None

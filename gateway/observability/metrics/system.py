@@ -49,7 +49,7 @@ class SystemView(NamedTuple):
     def speculators(self) -> dict[str, bool]:
         """True if a speculator service answers any session, by address."""
         ready: dict[str, bool] = {}
-        for service in (service for one in self.sessions for service in one.loop.pool.services):
+        for service in (service for one in self.sessions for service in one.loop.pool.records):
             ready[service.address] = service.description is not None or ready.get(service.address, False)
         return ready
 

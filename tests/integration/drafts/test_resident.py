@@ -16,7 +16,7 @@ from specinfer.verification.engine import VerifierEngine
 from tests.integration.drafts.test_features import Reader as StateReader
 from tests.integration.drafts.test_features import assert_are_the_targets
 from tests.support.oracle import always, first, greedy
-from tests.support.system import VOCABULARY, ScriptedDrafter, running_system
+from tests.support.system import VOCABULARY, ScriptedDrafter, System, running_system, until
 from tests.support.tiny_models import runner_of, tiny_transformers
 from verifier_svc.resident import ResidentSpeculators
 
@@ -29,9 +29,16 @@ async def test_independent_services_are_merged_with_residents(redis_url: str) ->
     async with running_system(redis_url, {"own": service, "other": other}, resident={"own"}) as system:
         replies = await system.generate(PROMPT)
         status = await system.stub.Status(generation_pb2.StatusRequest())
+        await until(lambda: _are_ready(system, status))
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
     assert [row.name for row in status.speculators] == ["own", "other"]
     assert {row.name for row in replies[-1].summary.stats.speculators} == {"own", "other"}
+
+
+def _are_ready(system: System, status: generation_pb2.StatusReply) -> bool:
+    value = system.registries["gateway"].get_sample_value
+    ready = [value("specinfer_speculator_ready", {"service": row.service}) for row in status.speculators]
+    return ready == [1, 1]
 
 
 async def test_a_drafter_that_fails_costs_drafts_and_no_verdict(redis_url: str) -> None:
