@@ -82,9 +82,15 @@ class LocalGroup(DraftGroup):
         self.count(speculator).failed += 1
         super().note_failed(speculator, reason)
 
+    def sound(self, speculators: SpeculatorSet) -> SpeculatorSet:
+        """Return all chosen members: only the gateway's planner leaves out drafters for a time."""
+        return speculators & frozenset(self.members)
+
     def note_malformed(self, speculator: int, error: SpecInferError) -> None:
         self.count(speculator).malformed += 1
-        super().note_malformed(speculator, error)
+        self.faults.note(
+            speculator, self.name_of(speculator), f"malformed tree: {error.for_logs}", self.clock()
+        )
 
 
 class LocalPool:
