@@ -70,4 +70,6 @@ def main(input_: str, output: str, url: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     sys.exit(main(*sys.argv[1:]))
