@@ -62,7 +62,7 @@ class SamplingFields:
     ] = 0.0
     repetition_penalty: Annotated[
         float,
-        NumberInterval(0, 100, above=True),
+        NumberInterval(0.01, 100),
         Option("Divides positive logits of tokens in prompt and answer; 1 changes nothing.", SAMPLING),
     ] = 1.0
     typical_epsilon: Annotated[

@@ -94,8 +94,9 @@ def test_requests_without_penalties_have_no_adjustment() -> None:
     [
         ({"presence_penalty": 2.1}, "presence_penalty = 2.1: must be in [-2, 2]"),
         ({"min_p": 1.1}, "min_p = 1.1: must be in [0, 1]"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0: must be in (0, 100]"),
-        ({"repetition_penalty": float("nan")}, "repetition_penalty = nan: must be in (0, 100]"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0: must be in [0.01, 100]"),
+        ({"repetition_penalty": 1e-39}, "repetition_penalty = 1e-39: must be in [0.01, 100]"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty = nan: must be in [0.01, 100]"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty = nan: must be in [-2, 2]"),
         ({"logit_bias": ((1, -100.5),)}, "logit_bias = -100.5: must be in [-100, 100]"),
         ({"logit_bias": ((1, float("nan")),)}, "logit_bias = nan: must be in [-100, 100]"),
