@@ -32,7 +32,7 @@ from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
-_PUT_OFF_S = 0.01
+_DEFERRED_PAUSE_S = 0.01
 """Seconds to wait after a step with only EXHAUSTED verdicts."""
 
 
@@ -188,7 +188,7 @@ class SessionLoop:
             if trace is not None:
                 trace.end(committed[0].step)
         if all(verdict.status is EntryStatus.EXHAUSTED for verdict in committed[0].step.verdicts.values()):
-            await asyncio.sleep(_PUT_OFF_S)
+            await asyncio.sleep(_DEFERRED_PAUSE_S)
             self.machine.paused()
 
     async def _decode(self, plan: StepPlan, trace: TraceOfStep | None) -> list[Committed]:

@@ -35,7 +35,7 @@ class RequestRun:
         return self.state.request.request_id
 
     def add(self, item: Progress) -> None:
-        """Queue new tokens, which follow those added before."""
+        """Queue the next tokens of the run."""
         self._unsent.append(item)
 
     def take(self) -> "Unsent | None":

@@ -222,7 +222,7 @@ class EmbeddedStore(Store):
         return int(count)
 
     def _refusal(self, request_id: str, idempotency_key: str, caller: Caller) -> str:
-        """Return why a request cannot be created, as a word for `is_new`; "" if it can be."""
+        """Return the word for `is_new` that refuses a request; "" without a reason."""
         if (row := self._row(request_id)) is not None:
             return "same" if row["idempotency_key"] == idempotency_key else "other"
         most = caller.max_concurrent

@@ -4,8 +4,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from specinfer.errors import ExhaustedError, FaultError, SpecInferError
+
 LONGEST_PAUSE = 63
 """Maximum steps before a deferred draft is retried."""
+
+
+def is_momentary(error: SpecInferError) -> bool:
+    """Return whether a failed draft may succeed by the next step: a full cache or a fault."""
+    return isinstance(error, (ExhaustedError, FaultError))
 
 
 @dataclass(slots=True)

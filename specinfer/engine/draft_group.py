@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from specinfer.drafters import TargetTopK
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
-from specinfer.drafters.refusals import Refusals
+from specinfer.drafters.refusals import Refusals, is_momentary
 from specinfer.engine.draft_faults import DraftFaults, DraftStatistics
-from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, SpecInferError
+from specinfer.errors import FaultError, MalformedTreeError, SpecInferError
 from specinfer.planning.choice import SpeculatorSet
 from specinfer.request.sampling import draft_seed
 from specinfer.request.statuses import EntryStatus
@@ -218,8 +218,8 @@ class DraftGroup(DraftRecord, ABC):
             return []
         if outcome.status is not EntryStatus.OK:
             self.cached_len[request_id] = min(self.cached_len.get(request_id, 0), outcome.cached_len)
+            momentary = outcome.status is EntryStatus.EXHAUSTED
             for speculator in speculators:
-                momentary = outcome.status is EntryStatus.EXHAUSTED
                 self._failed(request_id, speculator, momentary, outcome.message)
             return []
         self.cached_len[request_id] = outcome.cached_len
@@ -229,8 +229,7 @@ class DraftGroup(DraftRecord, ABC):
             speculator = self.members[place] if place < len(self.members) else min(speculators)
             if isinstance(draft, SpecInferError) and not isinstance(draft, MalformedTreeError):
                 failed.add(speculator)
-                momentary = isinstance(draft, (ExhaustedError, FaultError))
-                self._failed(request_id, speculator, momentary, draft.for_logs)
+                self._failed(request_id, speculator, is_momentary(draft), draft.for_logs)
                 continue
             try:
                 trees[speculator] = self._checked(draft, place, speculator, asked[request_id], trees, check)

@@ -119,7 +119,7 @@ class Host:
         verdicts = {job.request_id: verdict for job, verdict in zip(jobs, made, strict=True)}
         self._keep_outputs(verdicts, trees, local_wanted)
         if plan.asked is not NOTHING_WANTED or local_wanted is not NOTHING_WANTED:
-            verdicts = {name: self._narrowed(name, made, plan.asked) for name, made in verdicts.items()}
+            verdicts = {name: self._narrowed(name, full, plan.asked) for name, full in verdicts.items()}
         done = self._clock()
         return HostStep(
             *(plan, jobs, trees, drafts, times, dict(self.pool.counts)),

@@ -140,12 +140,13 @@ class LocalPool:
         by_request: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         self.counts.clear()
+        # only decoding requests draft: a first token should not wait until drafters have read the prompt
+        decoding = [entry for entry in entries if len(entry.delta) == 1]
         for group in self._groups:
             for entry in entries:
                 if group.has_drafted(entry) and (kept := group.latest.of(entry)):
                     by_request.setdefault(entry.request_id, []).extend(kept)
-            # only decoding requests draft: a first token should not wait until drafters have read the prompt
-            asked = group.asked([entry for entry in entries if len(entry.delta) == 1], chosen)
+            asked = group.asked(decoding, chosen)
             if not asked:
                 continue
             max_read = max(_MIN_READ, _MAX_READ // len(asked))

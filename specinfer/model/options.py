@@ -11,8 +11,9 @@ from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.formats.base import NumberFormat
 from specinfer.model.formats.registry import find_format
 from specinfer.options.model_options import AUTO, CACHE_TOKENS, PassOptions, check_values
+from specinfer.options.model_options import DTYPES as DTYPE_NAMES
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from specinfer.drafters import TargetTopK
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome
+from specinfer.drafters.refusals import is_momentary
 from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, SpecInferError
 from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree
@@ -93,9 +94,7 @@ def _encode_draft(speculator: int, draft: TokenTree | SpecInferError) -> specula
         else:
             status = common_pb2.ENTRY_STATUS_OK
             return speculator_pb2.Draft(speculator=speculator, status=status, tree=tree)
-    # a full cache or a fault may end by the next step; other errors are permanent refusals
-    momentary = isinstance(draft, (ExhaustedError, FaultError))
-    status = common_pb2.ENTRY_STATUS_EXHAUSTED if momentary else common_pb2.ENTRY_STATUS_ERROR
+    status = common_pb2.ENTRY_STATUS_EXHAUSTED if is_momentary(draft) else common_pb2.ENTRY_STATUS_ERROR
     return speculator_pb2.Draft(speculator=speculator, status=status, message=draft.for_logs)
 
 

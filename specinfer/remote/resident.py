@@ -65,7 +65,6 @@ class ResidentDrafts(SpeculatorRecord):
                 self.note_failed(number, "the reason is in the verifier's log")
             for _ in range(speculator.malformed):
                 self.note_malformed(number, MalformedTreeError("tree", "", "dropped by the verifier"))
-        self.last_seconds = seconds
         self.answered += 1
         rest = max(0.0, seconds - sum(own_seconds.values()))
         members = frozenset(self.members)

@@ -24,8 +24,6 @@ class SpeculatorRecord(DraftRecord):
     """Latest description; None while the replica is unavailable."""
     reads_references: bool = False
     """True if any speculator uses references, by the latest description."""
-    last_seconds: float = 0.0
-    """Seconds from the latest message to its answer."""
     learning: common_pb2.LearningState | None = None
     """Latest state of learning in a reply; None before the first."""
     answered: int = 0
@@ -52,6 +50,8 @@ class SpeculatorService(SpeculatorRecord, DraftGroup):
     losses: int = 0
     """Number of consecutive failed calls since the last answer."""
     busy: bool = False
+    last_seconds: float = 0.0
+    """Seconds from the latest message to its answer."""
 
     @property
     def available(self) -> bool:

@@ -176,7 +176,7 @@ class PrefixDirectory:
         self._dropped.clear()
 
     def _merge(self, found: Sequence[tuple[int, Path, int]]) -> None:
-        """Replace the known files by those found and those queued."""
+        """Set the known files: the found ones and the queued ones."""
         queued = {path: self._sizes[path] for path, _ in self._tasks if path in self._sizes}
         kept = sorted(
             (max(when, self._used.get(path, 0)), path, size)
