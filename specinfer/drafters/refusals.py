@@ -11,7 +11,7 @@ LONGEST_PAUSE = 63
 
 
 def is_momentary(error: SpecInferError) -> bool:
-    """Return whether a failed draft may succeed by the next step: a full cache or a fault."""
+    """Return whether a failed draft may succeed soon: after a full cache or a fault."""
     return isinstance(error, (ExhaustedError, FaultError))
 
 

@@ -220,11 +220,14 @@ def redis_command(port: int, directory: Path) -> list[str]:
     Redis writes its append-only file before it answers, and the kernel keeps written data when the process dies.
     With `appendfsync everysec`, Redis may answer before it writes: during an earlier fsync, it defers the write for
     up to two seconds. `no` never defers. This test assumes that the machine stays up; otherwise use `always`.
+    Each server has its own folder: two that start at once in one folder take away each other's files.
     """
+    own = directory / f"redis-{port}"
+    own.mkdir(exist_ok=True)
     options = {
         "bind": "127.0.0.1",
         "port": str(port),
-        "dir": str(directory),
+        "dir": str(own),
         "save": "",
         "appendonly": "yes",
         "appendfsync": "no",
