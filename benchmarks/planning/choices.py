@@ -1,6 +1,6 @@
 """Compare the planner with constant choices, from a cold start.
 
-    python -m benchmarks.planning.choices --prompts eval.jsonl [--model M --draft D] [--batches 1,4,16]
+    python -m benchmarks.planning.choices --prompts eval.jsonl [--model M --draft D] [--batches 1,4,16] [--busy 0,1,2]
 
 One model is loaded. The modes (plain decoding, constants, the planner) alternate over the same groups of prompts. Each
 mode has its own planner and calibration, which start cold.
@@ -8,10 +8,14 @@ All prompts are cached before. A mode is compared with plain decoding in the sam
 """
 
 import asyncio
+import subprocess
+import sys
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -19,7 +23,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.planning.world import Constant
-from benchmarks.prompts import read_prompts_by_source
+from benchmarks.prompts import mixed_texts
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
@@ -37,7 +41,9 @@ from specinfer.scheduling.request import GenerationRequest
 from specinfer.system.turns import ratios, standard_error
 from specinfer.text.tokenizer import Tokenizer
 
-PLANNER = "table"
+PLANNER = "planner"
+LONGEST = 800
+"""Maximum characters of a prompt; of longer texts, the end is used."""
 Kind = tuple[int, frozenset[int], int, int]
 """Batch, speculators, planned nodes, tokens of the pass."""
 FEW = 6
@@ -105,52 +111,66 @@ def medians(modes: Iterable[Mode]) -> dict[Kind, float]:
 
 Run = Callable[[Mode, Sequence[Sequence[int]], int], Awaitable[None]]
 """Answers a group of prompts in a mode, with equal lengths."""
+Cells = dict[tuple[str, int, int], dict[str, Mode]]
+"""Modes by (kind of text, batch, busy processes)."""
 
 
 def main(
-    prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")],
+    prompts: Annotated[list[Path], typer.Option(help="Evaluation prompts, JSONL; a kind of text each.")],
     model: Annotated[str, typer.Option(help="Target model.")] = DEFAULT_MODEL,
     draft: Annotated[str, typer.Option(help="Draft; auto: the model's draft.")] = "auto",
     weights: Annotated[str, typer.Option(help="Weight format.")] = "auto",
-    nodes: Annotated[str, typer.Option(help="Constant numbers of nodes, with commas.")] = "2,4,8,16",
-    new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
+    nodes: Annotated[str, typer.Option(help="Constant numbers of nodes, with commas.")] = "1,2,3,4,8",
+    new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
     count: Annotated[int, typer.Option(help="Prompts of each batch size, at least.")] = 20,
-    skip: Annotated[int, typer.Option(help="Prompts of the file to skip.")] = 0,
+    skip: Annotated[int, typer.Option(help="Prompts of each file to skip.")] = 0,
     batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
+    busy: Annotated[str, typer.Option(help="Numbers of processes that compute beside it, with commas.")] = "0",
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "planner-choices",
 ) -> None:
     """Compare the planner with plain decoding and constant numbers of nodes."""
     constants, sizes = read_numbers("nodes", nodes), read_numbers("batches", batches)
-    counts = {size: max(count, 2 * size) for size in sizes}
-    texts = [text.text for text in read_prompts_by_source(prompts, skip + sum(counts.values()))[skip:]]
+    loads = [int(load) for load in busy.split(",")]
     tokenizer = Tokenizer.load(resolve_model(model))
-    asked = {size: [encode(tokenizer, texts.pop(0)) for _ in range(counts[size])] for size in sizes}
-
-    def modes(first: StepPlanner) -> dict[str, Mode]:
-        assert isinstance(first, TablePlanner)
-        modes: dict[str, Mode] = {"plain": Mode(Constant(0))}
-        modes |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
-        return modes | {PLANNER: Mode(TablePlanner(first.curve, first.budget))}
-
-    async def every_size(run: Run, first: StepPlanner) -> dict[int, dict[str, Mode]]:
-        runs = {size: modes(first) for size in sizes}
-        for size, group in asked.items():
-            await in_turns(
-                run, runs[size], [group[i : i + size] for i in range(0, len(group), size)], new_tokens
-            )
-        return runs
-
+    kinds = {path.stem: mixed_texts(path)[skip:] for path in prompts}
+    if len(kinds) > 1:
+        kinds["both"] = [text for texts in zip(*kinds.values(), strict=False) for text in texts]
     options = LLMOptions(weights=weights, tree_nodes=max(constants))
     engine, _ = build_engine(model, draft, None, options)
-    runs = asyncio.run(every_size(in_process(engine), engine.machine.planner))
+    first, cells = engine.machine.planner, Cells()
+    assert isinstance(first, TablePlanner)
+    for load in loads:
+        with neighbours(load):
+            for size in sizes:
+                for kind, texts in kinds.items():
+                    modes: dict[str, Mode] = {"plain": Mode(Constant(0))}
+                    modes |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
+                    modes[PLANNER] = Mode(TablePlanner(first.costs.curve, first.budget))
+                    asked = [encode(tokenizer, text) for text in texts[: max(count, 2 * size)]]
+                    groups = [asked[at : at + size] for at in range(0, len(asked), size)]
+                    asyncio.run(in_turns(in_process(engine), modes, groups, new_tokens))
+                    cells[kind, size, load] = modes
+                    print("\n".join(_summary(kind, size, load, modes)), flush=True)
     engine.close()
-    what = f"{model} with the draft {draft}, {weights} weights; {count} prompts or two batches at each batch size"
-    publish(out, markdown(f"{what}, {new_tokens} tokens each, greedy, one process", runs))
+    what = f"{model} with the draft {draft}; {count} prompts or two batches in each cell"
+    publish(out, markdown(f"{what}, {new_tokens} tokens each, greedy, one process", cells))
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Run processes that compute without end."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the tokens of a conversation of one message."""
-    return list(tokenizer.encode_chat([{"role": "user", "content": text}]))
+    return list(tokenizer.encode_chat([{"role": "user", "content": text[-LONGEST:]}]))
 
 
 async def in_turns(
@@ -180,43 +200,49 @@ def in_process(engine: LocalEngine) -> Run:
     return run
 
 
-def markdown(what: str, runs: Mapping[int, dict[str, Mode]]) -> str:
-    """Return one table of speeds by batch size, with ratios."""
+def markdown(what: str, cells: Cells) -> str:
+    """Return a table of gains over plain decoding, a row for each cell."""
+    names = [name for name in next(iter(cells.values())) if name != "plain"]
     lines = [
         "# The planner beside constant choices",
         "",
-        f"{origin(about_this_run())}; {what}; the planner starts cold. Tokens per second; over "
-        "plain decoding ± the standard error over turns; tokens a step of a request.",
+        f"{origin(about_this_run())}; {what}; the planner starts cold. Plain decoding in tokens per second; modes "
+        "over it, ± the standard error over turns. Typical: if each step took the median of its kind.",
         "",
-        *head([f"batch {size}" for size in runs]),
+        *head(["plain", *names, "planner over the best", "typical", "us a choice"], "text, batch, busy processes"),
     ]
-    for name in next(iter(runs.values())):
-        cells = [_cell(modes[name], modes["plain"]) for modes in runs.values()]
-        lines.append(line(name, cells))
-    lines += ["", "## If each step took the median of its kind", ""]
-    lines += ["Over plain decoding; the planner over the best constant, and its processor time a step.", ""]
-    lines += head([f"batch {size}" for size in runs])
-    for name in next(iter(runs.values())):
-        lines.append(line(name, [_typical(modes, name) for modes in runs.values()]))
+    for (kind, size, load), modes in cells.items():
+        gains = [_gain(modes, name) for name in names]
+        lines.append(line(f"{kind}, {size}, {load}", [f"{_rate(modes['plain']):.1f}", *gains, *_verdict(modes)]))
     return "\n".join([*lines, ""])
 
 
-def _cell(mode: Mode, plain: Mode) -> str:
+def _rate(mode: Mode) -> float:
+    return mode.tokens / mode.seconds
+
+
+def _gain(modes: Mapping[str, Mode], name: str) -> str:
+    mode, plain = modes[name], modes["plain"]
     error = standard_error(ratios(mode.rates, plain.rates)) or 0.0
-    gain = mode.tokens / mode.seconds / (plain.tokens / plain.seconds)
     length = mode.tokens / mode.steps / (plain.tokens / plain.steps)
-    return f"{mode.tokens / mode.seconds:.0f} ({gain:.2f}x ± {error:.2f}, {length:.2f})"
+    return f"{_rate(mode) / _rate(plain):.2f} ± {error:.2f} ({length:.2f})"
 
 
-def _typical(modes: dict[str, Mode], name: str) -> str:
+def _verdict(modes: Mapping[str, Mode]) -> list[str]:
+    """Return the planner's speed over the best constant's, the same for typical steps, and its time."""
     usual = medians(modes.values())
-    speeds = {key: mode.typical_speed(usual) for key, mode in modes.items()}
-    gain = f"{speeds[name] / speeds['plain']:.3f}x"
-    if name != PLANNER:
-        return gain
-    best = max([key for key in modes if key != PLANNER], key=lambda key: speeds[key])
-    micros = 1e6 * modes[name].planning_s / modes[name].steps
-    return f"{gain}: {speeds[name] / speeds[best]:.3f} of {best}; {micros:.0f} us"
+    verdict = list[str]()
+    for speed in (_rate, partial(Mode.typical_speed, usual=usual)):
+        best = max([name for name in modes if name != PLANNER], key=lambda name: speed(modes[name]))
+        verdict.append(f"{speed(modes[PLANNER]) / speed(modes[best]):.3f} of {best}")
+    return [*verdict, f"{1e6 * modes[PLANNER].planning_s / modes[PLANNER].steps:.0f}"]
+
+
+def _summary(kind: str, size: int, load: int, modes: Mapping[str, Mode]) -> Iterator[str]:
+    yield f"{kind}, batch {size}, {load} busy: " + ", ".join(_verdict(modes))
+    for name, mode in modes.items():
+        chosen = Counter(key[2] for key, *_ in mode.reports)
+        yield f"  {name}: {_rate(mode):.1f} tokens/s, {_gain(modes, name)}, {dict(sorted(chosen.items()))}"
 
 
 if __name__ == "__main__":
