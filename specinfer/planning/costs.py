@@ -1,24 +1,24 @@
 """Learn what steps cost, as ratios of times that were taken together. Pure.
 
-The unit is the pass curve, which was measured at start: a machine that is slower today prolongs everything, so
-no time is compared with a time of another moment.
+The unit is the pass curve, which was measured at start. A machine that is slower today prolongs everything, so
+times of different moments are never compared:
 
-- Passes: two successive steps with different tokens show how the curve is wrong. A Kalman filter keeps the
-  logarithm of the curve's error by tokens. Errors have a covariance: a comparison of two trees says nothing
-  about a pass without trees.
-- Drafts and other work: their seconds, divided by the pace of the pass of their own step. Means are geometric,
+- Drafts and other work count by their seconds over the pace of the pass of their own step. Means are geometric,
   as a disturbance prolongs either of the two.
-- Reading: context tokens that speculators missed, when they draft again.
+- Two successive steps of different rows show by how much their seconds differ from that sum (a draft also empties
+  the caches for the pass after it, the curve may be wrong). A Kalman filter keeps the logarithm of each row's
+  factor, plain decoding's being 1. Factors have a covariance: what one tree shows holds for similar trees, and a
+  comparison of two trees says nothing about plain decoding.
+- Reading counts by the context tokens that speculators missed, when they draft again.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import product
 from math import exp, log, sqrt
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,10 @@ from specinfer.planning.choice import SpeculatorSet, batch_size_class
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import StepReport
 
-_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
-"""Tokens of passes at which the curve is corrected."""
-_CURVE_ERROR = 0.1
-"""Relative standard error of the measured curve between one token and many."""
+_TREE_ERROR, _SET_ERROR, _SIZE_ERROR = 0.25, 0.1, 0.1
+"""Relative standard errors of what a tree is expected to cost: common to all trees, of a set, of a size."""
 _RELAXATION = 4000.0
-"""Steps after which a correction's certainty has fallen to 1/e."""
+"""Comparisons after which the certainty of factors has fallen to 1/e."""
 _CLIP = 2.0
 """Standard deviations to which a difference is clipped: larger ones are disturbances."""
 _DRAFT_PART = 0.25
@@ -41,6 +39,8 @@ _READ_PART = 0.2
 """Assumed seconds of speculators per token read, relative to the target's."""
 _READ_PRIOR = 256.0
 """Weight of that assumption, in tokens."""
+_READ_KEPT = 0.9
+"""Part of what is known about reading that a further reading keeps."""
 _MEMORY = 32.0
 """Values after which a mean of ratios has forgotten 1/e of what was before."""
 _PASSES = 5
@@ -50,6 +50,11 @@ _NEAREST = tuple(sorted(range(-12, 13), key=abs))
 """Differences of batch classes, the smallest first."""
 
 Floats = NDArray[np.float64]
+_ONE = np.ones(1)
+RowKey = tuple[SpeculatorSet, int]
+"""Speculators, and nodes per request."""
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 127)
+"""Numbers of nodes per request that the planner considers."""
 
 
 @dataclass(slots=True)
@@ -78,52 +83,74 @@ class RatioMean:
         return exp(self.mean)
 
 
-class CurveErrors:
-    """Corrects the pass curve by successive passes of different tokens."""
+class RowFactors:
+    """Factors of the costs of rows in one batch class, over that of plain decoding."""
 
-    def __init__(self) -> None:
-        places = np.log2(np.array(_TOKENS, float))
-        self._prior = _CURVE_ERROR**2 * np.exp(-np.abs(places[:, None] - places) / 4)
-        self.errors, self._spread = np.zeros(len(_TOKENS)), self._prior.copy()
-        self._noise = RatioMean(variance=0.01)
+    def __init__(self, sets: Sequence[SpeculatorSet], sizes: Sequence[int]) -> None:
+        self._places = {(one, size): i for i, (one, size) in enumerate(product(sets, sizes))}
+        of_set = np.repeat(np.arange(len(sets)), len(sizes))
+        doublings = np.tile(np.log2(np.array(sizes, float)), len(sets))
+        near = np.exp(-np.abs(doublings[:, None] - doublings) / 2)
+        same = of_set[:, None] == of_set
+        self._prior = _TREE_ERROR**2 + same * (_SET_ERROR**2 + _SIZE_ERROR**2 * near)
+        self._logs, self._spread = np.zeros(len(self._prior)), self._prior.copy()
+        self._noise, self._pairs = 0.02, 4.0
+        """Variance of the logarithm of two successive steps' ratio, and the number of pairs that showed it."""
+        self.plain_pairs = 0
+        """Number of comparisons with plain decoding."""
 
-    def observe(self, before: int, after: int, ratio: float) -> None:
-        """Count a pass of `after` tokens that followed one of `before`.
+    def observe(self, before: RowKey | None, after: RowKey | None, ratio: float) -> None:
+        """Count two successive steps; None stands for plain decoding.
 
-        `ratio` is that of their seconds, each divided by the curve's.
+        `ratio` is that of their seconds, each divided by what was expected without factors.
         """
-        a, b = _place(before), _place(after)
-        off = log(ratio) - float(self.errors[b] - self.errors[a])
-        limit = _CLIP * sqrt(self._noise.variance)
+        a, b = self._place(before), self._place(after)
+        off = log(ratio) - self._log(b) + self._log(a)
+        limit = _CLIP * sqrt(self._noise)
         off = max(-limit, min(off, limit))
-        self._noise.variance += (off**2 - self._noise.variance) / _MEMORY
+        self._pairs = min(self._pairs + 1, _MEMORY)
+        self._noise += (off**2 - self._noise) / self._pairs
         if a == b:
             return
-        across = self._spread[:, b] - self._spread[:, a]
-        scale = float(across[b] - across[a]) + self._noise.variance
-        self.errors += across * (off / scale)
-        self._spread -= np.outer(across, across) / scale
+        self.plain_pairs += a is None or b is None
+        across = (0.0 if b is None else self._spread[:, b]) - (0.0 if a is None else self._spread[:, a])
+        scale = (0.0 if b is None else across[b]) - (0.0 if a is None else across[a]) + self._noise
+        self._logs = self._logs + across * (off / scale)
+        self._spread = self._spread - np.outer(across, across / scale)
         self._spread += (self._prior - self._spread) / _RELAXATION
 
-    def factor(self, tokens: float) -> float:
-        """Return the correction of the curve's seconds."""
-        return exp(float(self.errors[_place(tokens)]))
+    def of(self, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
+        """Return the factors of a set's first sizes."""
+        at = self._places[speculators, sizes[0]]
+        return np.exp(self._logs[at : at + len(sizes)])
 
-    def error(self, first: float, second: float) -> float:
-        """Return the relative standard error between passes of two sizes."""
-        a, b = _place(first), _place(second)
-        spread = self._spread
-        return sqrt(max(float(spread[a, a] + spread[b, b] - 2 * spread[a, b]), 0.0))
+    def error(self, row: RowKey | None, other: RowKey | None) -> float:
+        """Return the relative standard error between two rows."""
+        a, b, spread = self._place(row), self._place(other), self._spread
+        variance = 0.0 if a is None else float(spread[a, a])
+        variance += 0.0 if b is None else float(spread[b, b])
+        both = 0.0 if a is None or b is None else 2 * float(spread[a, b])
+        return sqrt(max(variance - both, 0.0))
+
+    def _place(self, row: RowKey | None) -> int | None:
+        return None if row is None else self._places.get(row)
+
+    def _log(self, place: int | None) -> float:
+        return 0.0 if place is None else float(self._logs[place])
 
 
 class StepCosts:
     """Costs of passes, drafts, reading and other work, in seconds of the curve."""
 
     def __init__(self, curve: PassCurve) -> None:
-        self.curve, self.passes = curve, CurveErrors()
+        self.curve = curve
+        self._sets: Sequence[SpeculatorSet] = ()
+        self._factors: dict[int, RowFactors] = {}
         self._paces = deque([1.0], maxlen=_PASSES)
-        self._before: tuple[int, int, float] | None = None
-        """Batch, tokens and seconds over the curve's of the previous pass; None after a refused one."""
+        self._before: tuple[int, RowKey | None, float] | None = None
+        """Batch, row, and seconds over the expected ones of the latest step that counted."""
+        self._drafted: SpeculatorSet | None = None
+        """Speculators of the previous step."""
         self._drafts: dict[tuple[object, int], dict[int, RatioMean]] = {}
         """By (speculator or service, batch class), then by nodes."""
         self._rests: dict[tuple[bool, int], RatioMean] = {}
@@ -131,9 +158,16 @@ class StepCosts:
         self._services: Sequence[SpeculatorSet] = ()
         self._read, self._read_s = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
 
-    def enrol(self, services: Sequence[SpeculatorSet]) -> None:
-        """Set the speculators of each service."""
-        self._services = services
+    def enrol(self, services: Sequence[SpeculatorSet], sets: Sequence[SpeculatorSet]) -> None:
+        """Set the speculators of each service, and the sets that may draft."""
+        self._services, self._sets, self._factors = services, sets, {}
+
+    def factors(self, batch: int) -> RowFactors:
+        """Return the factors of a batch class."""
+        size = batch_size_class(batch)
+        if size not in self._factors:
+            self._factors[size] = RowFactors(self._sets, SIZES)
+        return self._factors[size]
 
     @property
     def pace(self) -> float:
@@ -147,38 +181,40 @@ class StepCosts:
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step that was not cold."""
-        batch, nodes, tokens = report.batch, report.choice.nodes, report.tokens
-        if not tokens:
-            self._before = None
+        choice, batch = report.choice, report.batch
+        settled, self._drafted = choice.speculators == self._drafted, choice.speculators
+        if not report.tokens:
             return
-        slowness = max(report.pass_s, _MIN_S) / self.curve.at(tokens)
-        pace = slowness / self.passes.factor(tokens)
+        pace = max(report.pass_s, _MIN_S) / self.curve.at(report.tokens)
         self._paces.append(pace)
+        size, nodes = batch_size_class(batch), [choice.nodes]
         read = sum([draft.read for draft in report.drafts])
-        if self._before is not None and self._before[0] == batch:
-            self.passes.observe(self._before[1], tokens, slowness / self._before[2])
-        self._before = batch, tokens, slowness
-        size = batch_size_class(batch)
+        resident = sum([draft.total_s for draft in report.drafts if draft.resident])
+        drafting_s = resident + max([d.total_s for d in report.drafts if not d.resident], default=0.0)
         if read:
-            longest = max([draft.total_s for draft in report.drafts]) / pace
-            usual = self.drafting(batch, report.choice.speculators, [nodes], np.ones(1))
-            self._read_s, self._read = self._read_s + max(longest - float(usual[0]), 0.0), self._read + read
-            self._read_s, self._read = 0.99 * self._read_s, 0.99 * self._read
+            usual = float(self.drafting(batch, choice.speculators, nodes, _ONE)[0])
+            self._read_s = _READ_KEPT * self._read_s + max(drafting_s / pace - usual, 0.0)
+            self._read = _READ_KEPT * self._read + read
             return
         for draft in report.drafts:
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
                 means = self._drafts.setdefault((key, size), {})
-                means.setdefault(nodes, RatioMean()).add(seconds / pace)
-        rest = self._rests.setdefault((bool(report.choice.speculators), size), RatioMean())
+                means.setdefault(choice.nodes, RatioMean()).add(seconds / pace)
+        if not settled:
+            return  # other speculators, or none: the processor's caches have other weights
+        drafted = bool(choice.speculators)
+        rest = self._rests.setdefault((drafted, size), RatioMean())
         rest.add(report.overhead_s / pace / self.curve.at(batch))
-
-    def forget_previous(self) -> None:
-        """Compare the next pass with none: the step before it was cold."""
-        self._before = None
-
-    def pass_s(self, tokens: float) -> float:
-        """Return the cost of a pass."""
-        return self.curve.at(tokens) * self.passes.factor(tokens)
+        if drafted and not report.drafts:
+            return
+        expected = self.curve.at(report.tokens) + self.rest(batch, drafted)
+        if drafted:
+            expected += float(self.drafting(batch, choice.speculators, nodes, _ONE)[0])
+        row = (choice.speculators, nearest(SIZES, choice.nodes)) if drafted else None
+        off = (report.pass_s + drafting_s + report.overhead_s) / expected
+        if self._before is not None and self._before[0] == batch:
+            self.factors(batch).observe(self._before[1], row, off / self._before[2])
+        self._before = batch, row, off
 
     def rest(self, batch: int, drafts: bool) -> float:
         """Return the cost of a step's other work."""
@@ -237,10 +273,6 @@ class StepCosts:
         size = batch_size_class(batch)
         return all(nodes in self._drafts.get((speculator, size), ()) for speculator in speculators)
 
-    def kept(self) -> dict[str, Any]:
-        """Return what a later process may begin with, as JSON."""
-        return {"passes": self.passes.errors.tolist()}
-
 
 def nearest(ordered: Sequence[int], value: float) -> int:
     """Return the item of a sorted sequence that is nearest to a value."""
@@ -248,9 +280,3 @@ def nearest(ordered: Sequence[int], value: float) -> int:
     if at and (at == len(ordered) or ordered[at] - value > value - ordered[at - 1]):
         at -= 1
     return ordered[at]
-
-
-@lru_cache(maxsize=1024)
-def _place(tokens: float) -> int:
-    """Return the place of the nearest size in `_TOKENS`."""
-    return _TOKENS.index(nearest(_TOKENS, tokens))

@@ -6,21 +6,18 @@ two, and counting has no noise of time. A request's text is more or less predict
 accepted tokens, over those of an average request, are its ratio.
 """
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import log2, sqrt
+from math import log2
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specinfer.planning.choice import SpeculatorSet, batch_size_class
+from specinfer.planning.costs import SIZES, Floats
 from specinfer.planning.step_report import StepReport
 from specinfer.tree import TokenTree
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 127)
-"""Numbers of nodes per request that the planner considers."""
 _FIRST = 0.5
 """Accepted tokens of one node, before any tree was verified."""
 _PRIOR = 8.0
@@ -33,14 +30,13 @@ _KEPT = 8.0
 """Minimum weight, in trees, that old counts keep."""
 _REQUEST_PRIOR = 3.0
 """Weight of the assumption that a request is average, in accepted tokens."""
-_REQUEST_HALF = 40.0
-"""Trees after which the weight of a request's tree is halved."""
+_REQUEST_FADE = 0.98
+"""Weight of a request's tree one tree later."""
 _ANSWER = 128.0
 """Assumed tokens of an answer until the first request ends."""
 _LATEST = 16
 """Number of latest requests over which lengths are averaged."""
 
-Floats = NDArray[np.float64]
 _TREES, _ACCEPTED, _NODES, _LEVELS, _WEIGHT = range(5)
 """Rows of counts: what a size adds to the next smaller one, and the trees that say so.
 
@@ -91,9 +87,13 @@ class Gains:
         """Context tokens by request id when speculators last drafted."""
         self._answer = _ANSWER
         self._step = 0
+        self._averages: dict[tuple[SpeculatorSet, int, int], float] = {}
+        """Accepted tokens of an average request, by arguments of `_added`."""
 
-    def __len__(self) -> int:
-        return len(self._requests)
+    @property
+    def requests(self) -> KeysView[str]:
+        """Ids of the followed requests."""
+        return self._requests.keys()
 
     def enrol(self, speculators: SpeculatorSet) -> None:
         """Set the speculators."""
@@ -163,28 +163,38 @@ class Gains:
             total += tokens[at]
         return np.stack([tokens, *form]), everywhere[_TREES]
 
-    def observe(self, report: StepReport) -> None:
-        """Count a step's trees."""
-        self._step += 1
-        drafted, size = report.choice.speculators, batch_size_class(report.batch)
-        sizes = bisect_right(SIZES, report.choice.nodes)
-        if not drafted or not sizes:
-            return
-        more = {one: np.zeros((5, len(SIZES))) for one in self.sets if one <= drafted}
-        average = float(self._added(drafted, size, sizes)[0][0].sum())
-        fade = 0.5 ** (1 / _REQUEST_HALF)
-        for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
-            accepted = [node for node in path if node not in tree.forced] if tree.forced else path
-            request = self._requests.get(name)
-            ratio = request.ratio if request is not None else 1.0
-            for one, counts in more.items():
-                counts[:, :sizes] += _added_by(tree, accepted, None if one == drafted else one, sizes, ratio)
-            if request is not None:
-                request.accepted = fade * request.accepted + len(accepted)
-                request.expected = fade * request.expected + average
-        for one, counts in more.items():
+    def observe(self, reports: Sequence[StepReport]) -> None:
+        """Count the trees of some steps."""
+        self._step += len(reports)
+        sums: dict[tuple[SpeculatorSet, int | None], list[list[float]]] = {}
+        for report in reports:
+            drafted, size = report.choice.speculators, batch_size_class(report.batch)
+            sizes = bisect_right(SIZES, report.choice.nodes)
+            if not drafted or not sizes:
+                continue
+            more = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if one <= drafted}
+            for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
+                accepted = [node for node in path if node not in tree.forced] if tree.forced else path
+                self._count_request(name, len(accepted), (drafted, size, sizes))
+                count_tree(tree, accepted, more, drafted, sizes, self.ratio(name))
+        self._averages = {}
+        for (one, size), counts in sums.items():
             for which in (size, None):
-                self._counts.setdefault((one, which), Counts()).add(counts, self._step)
+                self._counts.setdefault((one, which), Counts()).add(np.array(counts), self._step)
+
+    def ratio(self, name: str) -> float:
+        """Return a request's accepted tokens over those of an average request."""
+        request = self._requests.get(name)
+        return 1.0 if request is None else request.ratio
+
+    def _count_request(self, name: str, accepted: int, row: tuple[SpeculatorSet, int, int]) -> None:
+        request = self._requests.get(name)
+        if request is None:
+            return
+        if row not in self._averages:
+            self._averages[row] = float(self._added(*row)[0][0].sum())
+        request.accepted = _REQUEST_FADE * request.accepted + accepted
+        request.expected = _REQUEST_FADE * request.expected + self._averages[row]
 
     def largest(self, speculators: SpeculatorSet) -> int:
         """Return the nodes of the largest trees counted."""
@@ -195,53 +205,71 @@ class Gains:
 _NONE = Counts()
 
 
-def _added_by(
-    tree: TokenTree, accepted: Sequence[int], speculators: SpeculatorSet | None, sizes: int, ratio: float
-) -> Floats:
-    """Return the counts of one tree, [counts, sizes]; `speculators` None: of the whole tree."""
-    if len(tree) == 1:
-        counts = np.array([[1.0], [0.0], [0.0], [0.0], [ratio]]) * np.ones(sizes)
-        counts[_LEVELS, 0] = 1.0
-        return counts
-    nodes = ranking(tree, speculators)
-    rank = {node: place for place, node in enumerate(nodes, 1)}
-    own = [rank[node] for node in accepted[: _shared(accepted, rank)]]
-    needed = list(accumulate(own, max))
-    parents, depth = tree.parents.tolist(), [0] * len(tree)
-    for node in range(1, len(tree)):
-        depth[node] = depth[parents[node]] + 1
-    deepest = list(accumulate([depth[node] for node in nodes], max, initial=0))
-    rows = [
-        (bisect_right(needed, size), kept := min(size, len(nodes)), min(max(deepest[kept], 0.5) + 0.5, size))
-        for size in SIZES[:sizes]
-    ]
-    counts = np.ones((5, sizes))
-    counts[_ACCEPTED : _LEVELS + 1] = np.diff(np.array([(0, 0, 0), *rows], float), axis=0).T
-    counts[_WEIGHT] = ratio
-    return counts
+def _zeros() -> list[list[float]]:
+    return [[0.0] * len(SIZES) for _ in range(5)]
 
 
-def _shared(accepted: Sequence[int], rank: Mapping[int, int]) -> int:
-    return next((place for place, node in enumerate(accepted) if node not in rank), len(accepted))
+def count_tree(
+    tree: TokenTree,
+    accepted: Sequence[int],
+    counts: Mapping[SpeculatorSet, list[list[float]]],
+    drafted: SpeculatorSet,
+    sizes: int,
+    ratio: float,
+) -> None:
+    """Add a tree to the counts of the sets that could have drafted a part of it.
 
-
-def ranking(tree: TokenTree, speculators: SpeculatorSet | None = None) -> list[int]:
-    """Return nodes by falling path probability, without forced ones and the root.
-
-    With `speculators`, only nodes whose whole path they proposed.
+    Args:
+        tree: verified tree.
+        accepted: its accepted nodes.
+        counts: [counts, sizes] by set.
+        drafted: set that drafted the tree.
+        sizes: number of sizes up to the planned nodes.
+        ratio: weight of the tree.
     """
-    parents, scores = tree.parents.tolist(), tree.scores.tolist()
-    proposed = set(range(len(parents)))
-    if speculators is not None:
-        proposed = {child for p in tree.proposals if p.speculator in speculators for child in p.children}
-    chances, kept = [1.0] * len(parents), {0}
-    for node in range(1, len(parents)):
-        chances[node] = scores[node] * chances[parents[node]]
-        if parents[node] in kept and node in proposed:
+    whole = ranking(tree)
+    depth = [0] * len(tree)
+    for node, parent in enumerate(tree.parents.tolist()):
+        depth[node] = depth[parent] + 1 if node else 0
+    for one, (trees, tokens, nodes, levels, weight) in counts.items():
+        ranked = whole if one == drafted else proposed_by(tree, whole, one)
+        places = {node: place for place, node in enumerate(ranked)}
+        needed = list[int]()
+        for node in accepted:
+            if node not in places:
+                break
+            needed.append(max(places[node], needed[-1] if needed else 0))
+        before = came = kept = level = deepest = 0
+        for at in range(sizes):
+            size = SIZES[at]
+            while kept < size and kept < len(ranked):
+                deepest = max(deepest, depth[ranked[kept]])
+                kept += 1
+            got = bisect_left(needed, size)
+            run = min(max(deepest, 0.5) + 0.5, size)
+            trees[at] += 1.0
+            tokens[at] += got - came
+            nodes[at] += kept - before
+            levels[at] += run - level
+            weight[at] += ratio
+            before, came, level = kept, got, run
+
+
+def proposed_by(tree: TokenTree, ranked: Sequence[int], speculators: SpeculatorSet) -> list[int]:
+    """Return the nodes of a ranking whose whole path a set proposed."""
+    proposed = {child for p in tree.proposals if p.speculator in speculators for child in p.children}
+    kept = {0}
+    for node, parent in enumerate(tree.parents.tolist()):
+        if node in proposed and parent in kept:
             kept.add(node)
-    return sorted(kept - {0} - tree.forced, key=lambda node: (-chances[node], node))
+    return [node for node in ranked if node in kept]
 
 
-def error_between(variance: float, other: float) -> float:
-    """Return the standard error between two sizes of one set: smaller trees are common to both."""
-    return sqrt(abs(variance - other))
+def ranking(tree: TokenTree) -> list[int]:
+    """Return nodes by falling path probability, without forced ones and the root."""
+    chances = [1.0]
+    for parent, score in zip(tree.parents.tolist()[1:], tree.scores.tolist()[1:], strict=True):
+        chances.append(score * chances[parent])
+    forced = tree.forced
+    nodes = [node for node in range(1, len(chances)) if node not in forced]
+    return sorted(nodes, key=lambda node: -chances[node])

@@ -13,8 +13,8 @@ from math import sqrt
 import numpy as np
 
 from specinfer.planning.choice import PLAIN, Choice, Reason, SpeculatorSet, batch_size_class, fixed_choice
-from specinfer.planning.costs import StepCosts
-from specinfer.planning.gains import SIZES, Gains
+from specinfer.planning.costs import SIZES, RowKey, StepCosts
+from specinfer.planning.gains import Gains
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import StepReport
 from specinfer.scheduling.limits import NodeBudget
@@ -23,8 +23,12 @@ _FIRST_NODES = 4
 """Maximum nodes per request of the first trees."""
 _PLANNED_STEPS = 7
 """Steps for which the best row is used before the next trial, unless the batch changes."""
+_TRIAL_STEPS = 3
+"""Steps of a trial of other speculators; the first is not timed."""
 _WARM_UP_STEPS = 3
 """First steps with trees, and without, whose times do not count."""
+_FIRST_PAIRS = 4
+"""Comparisons of trees with plain decoding that are made in any case."""
 _DRAFT_ERROR = 0.15
 """Relative standard error of the costs of drafts of a size that was not timed."""
 _MIN_GAIN = 0.01
@@ -53,6 +57,11 @@ class TableRow:
     """Relative standard error of what drafts cost."""
 
     @property
+    def key(self) -> RowKey | None:
+        """The row in `RowFactors`; None for plain decoding."""
+        return (self.speculators, self.nodes) if self.speculators else None
+
+    @property
     def speed(self) -> float:
         return self.tokens / self.seconds
 
@@ -78,6 +87,8 @@ class TablePlanner:
         self._choice, self._left, self._load = PLAIN, 0, (0, 0)
         """Current choice, its remaining steps, and (batch, requests that want drafts)."""
         self._credit = _CREDIT
+        self._reports: list[StepReport] = []
+        """Finished steps since the last comparison of rows."""
         self._cold = {True: _WARM_UP_STEPS, False: _WARM_UP_STEPS}
         """Remaining warm-up steps, with trees (True) and without (False)."""
 
@@ -86,8 +97,8 @@ class TablePlanner:
         if services != self._services:
             self._services, self._left = list(services), 0
             self._everybody = frozenset().union(*services)
-            self.costs.enrol(self._services)
             self.gains.enrol(self._everybody)
+            self.costs.enrol(self._services, self.gains.sets)
 
     def choose(self, batch: int, contexts: Mapping[str, int]) -> Choice:
         """Return the choice for the next step.
@@ -100,6 +111,8 @@ class TablePlanner:
             return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
         if not self._adaptive:
             return fixed_choice(self.budget, self._everybody, batch, len(contexts))
+        if contexts.keys() != self.gains.requests:
+            self._learn()
         self.gains.follow(contexts)
         load = batch, len(contexts)
         if not self._left or load != self._load:
@@ -113,13 +126,14 @@ class TablePlanner:
 
     def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
         """Return a choice, and the number of steps to use it for."""
+        self._learn()
         plain, trees = self._rows(batch, requests)
         best = max([plain, *trees], key=lambda row: row.speed)
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
         trial = None if tried else self._trial(batch, best, [plain, *trees])
-        row, steps = (trial, 1) if trial is not None else (best, _PLANNED_STEPS)
-        if not best.speculators and row.speculators:
-            steps = 2  # the first reads what the speculators missed
+        if best.speculators and not tried and self.costs.factors(batch).plain_pairs < _FIRST_PAIRS:
+            trial = plain
+        row, steps = (best, _PLANNED_STEPS) if trial is None else (trial, _trial_steps(trial, best))
         return self._as_choice(row, plain, batch, requests, trial is not None), steps
 
     def _as_choice(self, row: TableRow, plain: TableRow, batch: int, requests: int, trial: bool) -> Choice:
@@ -133,7 +147,7 @@ class TablePlanner:
         pace = self.costs.pace
         node_s = 0.0
         if total:
-            node_s = pace * (self.costs.pass_s(batch + total) - self.costs.pass_s(batch)) / total
+            node_s = pace * (self.costs.curve.at(batch + total) - self.costs.curve.at(batch)) / total
         return Choice(
             *(row.speculators, row.nodes, total, row.tokens, pace * row.seconds, plain.speed / pace),
             node_seconds=max(node_s, 0.0),
@@ -143,21 +157,23 @@ class TablePlanner:
     def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:
         """Return the row of plain decoding, and those with trees."""
         costs, batch_class = self.costs, batch_size_class(batch)
-        base = costs.pass_s(batch)
+        base = costs.curve.at(batch)
         plain = TableRow(frozenset(), 0, float(batch), 0.0, base + costs.rest(batch, False), batch, 0.0)
         max_nodes = self.budget.of_step(batch, requests)
         largest = max(_FIRST_NODES, 2 * self.gains.largest(self._everybody))
         sizes = bisect_right(SIZES, min(self.budget.per_request, max_nodes // requests, largest))
         if not sizes:
             return plain, []
+        factors = costs.factors(batch)
         rest, reading = costs.rest(batch, True), costs.read_s * self.gains.unread_per_token
         rows: list[TableRow] = []
         for speculators in self.gains.sets:
             tokens, variances, nodes, levels = self.gains.expected(speculators, batch_class, sizes)
             tokens, in_pass = batch + tokens, batch + requests * nodes
             drafting = costs.drafting(batch, speculators, SIZES[:sizes], levels)
-            passes = np.array([costs.pass_s(each) for each in in_pass.tolist()])
-            seconds = np.maximum.accumulate(passes + drafting) + rest + reading * tokens
+            passes = np.array([costs.curve.at(each) for each in in_pass.tolist()])
+            seconds = (np.maximum.accumulate(passes + drafting) + rest) * factors.of(speculators, SIZES[:sizes])
+            seconds += reading * tokens
             columns = (tokens, variances, seconds, in_pass, drafting / seconds)
             for size, *row, share in zip(SIZES, *[column.tolist() for column in columns], strict=False):
                 error = 0.0 if costs.measured(batch, speculators, size) else _DRAFT_ERROR * share
@@ -171,32 +187,43 @@ class TablePlanner:
         for row in rows:
             if row is best:
                 continue
-            hope = self._hope(row, best)
+            hope = self._hope(batch, row, best)
             loss = max(1 - row.speed / best.speed, 0.0) * row.seconds / best.seconds
+            loss *= _trial_steps(row, best)
             if row.speculators and not best.speculators:
-                loss = 2 * loss + reading / best.seconds
+                loss += reading / best.seconds
             if hope > promise and loss <= self._credit:
                 chosen, promise, price = row, hope, loss
         if chosen is not None:
             self._credit -= price
         return chosen
 
-    def _hope(self, row: TableRow, best: TableRow) -> float:
+    def _hope(self, batch: int, row: TableRow, best: TableRow) -> float:
         """Return the speed over the best row's, one standard error above what is expected."""
         common = best.variance if best.speculators == row.speculators else 0.0
         tokens = sqrt(abs(row.variance - common)) / row.tokens
-        share = self.costs.pass_s(row.in_pass) / row.seconds
-        passes = share * self.costs.passes.error(row.in_pass, best.in_pass)
-        return row.speed / best.speed * (1 + sqrt(tokens**2 + passes**2 + (row.error + best.error) ** 2))
+        factors = self.costs.factors(batch).error(row.key, best.key)
+        return row.speed / best.speed * (1 + sqrt(tokens**2 + factors**2 + (row.error + best.error) ** 2))
 
     def observe(self, report: StepReport) -> None:
-        """Learn from a step."""
-        if not self._adaptive:
-            return
-        trees = bool(report.choice.speculators)
-        if self._cold[trees]:
-            self._cold[trees] -= 1
-            self.costs.forget_previous()
-        else:
-            self.costs.observe(report)
-        self.gains.observe(report)
+        """Note a step, to learn from it before the next comparison of rows."""
+        if self._adaptive:
+            self._reports.append(report)
+            if len(self._reports) > _PLANNED_STEPS:
+                self._learn()
+
+    def _learn(self) -> None:
+        """Learn from the steps since the last comparison: together, this takes a third of the time."""
+        for report in self._reports:
+            trees = bool(report.choice.speculators)
+            if self._cold[trees]:
+                self._cold[trees] -= 1
+            else:
+                self.costs.observe(report)
+        self.gains.observe(self._reports)
+        self._reports = []
+
+
+def _trial_steps(row: TableRow, best: TableRow) -> int:
+    """Return the steps of a trial: the first of other speculators is not timed."""
+    return 1 if row.speculators == best.speculators else _TRIAL_STEPS
