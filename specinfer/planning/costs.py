@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import exp, log, sqrt
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,13 @@ from specinfer.planning.choice import SpeculatorSet, batch_size_class
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import StepReport
 
-_TREE_ERROR, _SET_ERROR, _SIZE_ERROR = 0.25, 0.1, 0.1
-"""Relative standard errors of what a tree is expected to cost: common to all trees, of a set, of a size."""
-_RELAXATION = 4000.0
-"""Comparisons after which the certainty of factors has fallen to 1/e."""
+_TREE_ERROR, _SET_ERROR, _SIZE_ERROR, _SLOPE_ERROR = 0.2, 0.1, 0.05, 0.1
+"""Relative standard errors of what a tree is expected to cost.
+
+They are: common to all trees, of a set, of a size; and of each doubling of the nodes.
+"""
+_RELAXATION = 8000.0
+"""Steps after which the certainty of factors has fallen to 1/e."""
 _CLIP = 2.0
 """Standard deviations to which a difference is clipped: larger ones are disturbances."""
 _DRAFT_PART = 0.25
@@ -45,6 +49,13 @@ _MEMORY = 32.0
 """Values after which a mean of ratios has forgotten 1/e of what was before."""
 _PASSES = 5
 """Number of latest passes whose median is the pace."""
+SETTLING = 6
+"""Steps after a change of speculators that are not timed: the processor's caches have other weights.
+
+A model of 80 MB takes 1.38, 1.22, 1.11, 1.07, 1.05, 1.03 of its time in the plain steps after trees.
+"""
+_PAIRED = 4
+"""Latest timings that are kept for comparisons."""
 _MIN_S = 1e-6
 _NEAREST = tuple(sorted(range(-12, 13), key=abs))
 """Differences of batch classes, the smallest first."""
@@ -83,6 +94,13 @@ class RatioMean:
         return exp(self.mean)
 
 
+class _Timing(NamedTuple):
+    """A settled step: its row (None for plain decoding), and its seconds over the expected ones."""
+
+    row: RowKey | None
+    off: float
+
+
 class RowFactors:
     """Factors of the costs of rows in one batch class, over that of plain decoding."""
 
@@ -92,7 +110,8 @@ class RowFactors:
         doublings = np.tile(np.log2(np.array(sizes, float)), len(sets))
         near = np.exp(-np.abs(doublings[:, None] - doublings) / 2)
         same = of_set[:, None] == of_set
-        self._prior = _TREE_ERROR**2 + same * (_SET_ERROR**2 + _SIZE_ERROR**2 * near)
+        slopes = _SLOPE_ERROR**2 * np.outer(doublings, doublings)
+        self._prior = _TREE_ERROR**2 + slopes + same * (_SET_ERROR**2 + _SIZE_ERROR**2 * near)
         self._logs, self._spread = np.zeros(len(self._prior)), self._prior.copy()
         self._noise, self._pairs = 0.02, 4.0
         """Variance of the logarithm of two successive steps' ratio, and the number of pairs that showed it."""
@@ -117,7 +136,10 @@ class RowFactors:
         scale = (0.0 if b is None else across[b]) - (0.0 if a is None else across[a]) + self._noise
         self._logs = self._logs + across * (off / scale)
         self._spread = self._spread - np.outer(across, across / scale)
-        self._spread += (self._prior - self._spread) / _RELAXATION
+
+    def age(self, steps: int) -> None:
+        """Lose certainty: machines change."""
+        self._spread += (self._prior - self._spread) * (steps / _RELAXATION)
 
     def of(self, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
         """Return the factors of a set's first sizes."""
@@ -146,6 +168,13 @@ class StepCosts:
         self.curve = curve
         self._sets: Sequence[SpeculatorSet] = ()
         self._factors: dict[int, RowFactors] = {}
+        self._paces = deque([1.0], maxlen=_PASSES)
+        self._batch, self._before = 0, None
+        """Batch of the previous step, and its timing if it was settled."""
+        self._latest: dict[bool, deque[_Timing]] = {drafts: deque(maxlen=_PAIRED) for drafts in (False, True)}
+        """Latest timings with drafts (True) and without that were not compared yet."""
+        self._drafted, self._alike = SpeculatorSet(), 0
+        """Speculators of the previous step, and the number of steps before it with the same."""
         self._paces = deque([1.0], maxlen=_PASSES)
         self._before: tuple[int, RowKey | None, float] | None = None
         """Batch, row, and seconds over the expected ones of the latest step that counted."""
@@ -179,11 +208,14 @@ class StepCosts:
         """Cost for speculators to read a token."""
         return self._read_s / self._read
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from a step that was not cold."""
+    def observe(self, report: StepReport, cold: bool) -> None:
+        """Learn from a step; a cold one is among the first of its kind in this process."""
         choice, batch = report.choice, report.batch
-        settled, self._drafted = choice.speculators == self._drafted, choice.speculators
         if not report.tokens:
+            return
+        self._alike = self._alike + 1 if choice.speculators == self._drafted else 0
+        self._drafted, before, self._before = choice.speculators, self._before, None
+        if cold:
             return
         pace = max(report.pass_s, _MIN_S) / self.curve.at(report.tokens)
         self._paces.append(pace)
@@ -200,8 +232,8 @@ class StepCosts:
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
                 means = self._drafts.setdefault((key, size), {})
                 means.setdefault(choice.nodes, RatioMean()).add(seconds / pace)
-        if not settled:
-            return  # other speculators, or none: the processor's caches have other weights
+        if self._alike < SETTLING:
+            return
         drafted = bool(choice.speculators)
         rest = self._rests.setdefault((drafted, size), RatioMean())
         rest.add(report.overhead_s / pace / self.curve.at(batch))
@@ -212,9 +244,22 @@ class StepCosts:
             expected += float(self.drafting(batch, choice.speculators, nodes, _ONE)[0])
         row = (choice.speculators, nearest(SIZES, choice.nodes)) if drafted else None
         off = (report.pass_s + drafting_s + report.overhead_s) / expected
-        if self._before is not None and self._before[0] == batch:
-            self.factors(batch).observe(self._before[1], row, off / self._before[2])
-        self._before = batch, row, off
+        self._compare(batch, _Timing(row, off), before)
+
+    def _compare(self, batch: int, timing: "_Timing", before: "_Timing | None") -> None:
+        """Compare a step with the one before it, and with one of the other kind, each only once."""
+        if batch != self._batch:
+            before = None
+            for timings in self._latest.values():
+                timings.clear()
+        self._batch, self._before = batch, timing
+        drafts, factors = timing.row is not None, self.factors(batch)
+        if before is not None:
+            factors.observe(before.row, timing.row, timing.off / before.off)
+        if self._latest[not drafts]:
+            other = self._latest[not drafts].pop()
+            factors.observe(other.row, timing.row, timing.off / other.off)
+        self._latest[drafts].append(timing)
 
     def rest(self, batch: int, drafts: bool) -> float:
         """Return the cost of a step's other work."""

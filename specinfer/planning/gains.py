@@ -7,9 +7,10 @@ accepted tokens, over those of an average request, are its ratio.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, KeysView, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import log2
+from typing import Any
 
 import numpy as np
 
@@ -48,15 +49,24 @@ _USUAL_LEVELS = np.diff([0.0, *[1 + log2(size) for size in SIZES]])
 
 @dataclass(slots=True)
 class _Request:
-    """Accepted tokens of one request, and those expected of an average request."""
+    """What speculators brought for one request, beside what they bring on average."""
 
     prompt: int
-    accepted: float = 0.0
-    expected: float = 0.0
+    brought: dict[SpeculatorSet, tuple[float, float]] = field(default_factory=dict)
+    """Accepted tokens of a set, and those expected of an average request."""
 
-    @property
-    def ratio(self) -> float:
-        return (self.accepted + _REQUEST_PRIOR) / (self.expected + _REQUEST_PRIOR)
+    def ratio(self, speculators: SpeculatorSet) -> float:
+        """Return a set's accepted tokens over the average request's."""
+        accepted, expected = self.brought.get(speculators, (0.0, 0.0))
+        return (accepted + _REQUEST_PRIOR) / (expected + _REQUEST_PRIOR)
+
+    def add(self, speculators: SpeculatorSet, accepted: int, expected: float) -> None:
+        """Count a tree."""
+        before = self.brought.get(speculators, (0.0, 0.0))
+        self.brought[speculators] = (
+            _REQUEST_FADE * before[0] + accepted,
+            _REQUEST_FADE * before[1] + expected,
+        )
 
 
 class Counts:
@@ -129,10 +139,9 @@ class Gains:
         ]
         return self.unread / sum(left) if left else 0.0
 
-    @property
-    def ratios(self) -> float:
-        """Sum of the requests' ratios."""
-        return sum([request.ratio for request in self._requests.values()])
+    def ratios(self, speculators: SpeculatorSet) -> float:
+        """Return the sum of the requests' ratios."""
+        return sum([request.ratio(speculators) for request in self._requests.values()])
 
     def expected(
         self, speculators: SpeculatorSet, batch_class: int, sizes: int
@@ -142,7 +151,7 @@ class Gains:
         Tokens are those of the followed requests together, nodes and levels those of one tree.
         """
         added, weight = self._added(speculators, batch_class, sizes)
-        ratios = self.ratios
+        ratios = self.ratios(speculators)
         variance = ratios**2 * (added[0] + 0.05) / (weight + _PRIOR / 2)
         tokens, nodes, levels = np.cumsum(added, axis=1)
         return ratios * tokens, np.cumsum(variance), nodes, levels
@@ -173,28 +182,22 @@ class Gains:
             if not drafted or not sizes:
                 continue
             more = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if one <= drafted}
+            averages = {one: self._average(one, size, sizes) for one in more}
             for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
+                request = self._requests.get(name) or _Request(0)
                 accepted = [node for node in path if node not in tree.forced] if tree.forced else path
-                self._count_request(name, len(accepted), (drafted, size, sizes))
-                count_tree(tree, accepted, more, drafted, sizes, self.ratio(name))
+                for one, came in count_tree(tree, accepted, more, drafted, sizes, request.ratio).items():
+                    request.add(one, came, averages[one])
         self._averages = {}
         for (one, size), counts in sums.items():
             for which in (size, None):
                 self._counts.setdefault((one, which), Counts()).add(np.array(counts), self._step)
 
-    def ratio(self, name: str) -> float:
-        """Return a request's accepted tokens over those of an average request."""
-        request = self._requests.get(name)
-        return 1.0 if request is None else request.ratio
-
-    def _count_request(self, name: str, accepted: int, row: tuple[SpeculatorSet, int, int]) -> None:
-        request = self._requests.get(name)
-        if request is None:
-            return
+    def _average(self, *row: Any) -> float:
+        """Return the accepted tokens of an average request, from the arguments of `_added`."""
         if row not in self._averages:
             self._averages[row] = float(self._added(*row)[0][0].sum())
-        request.accepted = _REQUEST_FADE * request.accepted + accepted
-        request.expected = _REQUEST_FADE * request.expected + self._averages[row]
+        return self._averages[row]
 
     def largest(self, speculators: SpeculatorSet) -> int:
         """Return the nodes of the largest trees counted."""
@@ -215,9 +218,9 @@ def count_tree(
     counts: Mapping[SpeculatorSet, list[list[float]]],
     drafted: SpeculatorSet,
     sizes: int,
-    ratio: float,
-) -> None:
-    """Add a tree to the counts of the sets that could have drafted a part of it.
+    ratio: Callable[[SpeculatorSet], float],
+) -> dict[SpeculatorSet, int]:
+    """Add a tree to the counts of each set; return the accepted tokens that it drafted.
 
     Args:
         tree: verified tree.
@@ -225,8 +228,9 @@ def count_tree(
         counts: [counts, sizes] by set.
         drafted: set that drafted the tree.
         sizes: number of sizes up to the planned nodes.
-        ratio: weight of the tree.
+        ratio: weight of the tree, by set.
     """
+    brought = dict[SpeculatorSet, int]()
     whole = ranking(tree)
     depth = [0] * len(tree)
     for node, parent in enumerate(tree.parents.tolist()):
@@ -239,6 +243,7 @@ def count_tree(
             if node not in places:
                 break
             needed.append(max(places[node], needed[-1] if needed else 0))
+        brought[one], tree_weight = len(needed), ratio(one)
         before = came = kept = level = deepest = 0
         for at in range(sizes):
             size = SIZES[at]
@@ -251,8 +256,9 @@ def count_tree(
             tokens[at] += got - came
             nodes[at] += kept - before
             levels[at] += run - level
-            weight[at] += ratio
+            weight[at] += tree_weight
             before, came, level = kept, got, run
+    return brought
 
 
 def proposed_by(tree: TokenTree, ranked: Sequence[int], speculators: SpeculatorSet) -> list[int]:

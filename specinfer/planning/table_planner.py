@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 
 from specinfer.planning.choice import PLAIN, Choice, Reason, SpeculatorSet, batch_size_class, fixed_choice
-from specinfer.planning.costs import SIZES, RowKey, StepCosts
+from specinfer.planning.costs import SETTLING, SIZES, RowKey, StepCosts
 from specinfer.planning.gains import Gains
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import StepReport
@@ -21,16 +21,23 @@ from specinfer.scheduling.limits import NodeBudget
 
 _FIRST_NODES = 4
 """Maximum nodes per request of the first trees."""
-_PLANNED_STEPS = 7
-"""Steps for which the best row is used before the next trial, unless the batch changes."""
-_TRIAL_STEPS = 3
-"""Steps of a trial of other speculators; the first is not timed."""
+_PLANNED_STEPS, _MAX_PLANNED_STEPS = 7, 28
+"""Steps for which the best row is used before the next comparison, unless the batch changes.
+
+The number doubles while the same row is the best and there is nothing to try.
+"""
+_TRIAL_STEPS = SETTLING + 4
+"""Steps of a trial of other speculators."""
 _WARM_UP_STEPS = 3
 """First steps with trees, and without, whose times do not count."""
-_FIRST_PAIRS = 4
+_FIRST_PAIRS = 3
 """Comparisons of trees with plain decoding that are made in any case."""
 _DRAFT_ERROR = 0.15
 """Relative standard error of the costs of drafts of a size that was not timed."""
+_TIMED_STEPS = 12
+"""Latest steps between two comparisons whose times are learnt: more would cost more than they tell."""
+_KEPT = 1.03
+"""Advantage of the speculators in use: after a change the processor's caches have other weights."""
 _MIN_GAIN = 0.01
 """Relative gain that justifies a trial."""
 _CREDIT, _MAX_CREDIT = 3.0, 12.0
@@ -86,6 +93,10 @@ class TablePlanner:
         self._everybody: SpeculatorSet = frozenset()
         self._choice, self._left, self._load = PLAIN, 0, (0, 0)
         """Current choice, its remaining steps, and (batch, requests that want drafts)."""
+        self._best: RowKey | None = None
+        """Best row of the latest comparison."""
+        self._rest = _PLANNED_STEPS
+        """Steps before the next comparison."""
         self._credit = _CREDIT
         self._reports: list[StepReport] = []
         """Finished steps since the last comparison of rows."""
@@ -128,12 +139,19 @@ class TablePlanner:
         """Return a choice, and the number of steps to use it for."""
         self._learn()
         plain, trees = self._rows(batch, requests)
-        best = max([plain, *trees], key=lambda row: row.speed)
+        kept = self._best and self._best[0]
+        best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if _set_of(row.key) == kept else 1.0))
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
         trial = None if tried else self._trial(batch, best, [plain, *trees])
         if best.speculators and not tried and self.costs.factors(batch).plain_pairs < _FIRST_PAIRS:
             trial = plain
-        row, steps = (best, _PLANNED_STEPS) if trial is None else (trial, _trial_steps(trial, best))
+        if trial is not None:
+            row, steps, self._rest = trial, _trial_steps(trial, best), _PLANNED_STEPS
+        else:
+            same = best.key == self._best
+            row, steps = best, self._rest
+            self._rest = min(2 * self._rest, _MAX_PLANNED_STEPS) if same else _PLANNED_STEPS
+        self._best = best.key
         return self._as_choice(row, plain, batch, requests, trial is not None), steps
 
     def _as_choice(self, row: TableRow, plain: TableRow, batch: int, requests: int, trial: bool) -> Choice:
@@ -209,19 +227,23 @@ class TablePlanner:
         """Note a step, to learn from it before the next comparison of rows."""
         if self._adaptive:
             self._reports.append(report)
-            if len(self._reports) > _PLANNED_STEPS:
+            if len(self._reports) > _MAX_PLANNED_STEPS:
                 self._learn()
 
     def _learn(self) -> None:
         """Learn from the steps since the last comparison: together, this takes a third of the time."""
-        for report in self._reports:
+        for report in self._reports[-_TIMED_STEPS:]:
             trees = bool(report.choice.speculators)
-            if self._cold[trees]:
-                self._cold[trees] -= 1
-            else:
-                self.costs.observe(report)
+            self.costs.observe(report, cold=self._cold[trees] > 0)
+            self._cold[trees] = max(self._cold[trees] - 1, 0)
         self.gains.observe(self._reports)
+        if self._reports:
+            self.costs.factors(self._reports[-1].batch).age(len(self._reports))
         self._reports = []
+
+
+def _set_of(key: RowKey | None) -> SpeculatorSet | None:
+    return key and key[0]
 
 
 def _trial_steps(row: TableRow, best: TableRow) -> int:
