@@ -26,7 +26,7 @@ _PLANNED_STEPS, _MAX_PLANNED_STEPS = 7, 28
 
 The number doubles while the same row is the best and there is nothing to try.
 """
-_TRIAL_STEPS = SETTLING + 4
+_TRIAL_STEPS = SETTLING + 3
 """Steps of a trial of other speculators."""
 _WARM_UP_STEPS = 3
 """First steps with trees, and without, whose times do not count."""
@@ -95,7 +95,7 @@ class TablePlanner:
         """Current choice, its remaining steps, and (batch, requests that want drafts)."""
         self._best: RowKey | None = None
         """Best row of the latest comparison."""
-        self._rest = _PLANNED_STEPS
+        self._rest = _TRIAL_STEPS
         """Steps before the next comparison."""
         self._credit = _CREDIT
         self._reports: list[StepReport] = []
@@ -146,7 +146,8 @@ class TablePlanner:
         if best.speculators and not tried and self.costs.factors(batch).plain_pairs < _FIRST_PAIRS:
             trial = plain
         if trial is not None:
-            row, steps, self._rest = trial, _trial_steps(trial, best), _PLANNED_STEPS
+            row, steps = trial, _trial_steps(trial, best)
+            self._rest = max(steps, _PLANNED_STEPS)
         else:
             same = best.key == self._best
             row, steps = best, self._rest
