@@ -125,7 +125,9 @@ def main(
     count: Annotated[int, typer.Option(help="Prompts of each batch size, at least.")] = 20,
     skip: Annotated[int, typer.Option(help="Prompts of each file to skip.")] = 0,
     batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
-    busy: Annotated[str, typer.Option(help="Numbers of processes that compute beside it, with commas.")] = "0",
+    busy: Annotated[
+        str, typer.Option(help="Numbers of processes that compute beside it, with commas.")
+    ] = "0",
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "planner-choices",
 ) -> None:
     """Compare the planner with plain decoding and constant numbers of nodes."""
@@ -209,11 +211,16 @@ def markdown(what: str, cells: Cells) -> str:
         f"{origin(about_this_run())}; {what}; the planner starts cold. Plain decoding in tokens per second; modes "
         "over it, ± the standard error over turns. Typical: if each step took the median of its kind.",
         "",
-        *head(["plain", *names, "planner over the best", "typical", "us a choice"], "text, batch, busy processes"),
+        *head(
+            ["plain", *names, "planner over the best", "typical", "us a choice"],
+            "text, batch, busy processes",
+        ),
     ]
     for (kind, size, load), modes in cells.items():
         gains = [_gain(modes, name) for name in names]
-        lines.append(line(f"{kind}, {size}, {load}", [f"{_rate(modes['plain']):.1f}", *gains, *_verdict(modes)]))
+        lines.append(
+            line(f"{kind}, {size}, {load}", [f"{_rate(modes['plain']):.1f}", *gains, *_verdict(modes)])
+        )
     return "\n".join([*lines, ""])
 
 

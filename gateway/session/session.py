@@ -27,8 +27,8 @@ from gateway.store.protocol import Store, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.learned import LearnedPlanner, LinearModel, TextMatches
-from specinfer.planning.step_report import StepPlanner
+from specinfer.planning.gains import Gains
+from specinfer.planning.learned import LearnedGains, LinearModel, TextMatches
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
@@ -231,11 +231,11 @@ class VerifierSession:
             channel, settings.hung_seconds, self.lease.fence, settings.prefix_scope == "key", shared.clock
         )
         verifier.expect(description)
-        planner: StepPlanner = TablePlanner(curve, budget, settings.adaptive)
+        gains = Gains()
         if settings.planner != "measured":
             matches = TextMatches(lambda name: scheduler.states[name].tokens)
-            trained = shared.trained, pool.names, matches
-            planner = LearnedPlanner(curve, budget, settings.adaptive, *trained)
+            gains = LearnedGains(shared.trained, pool.names, matches)
+        planner = TablePlanner(curve, budget, settings.adaptive, gains)
         return SessionLoop(
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,

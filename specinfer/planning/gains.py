@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any
 
 import numpy as np
 
@@ -87,6 +86,9 @@ class Counts:
 class Gains:
     """Expected accepted tokens, nodes and levels, by speculators and size."""
 
+    steady = True
+    """False if expectations differ from step to step, so that each step needs a comparison."""
+
     def __init__(self) -> None:
         self._counts: dict[tuple[SpeculatorSet, int | None], Counts] = {}
         self.sets: list[SpeculatorSet] = []
@@ -139,6 +141,11 @@ class Gains:
         ]
         return self.unread / sum(left) if left else 0.0
 
+    def ratio(self, name: str, speculators: SpeculatorSet) -> float:
+        """Return a request's accepted tokens over those of an average request."""
+        request = self._requests.get(name)
+        return 1.0 if request is None else request.ratio(speculators)
+
     def ratios(self, speculators: SpeculatorSet) -> float:
         """Return the sum of the requests' ratios."""
         return sum([request.ratio(speculators) for request in self._requests.values()])
@@ -182,7 +189,7 @@ class Gains:
             if not drafted or not sizes:
                 continue
             more = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if one <= drafted}
-            averages = {one: self._average(one, size, sizes) for one in more}
+            averages = {one: self.average(one, size, sizes) for one in more}
             for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
                 request = self._requests.get(name) or _Request(0)
                 accepted = [node for node in path if node not in tree.forced] if tree.forced else path
@@ -193,8 +200,9 @@ class Gains:
             for which in (size, None):
                 self._counts.setdefault((one, which), Counts()).add(np.array(counts), self._step)
 
-    def _average(self, *row: Any) -> float:
-        """Return the accepted tokens of an average request, from the arguments of `_added`."""
+    def average(self, speculators: SpeculatorSet, batch_class: int, sizes: int) -> float:
+        """Return the accepted tokens of an average request."""
+        row = speculators, batch_class, sizes
         if row not in self._averages:
             self._averages[row] = float(self._added(*row)[0][0].sum())
         return self._averages[row]
@@ -231,18 +239,13 @@ def count_tree(
         ratio: weight of the tree, by set.
     """
     brought = dict[SpeculatorSet, int]()
-    whole = ranking(tree)
+    whole = ranked_nodes(tree)
     depth = [0] * len(tree)
     for node, parent in enumerate(tree.parents.tolist()):
         depth[node] = depth[parent] + 1 if node else 0
     for one, (trees, tokens, nodes, levels, weight) in counts.items():
-        ranked = whole if one == drafted else proposed_by(tree, whole, one)
-        places = {node: place for place, node in enumerate(ranked)}
-        needed = list[int]()
-        for node in accepted:
-            if node not in places:
-                break
-            needed.append(max(places[node], needed[-1] if needed else 0))
+        ranked = whole if one == drafted else ranked_nodes(tree, one)
+        needed = nodes_needed(accepted, ranked)
         brought[one], tree_weight = len(needed), ratio(one)
         before = came = kept = level = deepest = 0
         for at in range(sizes):
@@ -261,21 +264,34 @@ def count_tree(
     return brought
 
 
-def proposed_by(tree: TokenTree, ranked: Sequence[int], speculators: SpeculatorSet) -> list[int]:
-    """Return the nodes of a ranking whose whole path a set proposed."""
-    proposed = {child for p in tree.proposals if p.speculator in speculators for child in p.children}
-    kept = {0}
-    for node, parent in enumerate(tree.parents.tolist()):
-        if node in proposed and parent in kept:
-            kept.add(node)
-    return [node for node in ranked if node in kept]
+def ranked_nodes(tree: TokenTree, speculators: SpeculatorSet | None = None) -> list[int]:
+    """Return nodes by falling path probability, without forced ones and the root.
 
-
-def ranking(tree: TokenTree) -> list[int]:
-    """Return nodes by falling path probability, without forced ones and the root."""
-    chances = [1.0]
-    for parent, score in zip(tree.parents.tolist()[1:], tree.scores.tolist()[1:], strict=True):
-        chances.append(score * chances[parent])
-    forced = tree.forced
-    nodes = [node for node in range(1, len(chances)) if node not in forced]
+    With `speculators`, only nodes whose whole path they proposed.
+    """
+    parents, scores = tree.parents.tolist(), tree.scores.tolist()
+    chances, kept = [1.0] * len(parents), range(1, len(parents))
+    for node in kept:
+        chances[node] = scores[node] * chances[parents[node]]
+    nodes = [node for node in kept if node not in forced] if (forced := tree.forced) else list(kept)
+    if speculators is not None:
+        own = {child for p in tree.proposals if p.speculator in speculators for child in p.children} | {0}
+        for node in kept:
+            if parents[node] not in own:
+                own.discard(node)
+        nodes = [node for node in nodes if node in own]
     return sorted(nodes, key=lambda node: -chances[node])
+
+
+def nodes_needed(accepted: Sequence[int], ranked: Sequence[int]) -> list[int]:
+    """Return how many other nodes of a ranking come before 1, 2, ... accepted ones.
+
+    The list ends at the first accepted node that is not in the ranking.
+    """
+    places = {node: place for place, node in enumerate(ranked)}
+    needed = list[int]()
+    for node in accepted:
+        if node not in places:
+            break
+        needed.append(max(places[node], needed[-1] if needed else 0))
+    return needed

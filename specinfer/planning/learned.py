@@ -15,26 +15,21 @@ So weights without recent observations are the least certain, and P and V limit 
 """
 
 import json
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from math import log2
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
-from specinfer.planning.accepted_tokens import Gain
-from specinfer.planning.choice import Reason, SpeculatorSet, batch_size_class
-from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.choice import SpeculatorSet, batch_size_class
+from specinfer.planning.costs import SIZES, Floats
+from specinfer.planning.gains import Gains, nodes_needed, ranked_nodes
 from specinfer.planning.step_report import StepReport
-from specinfer.planning.table_planner import TablePlanner
-from specinfer.planning.tree_parts import nodes_needed
-from specinfer.scheduling.limits import NodeBudget
 
-Floats = NDArray[np.float64]
 Rows = tuple[Floats, Floats]
 """[N, features] rows, and [N] accepted tokens."""
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
@@ -178,112 +173,88 @@ def _model_of(content: Sequence[float]) -> LinearModel:
     return LinearModel(weights)
 
 
-class LearnedPlanner(TablePlanner):
-    """Chooses steps by predicted tokens and measured seconds."""
+class LearnedGains(Gains):
+    """Predicts accepted tokens from features of the texts, and refines the weights with every tree."""
 
-    def __init__(
-        self,
-        curve: PassCurve,
-        budget: NodeBudget,
-        adaptive: bool,
-        trained: Mapping[str, LinearModel],
-        names: Sequence[str],
-        matches: Matches,
-    ) -> None:
+    steady = False
+
+    def __init__(self, trained: Mapping[str, LinearModel], names: Sequence[str], matches: Matches) -> None:
         """Start with trained weights.
 
         Args:
-            curve: seconds of passes by their tokens.
-            budget: maximum nodes of requests and steps.
-            adaptive: if False, all speculators always draft what the budget allows.
             trained: weights by set name.
             names: names of the speculators by number; the pool extends this list.
             matches: returns, by request, how many of its last tokens also occur earlier in its text.
         """
-        super().__init__(curve, budget, adaptive)
+        super().__init__()
         self._trained, self._names, self._matches = trained, names, matches
+        self._models: dict[SpeculatorSet, LinearModel] = {}
         self._planned = 0
         """Number of the current step."""
-        self._models: dict[SpeculatorSet, LinearModel] = {}
-        self._features: Floats = np.zeros(len(NAMES))
-        """Features summed over the step's requests, before multiplication with `_usual`."""
-        self._waiting: dict[str, dict[int, Floats]] = {}
-        """Features without an outcome yet, by request id and context length."""
+        self._matched: Mapping[str, Floats] = {}
+        """Features of the matches, by request id."""
+        self._waiting: dict[tuple[str, int], Floats] = {}
+        """The same without an outcome yet, by request id and context tokens; oldest first."""
 
     def follow(self, contexts: Mapping[str, int]) -> None:
         """Set the requests that want drafts, and compute their features."""
         super().follow(contexts)
-        if self._choice.reason in (Reason.FASTEST, Reason.PLAIN_IS_FASTER):
-            self._left = 0  # choose again in each step, as texts change; only trials last for several steps
         self._planned += 1
-        features = np.ones((len(contexts), len(NAMES)))
-        features[:, 1] = [self.texts.ratio(request_id) for request_id in contexts]
-        features[:, 2:] = np.array(self._matches(contexts))[:, None] >= _LENGTHS
-        self._features = features.sum(axis=0)
-        self._waiting = {request_id: self._waiting.get(request_id, {}) for request_id in contexts}
-        for (request_id, context), row in zip(contexts.items(), features, strict=True):
-            waiting = self._waiting[request_id]
-            waiting[context] = row
-            if len(waiting) > _MAX_WAITING:
-                del waiting[min(waiting)]
+        matched = np.array(self._matches(contexts))[:, None] >= _LENGTHS
+        self._matched = dict(zip(contexts, matched.astype(float), strict=True))
+        for at, row in zip(contexts.items(), self._matched.values(), strict=True):
+            self._waiting[at] = row
+        for at in list(self._waiting)[: max(len(self._waiting) - _MAX_WAITING * len(contexts), 0)]:
+            del self._waiting[at]
 
     def expected(
-        self, speculators: SpeculatorSet, batch_class: int, gains: Sequence[Gain]
-    ) -> Iterator[tuple[float, float]]:
-        """Yield predicted accepted tokens and their variance for 1, 2, 4, ... nodes."""
-        model, features = self.model(speculators), self._features * self._usual(speculators, batch_class)
-        tokens, variance = float(features @ model.weights), model.variance(features, self._planned)
-        for nodes in [1 << exponent for exponent in range(len(gains))]:
-            doublings = log2(1 + nodes)
-            yield min(max(tokens * doublings, 0.0), len(self.texts) * nodes), variance * doublings**2
+        self, speculators: SpeculatorSet, batch_class: int, sizes: int
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return predicted tokens and their variance, and the counted nodes and levels."""
+        _, _, nodes, levels = super().expected(speculators, batch_class, sizes)
+        model, doublings = self.model(speculators), np.log2(1.0 + np.array(SIZES[:sizes]))
+        features = np.zeros(len(NAMES))
+        for name, matched in self._matched.items():
+            features += self._features(name, matched, speculators, batch_class)
+        tokens = float(features @ model.weights) * doublings
+        variance = model.variance(features, self._planned) * doublings**2
+        return np.clip(tokens, 0.0, len(self._matched) * np.array(SIZES[:sizes])), variance, nodes, levels
 
-    def learn_tokens(self, report: StepReport) -> None:
-        """Update the table, and the weights of every set whose speculators drafted."""
-        for speculators, lesson in self.lessons(report).items():
-            self.model(speculators).refine(*lesson, self._planned)
-        super().learn_tokens(report)
+    def observe(self, reports: Sequence[StepReport]) -> None:
+        """Count the trees of some steps, and refine the weights of every set that drafted."""
+        for report in reports:
+            for speculators, lesson in self.lessons(report).items():
+                self.model(speculators).refine(*lesson, self._planned)
+        super().observe(reports)
 
     def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
         """Return training rows and accepted tokens by speculator set.
 
-        A verified tree yields a row for every subset of its speculators.
+        A verified tree yields a row for every subset of its speculators and every size.
         """
-        batch_class, sizes = batch_size_class(report.batch), 1 << np.arange(report.choice.nodes.bit_length())
-        doublings = np.log2(1 + sizes)[:, None]
-        sets = [speculators for speculators in self._shares.sets if speculators <= report.choice.speculators]
-        usual = [self._usual(speculators, batch_class) for speculators in sets]
+        drafted, sizes = report.choice.speculators, SIZES[: bisect_right(SIZES, report.choice.nodes)]
         lessons: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
-        for request_id, (tree, accepted) in report.outcomes.items():
-            features = self._take_waiting(request_id, report.contexts.get(request_id, -1))
-            if features is None:
+        for name, (tree, accepted) in report.outcomes.items() if drafted and sizes else ():
+            matched = self._waiting.pop((name, report.contexts.get(name, -1)), None)
+            if matched is None:
                 continue
-            for speculators, scale in zip(sets, usual, strict=True):
-                rows, came = lessons.setdefault(speculators, ([], []))
-                needed = nodes_needed(tree, accepted, speculators)
-                rows.append(doublings * (features * scale))
-                came.extend([bisect_right(needed, size) for size in sizes])
-        return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in lessons.items()}
+            for one in self.sets:
+                if one <= drafted:
+                    features = self._features(name, matched, one, batch_size_class(report.batch))
+                    rows, came = lessons.setdefault(one, ([], []))
+                    rows += [log2(1 + size) * features for size in sizes]
+                    needed = nodes_needed(accepted, ranked_nodes(tree, None if one == drafted else one))
+                    came += [bisect_left(needed, size) for size in sizes]
+        return {one: (np.array(rows), np.array(came, float)) for one, (rows, came) in lessons.items()}
 
     def model(self, speculators: SpeculatorSet) -> LinearModel:
+        """Return the weights of a set."""
         if speculators not in self._models:
             name = set_name(self._names[speculator] for speculator in speculators)
             self._models[speculators] = deepcopy(self._trained.get(name)) or LinearModel.usual()
         return self._models[speculators]
 
-    def _usual(self, speculators: SpeculatorSet, batch_class: int) -> Floats:
-        """Return the factors of the features, [features].
-
-        The factor of `usual` is the table's accepted tokens; the others are 1.
-        """
-        factors = np.ones(len(NAMES))
-        gains = self.gains(speculators, batch_class, _USUAL_NODES.bit_length())
-        factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)
-        return factors
-
-    def _take_waiting(self, request_id: str, context: int) -> Floats | None:
-        """Return a request's features at a context length; delete older features."""
-        waiting = self._waiting.get(request_id, {})
-        features = waiting.get(context)
-        for old in [length for length in waiting if length <= context]:
-            del waiting[old]
-        return features
+    def _features(self, name: str, matched: Floats, speculators: SpeculatorSet, batch_class: int) -> Floats:
+        """Return a request's features, as in `NAMES`."""
+        usual = self.average(speculators, batch_class, bisect_right(SIZES, _USUAL_NODES))
+        return np.array([1.0, self.ratio(name, speculators) * usual / log2(1 + _USUAL_NODES), *matched])

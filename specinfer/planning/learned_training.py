@@ -14,10 +14,8 @@ import typer
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.planning.choice import Choice, SpeculatorSet
-from specinfer.planning.learned import NAMES, LearnedPlanner, LinearModel, Rows, save_weights, set_name
-from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.learned import NAMES, LearnedGains, LinearModel, Rows, save_weights, set_name
 from specinfer.planning.step_report import Outcomes, StepReport
-from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 
 PROGRAM = "specinfer train scheduler"
@@ -105,23 +103,18 @@ def lessons_of(
 ) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
     """Yield (step number, speculator set, rows) in order of the steps."""
     matches: dict[str, int] = {}
-    planner = LearnedPlanner(
-        *(PassCurve([(1, 1.0)]), NodeBudget(1, 1), True, {}, names),
-        lambda contexts: [matches[name] for name in contexts],
-    )
-    planner.enrol([frozenset(range(len(names)))])
-    before: StepReport | None = None
+    gains = LearnedGains({}, names, lambda contexts: [matches[name] for name in contexts])
+    gains.enrol(frozenset(range(len(names))))
     for number, step in enumerate(steps):
         matches = dict(step.matches)
-        planner.follow(step.contexts)
-        if before is not None and before.choice.speculators and before.choice.nodes > 0:
-            for speculators, rows in planner.lessons(before).items():
-                yield number - 1, speculators, rows
-            planner.learn_tokens(before)  # refines no weights, as `lessons` has removed the features
-        before = StepReport(
+        gains.follow(step.contexts)
+        report = StepReport(
             *(Choice(step.speculators, step.nodes), len(step.contexts), 0, 0.0, [], 0.0, step.outcomes),
             contexts=step.contexts,
         )
+        for speculators, rows in gains.lessons(report).items():
+            yield number, speculators, rows
+        gains.observe([report])  # refines no weights, as `lessons` has removed the features
 
 
 def fit(

@@ -5,8 +5,8 @@ The table has a row for plain decoding, and rows for sets of speculators with 1,
 that may be better, to learn about it: `TrialCredit` bounds what such trials lose.
 """
 
-from collections.abc import Mapping, Sequence
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -153,6 +153,8 @@ class TablePlanner:
             row, steps = best, self._rest
             self._rest = min(2 * self._rest, _MAX_PLANNED_STEPS) if same else _PLANNED_STEPS
         self._best = best.key
+        if trial is None and not self.gains.steady:
+            steps = 1
         return self._as_choice(row, plain, batch, requests, trial is not None), steps
 
     def _as_choice(self, row: TableRow, plain: TableRow, batch: int, requests: int, trial: bool) -> Choice:
@@ -191,7 +193,9 @@ class TablePlanner:
             tokens, in_pass = batch + tokens, batch + requests * nodes
             drafting = costs.drafting(batch, speculators, SIZES[:sizes], levels)
             passes = np.array([costs.curve.at(each) for each in in_pass.tolist()])
-            seconds = (np.maximum.accumulate(passes + drafting) + rest) * factors.of(speculators, SIZES[:sizes])
+            seconds = (np.maximum.accumulate(passes + drafting) + rest) * factors.of(
+                speculators, SIZES[:sizes]
+            )
             seconds += reading * tokens
             columns = (tokens, variances, seconds, in_pass, drafting / seconds)
             for size, *row, share in zip(SIZES, *[column.tolist() for column in columns], strict=False):
