@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import exp, log, sqrt
+from math import log, log2, sqrt
 from statistics import median
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from specinfer.planning.choice import SpeculatorSet, batch_size_class
 from specinfer.planning.pass_curve import PassCurve
-from specinfer.planning.step_report import StepReport
+from specinfer.planning.step_report import DraftTime, StepReport
 
 _TREE_ERROR, _SET_ERROR, _SIZE_ERROR, _SLOPE_ERROR = 0.2, 0.1, 0.05, 0.1
 """Relative standard errors of what a tree is expected to cost.
@@ -38,7 +38,7 @@ _RELAXATION = 8000.0
 _CLIP = 2.0
 """Standard deviations to which a difference is clipped: larger ones are disturbances."""
 _DRAFT_PART = 0.25
-"""Assumed seconds of a draft's level, relative to a one-token pass."""
+"""Assumed seconds of an untimed draft, relative to a one-token pass."""
 _READ_PART = 0.2
 """Assumed seconds of speculators per token read, relative to the target's."""
 _READ_PRIOR = 256.0
@@ -61,7 +61,7 @@ _NEAREST = tuple(sorted(range(-12, 13), key=abs))
 """Differences of batch classes, the smallest first."""
 
 Floats = NDArray[np.float64]
-_ONE = np.ones(1)
+PLAIN_SET: SpeculatorSet = frozenset()
 RowKey = tuple[SpeculatorSet, int]
 """Speculators, and nodes per request."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 127)
@@ -87,11 +87,6 @@ class RatioMean:
             off = max(-limit, min(off, limit))
             self.variance += (off**2 - self.variance) / (self.count + 4.0)
         self.mean += off / self.count
-
-    @property
-    def value(self) -> float:
-        """The mean ratio."""
-        return exp(self.mean)
 
 
 class _Timing(NamedTuple):
@@ -162,34 +157,26 @@ class RowFactors:
 
 
 class StepCosts:
-    """Costs of passes, drafts, reading and other work, in seconds of the curve."""
+    """Costs of rows and of reading, in seconds of the curve."""
 
     def __init__(self, curve: PassCurve) -> None:
         self.curve = curve
         self._sets: Sequence[SpeculatorSet] = ()
         self._factors: dict[int, RowFactors] = {}
         self._paces = deque([1.0], maxlen=_PASSES)
+        self._besides: dict[tuple[SpeculatorSet, int], dict[int, RatioMean]] = {}
+        """Seconds beside the pass, by (speculators, batch class), then by nodes."""
+        self._read, self._read_s = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
         self._batch, self._before = 0, None
         """Batch of the previous step, and its timing if it was settled."""
         self._latest: dict[bool, deque[_Timing]] = {drafts: deque(maxlen=_PAIRED) for drafts in (False, True)}
         """Latest timings with drafts (True) and without that were not compared yet."""
-        self._drafted, self._alike = SpeculatorSet(), 0
+        self._drafted, self._alike = PLAIN_SET, 0
         """Speculators of the previous step, and the number of steps before it with the same."""
-        self._paces = deque([1.0], maxlen=_PASSES)
-        self._before: tuple[int, RowKey | None, float] | None = None
-        """Batch, row, and seconds over the expected ones of the latest step that counted."""
-        self._drafted: SpeculatorSet | None = None
-        """Speculators of the previous step."""
-        self._drafts: dict[tuple[object, int], dict[int, RatioMean]] = {}
-        """By (speculator or service, batch class), then by nodes."""
-        self._rests: dict[tuple[bool, int], RatioMean] = {}
-        """Other work, relative to a pass of the batch; by (with drafts, batch class)."""
-        self._services: Sequence[SpeculatorSet] = ()
-        self._read, self._read_s = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
 
-    def enrol(self, services: Sequence[SpeculatorSet], sets: Sequence[SpeculatorSet]) -> None:
-        """Set the speculators of each service, and the sets that may draft."""
-        self._services, self._sets, self._factors = services, sets, {}
+    def enrol(self, sets: Sequence[SpeculatorSet]) -> None:
+        """Set the sets of speculators that may draft."""
+        self._sets, self._factors = sets, {}
 
     def factors(self, batch: int) -> RowFactors:
         """Return the factors of a batch class."""
@@ -208,45 +195,53 @@ class StepCosts:
         """Cost for speculators to read a token."""
         return self._read_s / self._read
 
+    def besides(self, batch: int, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
+        """Return the cost of a step beside the pass, by nodes: drafts and other work."""
+        size = batch_size_class(batch)
+        for off in _NEAREST:
+            if means := self._besides.get((speculators, size + off)):
+                timed = sorted(means)
+                near = [nearest(timed, nodes) for nodes in sizes]
+                scale = [log2(2 + nodes) / log2(2 + at) for nodes, at in zip(sizes, near, strict=True)]
+                return np.exp([means[at].mean for at in near]) * scale * sqrt(2.0**-off)
+        drafts = _DRAFT_PART * self.curve.at(1) if speculators else 0.0
+        return np.full(len(sizes), drafts)
+
     def observe(self, report: StepReport, cold: bool) -> None:
         """Learn from a step; a cold one is among the first of its kind in this process."""
-        choice, batch = report.choice, report.batch
+        choice, batch, drafts = report.choice, report.batch, report.drafts
         if not report.tokens:
             return
         self._alike = self._alike + 1 if choice.speculators == self._drafted else 0
         self._drafted, before, self._before = choice.speculators, self._before, None
-        if cold:
+        if cold or (choice.speculators and not drafts):
             return
         pace = max(report.pass_s, _MIN_S) / self.curve.at(report.tokens)
         self._paces.append(pace)
-        size, nodes = batch_size_class(batch), [choice.nodes]
-        read = sum([draft.read for draft in report.drafts])
-        resident = sum([draft.total_s for draft in report.drafts if draft.resident])
-        drafting_s = resident + max([d.total_s for d in report.drafts if not d.resident], default=0.0)
-        if read:
-            usual = float(self.drafting(batch, choice.speculators, nodes, _ONE)[0])
-            self._read_s = _READ_KEPT * self._read_s + max(drafting_s / pace - usual, 0.0)
+        beside_s = report.overhead_s + seconds_of(drafts, choice.speculators)
+        if read := sum([draft.read for draft in drafts]):
+            usual = float(self.besides(batch, choice.speculators, [choice.nodes])[0])
+            self._read_s = _READ_KEPT * self._read_s + max(beside_s / pace - usual, 0.0)
             self._read = _READ_KEPT * self._read + read
             return
-        for draft in report.drafts:
-            for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
-                means = self._drafts.setdefault((key, size), {})
-                means.setdefault(choice.nodes, RatioMean()).add(seconds / pace)
-        if self._alike < SETTLING:
-            return
-        drafted = bool(choice.speculators)
-        rest = self._rests.setdefault((drafted, size), RatioMean())
-        rest.add(report.overhead_s / pace / self.curve.at(batch))
-        if drafted and not report.drafts:
-            return
-        expected = self.curve.at(report.tokens) + self.rest(batch, drafted)
-        if drafted:
-            expected += float(self.drafting(batch, choice.speculators, nodes, _ONE)[0])
-        row = (choice.speculators, nearest(SIZES, choice.nodes)) if drafted else None
-        off = (report.pass_s + drafting_s + report.overhead_s) / expected
-        self._compare(batch, _Timing(row, off), before)
+        if choice.speculators or self._alike >= SETTLING:
+            self._add_besides(report, pace)
+        if self._alike >= SETTLING:
+            row = (choice.speculators, nearest(SIZES, choice.nodes)) if choice.speculators else None
+            expected = float(self.besides(batch, choice.speculators, [choice.nodes])[0])
+            expected += self.curve.at(report.tokens)
+            self._compare(batch, _Timing(row, (report.pass_s + beside_s) / expected), before)
 
-    def _compare(self, batch: int, timing: "_Timing", before: "_Timing | None") -> None:
+    def _add_besides(self, report: StepReport, pace: float) -> None:
+        """Count a step's seconds beside the pass, also as if fewer speculators had drafted."""
+        choice, size = report.choice, batch_size_class(report.batch)
+        for one in self._sets if choice.speculators else (PLAIN_SET,):
+            if one <= choice.speculators:
+                seconds = report.overhead_s + seconds_of(report.drafts, one)
+                means = self._besides.setdefault((one, size), {})
+                means.setdefault(choice.nodes, RatioMean()).add(seconds / pace)
+
+    def _compare(self, batch: int, timing: _Timing, before: _Timing | None) -> None:
         """Compare a step with the one before it, and with one of the other kind, each only once."""
         if batch != self._batch:
             before = None
@@ -261,62 +256,21 @@ class StepCosts:
             factors.observe(other.row, timing.row, timing.off / other.off)
         self._latest[drafts].append(timing)
 
-    def rest(self, batch: int, drafts: bool) -> float:
-        """Return the cost of a step's other work."""
-        if not self._rests:
-            return 0.0
-        size = batch_size_class(batch)
-        key = min(self._rests, key=lambda key: (abs(key[1] - size), key[0] != drafts))
-        return self._rests[key].value * self.curve.at(batch)
 
-    def drafting(
-        self, batch: int, speculators: SpeculatorSet, sizes: Sequence[int], levels: Floats
-    ) -> Floats:
-        """Return the cost of drafting trees of each size.
+def seconds_of(drafts: Sequence[DraftTime], speculators: SpeculatorSet) -> float:
+    """Return the seconds in which some of the speculators draft.
 
-        Services draft in parallel; speculators of one service draft one after another.
-
-        Args:
-            batch: requests of the step.
-            speculators: speculators that draft.
-            sizes: maximum nodes of a tree.
-            levels: expected levels of trees of these sizes.
-        """
-        longest = np.zeros(len(sizes))
-        for service in self._services:
-            drafting = speculators & service
-            if drafting:
-                parts = [self._draft(key, batch, sizes, levels) for key in (service, *drafting)]
-                known = [part for part in parts if part is not None]
-                guess = np.full(len(sizes), _DRAFT_PART * self.curve.at(1))
-                longest = np.maximum(longest, np.sum(known, axis=0) if known else guess)
-        return longest
-
-    def _draft(self, key: object, batch: int, sizes: Sequence[int], levels: Floats) -> Floats | None:
-        """Return the cost of a speculator or of a service's messages, by size.
-
-        A size that was not timed costs the nearest one's time for each of its own levels.
-        """
-        size = batch_size_class(batch)
-        means, off = next(
-            ((means, off) for off in _NEAREST if (means := self._drafts.get((key, size + off)))), (None, 0)
-        )
-        if means is None:
-            return None
-        if len(means) == 1:
-            ((at, mean),) = means.items()
-            near, logs = [at] * len(sizes), [mean.mean] * len(sizes)
-        else:
-            timed = sorted(means)
-            near = [nearest(timed, size) for size in sizes]
-            logs = [means[at].mean for at in near]
-        base = levels[[min(bisect_left(sizes, at), len(sizes) - 1) for at in near]]
-        return np.exp(logs) * sqrt(2.0**-off) * levels / base
-
-    def measured(self, batch: int, speculators: SpeculatorSet, nodes: int) -> bool:
-        """Return whether these speculators' drafts of this size were timed."""
-        size = batch_size_class(batch)
-        return all(nodes in self._drafts.get((speculator, size), ()) for speculator in speculators)
+    Services draft in parallel, speculators of one service one after another, those beside the target before.
+    """
+    resident = longest = 0.0
+    for draft in drafts:
+        if speculators & draft.service:
+            seconds = draft.wire_s + sum([s for one, s in draft.own_s.items() if one in speculators])
+            if draft.resident:
+                resident += seconds
+            else:
+                longest = max(longest, seconds)
+    return resident + longest
 
 
 def nearest(ordered: Sequence[int], value: float) -> int:

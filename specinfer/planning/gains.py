@@ -7,7 +7,7 @@ accepted tokens, over those of an average request, are its ratio.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, KeysView, Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
 
@@ -28,22 +28,20 @@ _HALF = 150.0
 """Steps after which the weight of a counted tree is halved."""
 _KEPT = 8.0
 """Minimum weight, in trees, that old counts keep."""
+_DOUBT = 0.1
+"""Variance of what a size adds, in accepted tokens per tree, if no tree showed any."""
 _REQUEST_PRIOR = 3.0
 """Weight of the assumption that a request is average, in accepted tokens."""
 _REQUEST_FADE = 0.98
-"""Weight of a request's tree one tree later."""
+"""Weight of a request's tree one step later."""
 _ANSWER = 128.0
 """Assumed tokens of an answer until the first request ends."""
 _LATEST = 16
 """Number of latest requests over which lengths are averaged."""
 
-_TREES, _ACCEPTED, _NODES, _LEVELS, _WEIGHT = range(5)
-"""Rows of counts: what a size adds to the next smaller one, and the trees that say so.
-
-`_WEIGHT` counts each tree by its request's ratio.
-"""
+_TREES, _ACCEPTED, _NODES = range(3)
+"""Rows of counts: trees that say what a size adds to the next smaller one, and what it adds."""
 _STEPS = np.diff((0, *SIZES)).astype(float)
-_USUAL_LEVELS = np.diff([0.0, *[1 + log2(size) for size in SIZES]])
 
 
 @dataclass(slots=True)
@@ -62,17 +60,19 @@ class _Request:
     def add(self, speculators: SpeculatorSet, accepted: int, expected: float) -> None:
         """Count a tree."""
         before = self.brought.get(speculators, (0.0, 0.0))
-        self.brought[speculators] = (
-            _REQUEST_FADE * before[0] + accepted,
-            _REQUEST_FADE * before[1] + expected,
-        )
+        self.brought[speculators] = before[0] + accepted, before[1] + expected
+
+    def fade(self, steps: int) -> None:
+        """Lose weight: texts change."""
+        part = _REQUEST_FADE**steps
+        self.brought = {one: (part * came, part * usual) for one, (came, usual) in self.brought.items()}
 
 
 class Counts:
     """Faded sums over trees, [counts, sizes]."""
 
     def __init__(self) -> None:
-        self.sums: Floats = np.zeros((5, len(SIZES)))
+        self.sums: Floats = np.zeros((3, len(SIZES)))
         self.step = 0
 
     def add(self, more: Floats, step: int) -> None:
@@ -84,7 +84,7 @@ class Counts:
 
 
 class Gains:
-    """Expected accepted tokens, nodes and levels, by speculators and size."""
+    """Expected accepted tokens and nodes, by speculators and size."""
 
     steady = True
     """False if expectations differ from step to step, so that each step needs a comparison."""
@@ -152,32 +152,46 @@ class Gains:
 
     def expected(
         self, speculators: SpeculatorSet, batch_class: int, sizes: int
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return accepted tokens, their variance, nodes and levels for the first `sizes` sizes.
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return accepted tokens, their variance and nodes for the first `sizes` sizes.
 
-        Tokens are those of the followed requests together, nodes and levels those of one tree.
+        Tokens are those of the followed requests together, nodes those of one tree.
         """
         added, weight = self._added(speculators, batch_class, sizes)
         ratios = self.ratios(speculators)
-        variance = ratios**2 * (added[0] + 0.05) / (weight + _PRIOR / 2)
-        tokens, nodes, levels = np.cumsum(added, axis=1)
-        return ratios * tokens, np.cumsum(variance), nodes, levels
+        variance = ratios**2 * (added[0] + _DOUBT) / (weight + _PRIOR / 2)
+        tokens, nodes = np.cumsum(added, axis=1)
+        return ratios * tokens, np.cumsum(variance), nodes
 
     def _added(self, speculators: SpeculatorSet, batch_class: int, sizes: int) -> tuple[Floats, Floats]:
-        """Return what each size adds, [tokens, nodes, levels], and the trees that say so."""
-        usual = np.stack([_STEPS, _USUAL_LEVELS])[:, :sizes]
-        everywhere = self._counts.get((speculators, None), _NONE).sums[:, :sizes]
+        """Return what each size adds, [tokens, nodes], and the trees that say so."""
+        usual = _STEPS[:sizes]
+        sums, certain = self._sums(speculators)
+        everywhere = sums[:, :sizes]
         here = self._counts.get((speculators, batch_class), _NONE).sums[:, :sizes]
-        form = (everywhere[_NODES : _LEVELS + 1] + _PRIOR * usual) / (everywhere[_TREES] + _PRIOR)
-        form = (here[_NODES : _LEVELS + 1] + _OTHER_CLASSES * form) / (here[_TREES] + _OTHER_CLASSES)
+        form = (everywhere[_NODES] + _PRIOR * usual) / (everywhere[_TREES] + _PRIOR)
+        form = (here[_NODES] + _OTHER_CLASSES * form) / (here[_TREES] + _OTHER_CLASSES)
         tokens, total = np.empty(sizes), 0.0
         for at in range(sizes):
             before = log2(1 + SIZES[at - 1]) if at else 0.0
             guess = total * (log2(1 + SIZES[at]) / before - 1) if at else _FIRST
-            mean = (everywhere[_ACCEPTED, at] + _PRIOR * guess) / (everywhere[_WEIGHT, at] + _PRIOR)
-            tokens[at] = (here[_ACCEPTED, at] + _OTHER_CLASSES * mean) / (here[_WEIGHT, at] + _OTHER_CLASSES)
+            mean = (everywhere[_ACCEPTED, at] + _PRIOR * guess) / (everywhere[_TREES, at] + _PRIOR)
+            tokens[at] = (here[_ACCEPTED, at] + _OTHER_CLASSES * mean) / (here[_TREES, at] + _OTHER_CLASSES)
             total += tokens[at]
-        return np.stack([tokens, *form]), everywhere[_TREES]
+        return np.stack([tokens, form]), certain * everywhere[_TREES]
+
+    def _sums(self, speculators: SpeculatorSet) -> tuple[Floats, float]:
+        """Return the counts of a set, and the part of them that is certain.
+
+        Of a set that never drafted, they are those of the best part of it.
+        """
+        if counts := self._counts.get((speculators, None)):
+            return counts.sums, 0.5 ** ((self._step - counts.step) / _HALF)
+        parts = [
+            counts.sums for (one, size), counts in self._counts.items() if size is None and one < speculators
+        ]
+        best = max(parts, key=lambda sums: float(sums[_ACCEPTED].sum()), default=_NONE.sums)
+        return best, _KEPT / max(float(best[_TREES].max()), _KEPT)
 
     def observe(self, reports: Sequence[StepReport]) -> None:
         """Count the trees of some steps."""
@@ -193,8 +207,10 @@ class Gains:
             for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
                 request = self._requests.get(name) or _Request(0)
                 accepted = [node for node in path if node not in tree.forced] if tree.forced else path
-                for one, came in count_tree(tree, accepted, more, drafted, sizes, request.ratio).items():
+                for one, came in count_tree(tree, accepted, more, drafted, sizes).items():
                     request.add(one, came, averages[one])
+        for request in self._requests.values():
+            request.fade(len(reports))
         self._averages = {}
         for (one, size), counts in sums.items():
             for which in (size, None):
@@ -207,17 +223,18 @@ class Gains:
             self._averages[row] = float(self._added(*row)[0][0].sum())
         return self._averages[row]
 
-    def largest(self, speculators: SpeculatorSet) -> int:
-        """Return the nodes of the largest trees counted."""
-        counts = self._counts.get((speculators, None))
-        return SIZES[int(np.count_nonzero(counts.sums[_TREES])) - 1] if counts else 0
+    @property
+    def largest(self) -> int:
+        """Nodes of the largest trees counted."""
+        sizes = [np.count_nonzero(counts.sums[_TREES]) for counts in self._counts.values()]
+        return SIZES[max(sizes) - 1] if sizes else 0
 
 
 _NONE = Counts()
 
 
 def _zeros() -> list[list[float]]:
-    return [[0.0] * len(SIZES) for _ in range(5)]
+    return [[0.0] * len(SIZES) for _ in range(3)]
 
 
 def count_tree(
@@ -226,7 +243,6 @@ def count_tree(
     counts: Mapping[SpeculatorSet, list[list[float]]],
     drafted: SpeculatorSet,
     sizes: int,
-    ratio: Callable[[SpeculatorSet], float],
 ) -> dict[SpeculatorSet, int]:
     """Add a tree to the counts of each set; return the accepted tokens that it drafted.
 
@@ -236,31 +252,20 @@ def count_tree(
         counts: [counts, sizes] by set.
         drafted: set that drafted the tree.
         sizes: number of sizes up to the planned nodes.
-        ratio: weight of the tree, by set.
     """
     brought = dict[SpeculatorSet, int]()
     whole = ranked_nodes(tree)
-    depth = [0] * len(tree)
-    for node, parent in enumerate(tree.parents.tolist()):
-        depth[node] = depth[parent] + 1 if node else 0
-    for one, (trees, tokens, nodes, levels, weight) in counts.items():
+    for one, (trees, tokens, nodes) in counts.items():
         ranked = whole if one == drafted else ranked_nodes(tree, one)
         needed = nodes_needed(accepted, ranked)
-        brought[one], tree_weight = len(needed), ratio(one)
-        before = came = kept = level = deepest = 0
+        brought[one] = len(needed)
+        before = came = 0
         for at in range(sizes):
-            size = SIZES[at]
-            while kept < size and kept < len(ranked):
-                deepest = max(deepest, depth[ranked[kept]])
-                kept += 1
-            got = bisect_left(needed, size)
-            run = min(max(deepest, 0.5) + 0.5, size)
+            kept, got = min(SIZES[at], len(ranked)), bisect_left(needed, SIZES[at])
             trees[at] += 1.0
             tokens[at] += got - came
             nodes[at] += kept - before
-            levels[at] += run - level
-            weight[at] += tree_weight
-            before, came, level = kept, got, run
+            before, came = kept, got
     return brought
 
 

@@ -49,7 +49,7 @@ _USUAL_NODES = 8
 """Tree nodes at which the table's accepted tokens become the feature `usual`."""
 _MAX_WAITING = 64
 """Maximum steps of a request that wait for their outcome."""
-_INITIAL_VARIANCE = 0.025
+_INITIAL_VARIANCE = 0.1
 """Diagonal of V, and of the initial P without trained weights."""
 _TRAINED_VARIANCE = 0.25
 """Diagonal of the initial P of weights trained on other texts."""
@@ -209,16 +209,16 @@ class LearnedGains(Gains):
 
     def expected(
         self, speculators: SpeculatorSet, batch_class: int, sizes: int
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return predicted tokens and their variance, and the counted nodes and levels."""
-        _, _, nodes, levels = super().expected(speculators, batch_class, sizes)
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return predicted tokens and their variance, and the counted nodes."""
+        _, _, nodes = super().expected(speculators, batch_class, sizes)
         model, doublings = self.model(speculators), np.log2(1.0 + np.array(SIZES[:sizes]))
         features = np.zeros(len(NAMES))
         for name, matched in self._matched.items():
             features += self._features(name, matched, speculators, batch_class)
         tokens = float(features @ model.weights) * doublings
         variance = model.variance(features, self._planned) * doublings**2
-        return np.clip(tokens, 0.0, len(self._matched) * np.array(SIZES[:sizes])), variance, nodes, levels
+        return np.clip(tokens, 0.0, len(self._matched) * np.array(SIZES[:sizes])), variance, nodes
 
     def observe(self, reports: Sequence[StepReport]) -> None:
         """Count the trees of some steps, and refine the weights of every set that drafted."""

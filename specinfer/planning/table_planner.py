@@ -32,8 +32,6 @@ _WARM_UP_STEPS = 3
 """First steps with trees, and without, whose times do not count."""
 _FIRST_PAIRS = 3
 """Comparisons of trees with plain decoding that are made in any case."""
-_DRAFT_ERROR = 0.15
-"""Relative standard error of the costs of drafts of a size that was not timed."""
 _TIMED_STEPS = 12
 """Latest steps between two comparisons whose times are learnt: more would cost more than they tell."""
 _KEPT = 1.03
@@ -58,10 +56,6 @@ class TableRow:
     """Variance of the tokens, from what was not counted yet."""
     seconds: float
     """Expected cost, in seconds of the pass curve."""
-    in_pass: float
-    """Expected tokens of the target's pass."""
-    error: float
-    """Relative standard error of what drafts cost."""
 
     @property
     def key(self) -> RowKey | None:
@@ -109,7 +103,7 @@ class TablePlanner:
             self._services, self._left = list(services), 0
             self._everybody = frozenset().union(*services)
             self.gains.enrol(self._everybody)
-            self.costs.enrol(self._services, self.gains.sets)
+            self.costs.enrol(self.gains.sets)
 
     def choose(self, batch: int, contexts: Mapping[str, int]) -> Choice:
         """Return the choice for the next step.
@@ -124,6 +118,7 @@ class TablePlanner:
             return fixed_choice(self.budget, self._everybody, batch, len(contexts))
         if contexts.keys() != self.gains.requests:
             self._learn()
+            self._left = 0
         self.gains.follow(contexts)
         load = batch, len(contexts)
         if not self._left or load != self._load:
@@ -178,29 +173,24 @@ class TablePlanner:
     def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:
         """Return the row of plain decoding, and those with trees."""
         costs, batch_class = self.costs, batch_size_class(batch)
-        base = costs.curve.at(batch)
-        plain = TableRow(frozenset(), 0, float(batch), 0.0, base + costs.rest(batch, False), batch, 0.0)
+        plain_s = costs.curve.at(batch) + float(costs.besides(batch, frozenset(), [0])[0])
+        plain = TableRow(frozenset(), 0, float(batch), 0.0, plain_s)
         max_nodes = self.budget.of_step(batch, requests)
-        largest = max(_FIRST_NODES, 2 * self.gains.largest(self._everybody))
+        largest = max(_FIRST_NODES, 2 * self.gains.largest)
         sizes = bisect_right(SIZES, min(self.budget.per_request, max_nodes // requests, largest))
         if not sizes:
             return plain, []
-        factors = costs.factors(batch)
-        rest, reading = costs.rest(batch, True), costs.read_s * self.gains.unread_per_token
+        factors, reading = costs.factors(batch), costs.read_s * self.gains.unread_per_token
         rows: list[TableRow] = []
         for speculators in self.gains.sets:
-            tokens, variances, nodes, levels = self.gains.expected(speculators, batch_class, sizes)
-            tokens, in_pass = batch + tokens, batch + requests * nodes
-            drafting = costs.drafting(batch, speculators, SIZES[:sizes], levels)
-            passes = np.array([costs.curve.at(each) for each in in_pass.tolist()])
-            seconds = (np.maximum.accumulate(passes + drafting) + rest) * factors.of(
-                speculators, SIZES[:sizes]
-            )
-            seconds += reading * tokens
-            columns = (tokens, variances, seconds, in_pass, drafting / seconds)
-            for size, *row, share in zip(SIZES, *[column.tolist() for column in columns], strict=False):
-                error = 0.0 if costs.measured(batch, speculators, size) else _DRAFT_ERROR * share
-                rows.append(TableRow(speculators, size, *row, error))
+            tokens, variances, nodes = self.gains.expected(speculators, batch_class, sizes)
+            tokens = batch + tokens
+            passes = np.array([costs.curve.at(batch + requests * each) for each in nodes.tolist()])
+            seconds = passes + costs.besides(batch, speculators, SIZES[:sizes])
+            seconds = np.maximum.accumulate(seconds * factors.of(speculators, SIZES[:sizes]))
+            columns = tokens, variances, seconds + reading * tokens
+            for size, *row in zip(SIZES, *[column.tolist() for column in columns], strict=False):
+                rows.append(TableRow(speculators, size, *row))
         return plain, rows
 
     def _trial(self, batch: int, best: TableRow, rows: Sequence[TableRow]) -> TableRow | None:
@@ -215,10 +205,11 @@ class TablePlanner:
             loss *= _trial_steps(row, best)
             if row.speculators and not best.speculators:
                 loss += reading / best.seconds
-            if hope > promise and loss <= self._credit:
-                chosen, promise, price = row, hope, loss
+            price = min(loss, _MAX_CREDIT)
+            if hope > promise and price <= self._credit:
+                chosen, promise, paid = row, hope, price
         if chosen is not None:
-            self._credit -= price
+            self._credit -= paid
         return chosen
 
     def _hope(self, batch: int, row: TableRow, best: TableRow) -> float:
@@ -226,7 +217,7 @@ class TablePlanner:
         common = best.variance if best.speculators == row.speculators else 0.0
         tokens = sqrt(abs(row.variance - common)) / row.tokens
         factors = self.costs.factors(batch).error(row.key, best.key)
-        return row.speed / best.speed * (1 + sqrt(tokens**2 + factors**2 + (row.error + best.error) ** 2))
+        return row.speed / best.speed * (1 + sqrt(tokens**2 + factors**2))
 
     def observe(self, report: StepReport) -> None:
         """Note a step, to learn from it before the next comparison of rows."""

@@ -13,7 +13,7 @@ from specinfer.planning.choice import Choice
 from specinfer.planning.learned import (
     MAX_REPEAT,
     NAMES,
-    LearnedPlanner,
+    LearnedGains,
     LinearModel,
     Repeats,
     TextMatches,
@@ -46,10 +46,12 @@ class Copying:
     def __init__(self, model: LinearModel | None, seed: int = 0, shuffled: bool = False) -> None:
         self.rng, self.shuffled, self.tokens, self.copies = random.Random(seed), shuffled, 100, False
         trained = {} if model is None else {NAME: model}
-        self.planner = LearnedPlanner(CURVE, NodeBudget(8, 8), True, trained, [NAME], self.seen)
+        gains = LearnedGains(trained, [NAME], self.seen)
+        self.planner = TablePlanner(CURVE, NodeBudget(8, 8), gains=gains)
         self.planner.enrol([ALONE])
         free = DraftTime(ALONE, {0: 0.0}, 0.0, read=1000)  # reading missed tokens costs nothing
-        self.planner.observe(StepReport(Choice(ALONE, 1), 1, 2, PLAIN_S, [free], 0.0, {}))
+        for _ in range(4):  # the first three are cold
+            self.planner.observe(StepReport(Choice(ALONE, 1), 1, 2, PLAIN_S, [free], 0.0, {}))
 
     def seen(self, contexts: Mapping[str, int]) -> list[int]:
         copies = self.rng.random() < 0.5 if self.shuffled else self.copies
@@ -129,7 +131,8 @@ def test_untrained_weights_expect_the_tokens_of_the_table_planner() -> None:
     """Only for trees of eight nodes, which were observed; for other sizes the model assumes log2(1 + n)."""
     budget = NodeBudget(8, 64)
     table = TablePlanner(CURVE, budget)
-    learned = LearnedPlanner(CURVE, budget, True, {}, ["a", "b"], lambda contexts: [0] * len(contexts))
+    gains = LearnedGains({}, ["a", "b"], lambda contexts: [0] * len(contexts))
+    learned = TablePlanner(CURVE, budget, gains=gains)
     both, rng = frozenset({0, 1}), random.Random(0)
     tree = merge_trees([(0, chain(ROOT, [1, 2, 3])), (1, chain(ROOT, [1, 5]))])
     for planner in (table, learned):
@@ -138,12 +141,12 @@ def test_untrained_weights_expect_the_tokens_of_the_table_planner() -> None:
         outcomes = {name: (tree, [1, 2][: rng.randint(0, 2)]) for name in ("r", "s")}
         for planner in (table, learned):  # weights are not refined without contexts
             planner.choose(2, {"r": 10, "s": 9})
-            planner.learn_tokens(StepReport(Choice(both, 8), 2, 9, 0.0, [], 0.0, outcomes))
-    for chosen in table._shares.sets:
-        ours, theirs = (
-            [n for n, _ in p.expected(chosen, 1, p.gains(chosen, 1, 4))] for p in (learned, table)
-        )
-        assert ours[-1] == pytest.approx(theirs[-1], rel=0.02)
+            planner.observe(StepReport(Choice(both, 8), 2, 9, 0.0, [], 0.0, outcomes))
+    for planner in (table, learned):
+        planner.choose(2, {"q": 1, "r": 10, "s": 9})
+    for chosen in table.gains.sets:
+        ours, theirs = (planner.gains.expected(chosen, 1, 6)[0][-1] for planner in (learned, table))
+        assert ours == pytest.approx(theirs, rel=0.02)
 
 
 def test_features_are_of_committed_tokens() -> None:

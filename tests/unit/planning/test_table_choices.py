@@ -137,7 +137,7 @@ def test_of_services_that_share_cores_only_those_that_pay_are_asked() -> None:
     choices, speed = simulate(planner_of(4), 400, 1, accepts, costs, 0.1, crowded=True)
     assert usual(choices).speculators == {1}
     best = 3 / (1.0 + 2.0 + 5.0 + 2 * 0.1)
-    assert speed > 0.9 * best
+    assert speed > 0.85 * best
 
 
 def test_speculators_of_one_service_cost_the_sum_of_their_drafts() -> None:
@@ -337,8 +337,8 @@ def test_every_choice_has_a_reason() -> None:
     planner = planner_of(1)
     choices, _ = simulate(planner, 1000, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
     reasons = [choice.reason for choice in choices]
-    assert set(reasons) == {"first trees", "first plain", "fastest", "probe all"}
-    assert reasons[0] == "first trees"
-    assert reasons.count("first plain") < 10
+    assert set(reasons) == {"fastest", "probe all", "probe plain"}
+    assert reasons[0] == "probe plain"
+    assert reasons.count("probe plain") < 40
     best = choices[-1]
     assert best.speed > best.plain_speed > 0

@@ -12,10 +12,8 @@ from benchmarks.planning.machine import Costs
 from benchmarks.planning.world import Ran, World
 from specinfer.planning.choice import Choice
 from specinfer.planning.pass_curve import PassCurve, derive_budget
-from specinfer.planning.step_report import DraftTime, StepReport
 from specinfer.planning.table_planner import TablePlanner
 from tests.support.effort import effort
-from tests.support.oracle import chain
 
 FLAT = Costs(passes=((1, 20), (4, 20.5), (8, 22), (16, 26), (32, 40), (64, 80)))
 """Passes of a large model: eight tokens take hardly longer than one."""
@@ -45,12 +43,12 @@ def test_a_cold_planner_is_near_the_best_constant(costs: Costs, batch: int, cons
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_free_nodes_are_used(batch: int) -> None:
-    """A pass takes 12 ms for any number of tokens, as with offloaded weights: trees grow to 64 nodes."""
+    """A pass takes 12 ms for any number of tokens, as with offloaded weights: trees grow beyond 64 nodes."""
     world = World(0, batch, TablePlanner, Costs(passes=((1, 12), (2048, 12.1)), drafts=lambda *_: 0.002))
-    world.run(150)
+    world.run(300)
     world.by_nodes.clear()
     world.run(100)
-    assert world.by_nodes[64].steps > 80
+    assert sum(ran.steps for nodes, ran in world.by_nodes.items() if nodes >= 64) > 80
 
 
 @pytest.mark.parametrize(("batch", "nodes", "prompts"), [(1, 4, 20), (4, 0, 60)])
@@ -127,64 +125,4 @@ def test_statistics_of_ended_requests_are_deleted() -> None:
     planner = planner_of()
     for number in range(500):
         planner.choose(1, {f"r{number}": 40})
-    assert len(planner.texts) == 1
-
-
-def trees_of(
-    planner: TablePlanner, steps: int, asked: frozenset[int], draft_s: dict[int, float], read: int = 0
-) -> None:
-    """Run steps of one request with four planned nodes, none of them accepted; one service has all speculators."""
-    choice = Choice(asked, 4, 4)
-    draft = DraftTime(SERVICE, {speculator: draft_s[speculator] for speculator in sorted(asked)}, 0.0, read)
-    outcomes = {"a": (chain(7, range(4)), [])}
-    for _ in range(steps):
-        planner.observe(StepReport(choice, 1, 5, 0.007, [draft], 0.001, outcomes))
-
-
-def seconds_of(planner: TablePlanner, asked: frozenset[int], nodes: int = 4) -> float:
-    return planner.seconds.estimate(1, 1, asked, [nodes])[0].seconds
-
-
-def test_the_first_steps_of_a_process_do_not_count() -> None:
-    planner = planner_of()
-    trees_of(planner, 3, SERVICE, {0: 0.5, 1: 0.5})
-    trees_of(planner, 3, SERVICE, {0: 0.002, 1: 0.003})
-    assert seconds_of(planner, SERVICE) == pytest.approx(0.013, rel=0.01)
-
-
-def test_speculators_of_one_service_draft_in_turn_and_those_of_two_in_parallel() -> None:
-    """Both were measured together; the time of a single one is estimated from its share."""
-    for services, together_s in (([SERVICE], 0.005), ([{0}, {1}], 0.003)):
-        planner = planner_of()
-        planner.enrol([frozenset(service) for service in services])
-        for _ in range(8):
-            drafts = [
-                DraftTime(frozenset(names), {s: (0.002, 0.003)[s] for s in sorted(names)}, 0.0)
-                for names in services
-            ]
-            planner.observe(StepReport(Choice(SERVICE, 4, 4), 1, 5, 0.007, drafts, 0.001, {}))
-        both_s = seconds_of(planner, SERVICE)
-        assert both_s == pytest.approx(0.008 + together_s, rel=0.01)
-        for speculator, draft_s in ((0, 0.002), (1, 0.003)):
-            alone_s = seconds_of(planner, frozenset({speculator}))
-            assert alone_s == pytest.approx(0.008 + draft_s, rel=0.05)
-
-
-def test_a_step_in_which_a_service_read_counts_as_reading_and_not_drafting() -> None:
-    planner = planner_of()
-    trees_of(planner, 8, SERVICE, {0: 0.002, 1: 0.003})
-    before = seconds_of(planner, SERVICE)
-    trees_of(planner, 3, SERVICE, {0: 0.002, 1: 0.023}, read=200)
-    assert seconds_of(planner, SERVICE) == before
-    planner.follow({"a": 200})
-    assert planner.texts.unread == 200
-    assert sorted(planner._readings)[1] == pytest.approx(0.0001, rel=0.1)
-
-
-def test_steps_whose_pass_was_refused_change_no_estimate() -> None:
-    planner = planner_of()
-    trees_of(planner, 12, SERVICE, {0: 0.002, 1: 0.003})
-    before, pace = seconds_of(planner, SERVICE), planner.seconds.pace
-    for _ in range(30):
-        planner.observe(StepReport(Choice(SERVICE, 4, 4), 1, 0, 0.0001, [], 0.001, {}))
-    assert (seconds_of(planner, SERVICE), planner.seconds.pace) == (before, pace)
+    assert len(planner.gains.requests) == 1
