@@ -6,15 +6,19 @@ Specification: https://html.spec.whatwg.org/multipage/server-sent-events.html
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from http_svc.call import Call, ClientGoneError, while_wanted
+from http_svc.calls.answer import AnswerReader
+from http_svc.calls.reader import Delta
 from http_svc.errors import ApiError, EndingError, api_error, internal_error
 from http_svc.responses import ResponseShape, TextOffsets, usage_so_far
+from specinfer.client import Answer
 from specinfer.errors import InvalidInputError, SpecInferError
 
 log = logging.getLogger(__name__)
@@ -110,6 +114,62 @@ async def event_lines(
         yield encode(internal_error(error).content)
 
 
+class Written(Protocol):
+    """One answer in a format whose events have names (`type`)."""
+
+    def whole(self, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    def begin(self, answer: Answer) -> list[dict[str, Any]]:
+        """Return the first events; `answer` has the prompt's tokens only."""
+
+    def push(self, text: str, deltas: Sequence[Delta] | None) -> list[dict[str, Any]]:
+        """Return the events of new text, or instead of its reader's deltas."""
+
+    def end(self, answer: Answer, reader: AnswerReader | None) -> list[dict[str, Any]]:
+        """Return the last events."""
+
+    def failure(self, error: ApiError) -> dict[str, Any]:
+        """Return the event of an error."""
+
+
+def parts_of(answer: Answer, reader: AnswerReader | None) -> list[Delta]:
+    """Return a whole answer as deltas: its reasoning, text and calls."""
+    message = {"content": answer.text} if reader is None else reader.message
+    return [
+        {name: message[name]} for name in ("reasoning_content", "content", "tool_calls") if message.get(name)
+    ]
+
+
+async def named_events(
+    call: Call, written: Written, explain: Callable[[SpecInferError], ApiError]
+) -> AsyncIterator[bytes]:
+    """Yield the named events of a call with one choice."""
+
+    def encoded(events: Sequence[dict[str, Any]]) -> Iterator[bytes]:
+        return (encode(event, event=event.get("type", "")) for event in events)
+
+    try:
+        (answer,), (reader,) = call.answers, call.readers
+        for line in encoded(written.begin(answer)):
+            yield line
+        while (event := await call.next()) is not None:
+            text, deltas = (
+                ("", event.deltas or []) if event.piece is None else (event.piece.text, event.deltas)
+            )
+            for line in encoded(written.push(text, deltas)):
+                yield line
+        for line in encoded(written.end(answer, reader)):
+            yield line
+    except SpecInferError as error:
+        for line in encoded([written.failure(explain(error))]):
+            yield line
+    except Exception as error:  # the HTTP status was sent already, so the error becomes an event
+        log.exception("a stream failed; the client gets an error event")
+        for line in encoded([written.failure(internal_error(error))]):
+            yield line
+
+
 class EventStream(Response):
     """Send events until they end or the client closes its connection."""
 
@@ -121,12 +181,14 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         gone: Callable[[], None],
         ending: asyncio.Event,
+        failure: Callable[[ApiError], dict[str, Any]] = attrgetter("content"),
     ) -> None:
         """Create a stream of events.
 
         `close` is always awaited at the end. `gone` is called if the client closed its connection early. `ending`
-        is set when the service ends.
+        is set when the service ends; `failure` makes the event of that error.
         """
+        self._failure = failure
         self.status_code, self.background = 200, None
         self._lines, self._close, self._gone, self._ending = lines, close, gone, ending
         self._spoke = False
@@ -139,7 +201,8 @@ class EventStream(Response):
         except ClientGoneError:
             self._gone()
         except EndingError as error:
-            await send({"type": "http.response.body", "body": encode(api_error(error, {}).content)})
+            event = self._failure(api_error(error, {}))
+            await send({"type": "http.response.body", "body": encode(event, event=event.get("type", ""))})
         finally:
             await self._close()
 

@@ -163,13 +163,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     def _reply(
         self, request: GenerationRequest, chunk: StreamChunk, text: TextStream
     ) -> generation_pb2.GenerateReply:
+        piece = text.push(chunk.tokens, last=chunk.ending is not None)
         return generation_pb2.GenerateReply(
             request_id=request.request_id,
             position=chunk.position,
             token_ids=chunk.tokens,
-            text=text.push(chunk.tokens, last=chunk.ending is not None).text,
+            text=piece.text,
             **(encode_logprobs(chunk, self._tokenizer) if request.logprobs else {}),
-            summary=_summary(chunk.ending) if chunk.ending is not None else None,
+            summary=_summary(chunk.ending, text.stop_string) if chunk.ending is not None else None,
         )
 
 
@@ -189,8 +190,9 @@ def _traceparent(context: Context) -> str:
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
 
-def _summary(ending: Ending) -> generation_pb2.Summary:
+def _summary(ending: Ending, stop_string: str) -> generation_pb2.Summary:
     return generation_pb2.Summary(
+        stop_string=stop_string,
         finish_reason=encode_finish(ending.finish),
         prompt_tokens=ending.prompt_tokens,
         cached_tokens=ending.cached_tokens,

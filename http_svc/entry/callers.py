@@ -49,11 +49,10 @@ class CallerKeys:
 
 
 def key_in(headers: Headers) -> str | None:
-    """Return the key of `Authorization: Bearer KEY`, or None.
+    """Return the key of `Authorization: Bearer KEY`, else of `x-api-key`, or None.
 
     Gateways with keys refuse a call without one.
     """
     scheme, _, rest = headers.get("authorization", "").partition(" ")
-    key = rest.strip()
-    usable = scheme.lower() == "bearer" and key and key.isascii() and key.isprintable()
-    return key if usable else None
+    key = (rest if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
+    return key if key and key.isascii() and key.isprintable() else None

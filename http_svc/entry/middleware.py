@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from http_svc.entry import bounds
 from http_svc.entry.callers import key_in
-from http_svc.errors import ApiError
+from http_svc.errors import MESSAGES, ApiError
 from http_svc.settings import ApiSettings
 from specinfer.client import new_request_id
 from specinfer.service.metrics import TO_MINUTES_S, Declaring, declare_build_info
@@ -38,11 +38,13 @@ class HttpMetrics:
 
 REQUEST_ID_HEADER = "x-request-id"
 ENDPOINTS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/v1/watch"),
-    *("/tokenize", "/detokenize", "/version", "/health", "/metrics"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES, "/v1/models", "/v1/watch"),
+    *("/infill", "/props", "/tokenize", "/detokenize", "/version", "/health", "/metrics"),
 )
 _OBSERVED = ("/health", "/metrics")
 """Paths of health checks and scrapes, answered for any `Host` header."""
+_VERSION_HEADER, _VERSIONS = "anthropic-version", ("2023-06-01", "2026-10-21")
+"""Header of Anthropic's clients, and the versions of its API whose answers are those of `/v1/messages`."""
 _SHOWN = 100
 """Maximum characters of a header quoted in an error."""
 _SHARE = 4
@@ -97,7 +99,7 @@ class Guard:
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope)(scope, receive, send)
             return
         REQUEST_ID.set(scope["state"]["request_id"])
         key = key_in(headers) or ""
@@ -108,7 +110,7 @@ class Guard:
                 await self._admit(headers)
             await self._app(scope, self._bounded(receive), send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
         finally:
             self._running -= 1
             self._of_key[key] -= 1
@@ -118,6 +120,10 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Return the error for a call's headers; None if they are accepted."""
         identity = scope["state"]["request_id"]
+        version = headers.get(_VERSION_HEADER, _VERSIONS[0])
+        if scope["path"].startswith(MESSAGES) and version not in _VERSIONS:
+            reason = f"{_VERSION_HEADER} = {version[:_SHOWN]!r}: must be {' or '.join(_VERSIONS)}"
+            return ApiError(400, reason, "invalid_value", _VERSION_HEADER)
         if len(identity) > _LONGEST_ID or not (identity.isascii() and identity.isprintable()):
             scope["state"]["request_id"] = new_request_id()
             reason = f"X-Request-Id = {identity[:_SHOWN]!r}: must be printable ASCII, up to {_LONGEST_ID} characters"
