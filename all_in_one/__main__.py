@@ -1,6 +1,7 @@
 """Starts verifier, gateway and HTTP service in one process."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -43,6 +44,8 @@ GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 
 async def serve(settings: ServeSettings) -> None:
     """Serve until signalled."""
+    if settings.log_level != "debug":
+        logging.getLogger("gateway.access").setLevel(logging.WARNING)  # calls have a line of the HTTP service
     of_gateway = gateway_settings(settings)
     tokenizer = await check_before_loading(settings, of_gateway)
     Thread(target=import_module, args=["torch"], daemon=True).start()  # takes seconds, next to what follows

@@ -154,6 +154,7 @@ class Door:
 
         Returns a response to end with if the client closed its connection, else None.
         """
+        request.state.answers = call.answers
         try:
             work = call.accepted() if stream else call.finish()
             await while_wanted(work, request.receive, self._ending)

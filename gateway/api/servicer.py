@@ -87,10 +87,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> generation_pb2.StatusReply:
         """Return the state of gateways, verifiers and speculators."""
         try:
-            self._callers.identify(context.invocation_metadata())
+            caller = self._callers.identify(context.invocation_metadata())
         except SpecInferError as error:
             await abort(context, error)
-        return self._status.reply()
+        reply = self._status.reply()
+        reply.caller = caller.name
+        return reply
 
     async def Tokenize(
         self, message: generation_pb2.TokenizeRequest, context: Context
