@@ -135,6 +135,7 @@ class ResponsesBody(RoutingFields):
     chat_template_kwargs: Schema | None = None
     """vLLM's field: additional variables of the chat template."""
     enable_thinking: bool | None = None
+    client_metadata: Ignored = None
     include: Ignored = None
     truncation: Annotated[None, only("disabled", "auto")] = None
     background: NotTrue = None
