@@ -42,7 +42,7 @@ _OTHER_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Anthropic's error types by status, where they are not `invalid_request_error` or `api_error`."""
+"""Anthropic's error types by status; others: `invalid_request_error`, `api_error`."""
 MESSAGES = "/v1/messages"
 """Path whose errors have Anthropic's format."""
 _CODES = {

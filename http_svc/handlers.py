@@ -32,7 +32,7 @@ from http_svc.messages.body import CountBody, MessagesBody, chat_of
 from http_svc.models import Models
 from http_svc.page_routes import watch
 from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape
-from http_svc.streaming import EventStream, Written, event_lines, named_events, read_event_id
+from http_svc.streaming import AnswerWriter, EventStream, event_lines, named_events, read_event_id
 from http_svc.to_gateway import (
     answer_form,
     chat_requests,
@@ -60,7 +60,7 @@ class Converted:
     """Return the gateway's request, by both bodies, the model's form and request id."""
     renamed: Mapping[str, str]
     """Field names of the format by those of OpenAI's body, where they differ."""
-    written: Callable[[Any, str, str], Written]
+    written: Callable[[Any, str, str], AnswerWriter]
     """Return the writer of an answer, by body, request id and model."""
 
     def read(self, body: Any) -> tuple[Any, Callable[[SpecInferError], ApiError]]:

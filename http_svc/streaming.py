@@ -6,7 +6,7 @@ Specification: https://html.spec.whatwg.org/multipage/server-sent-events.html
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -114,23 +114,14 @@ async def event_lines(
         yield encode(internal_error(error).content)
 
 
-class Written(Protocol):
-    """One answer in a format whose events have names (`type`)."""
+class AnswerWriter(Protocol):
+    """Writes one answer: whole, or as events in this order, named by their `type`."""
 
-    def whole(self, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]:
-        """Return the whole answer."""
-
-    def begin(self, answer: Answer) -> list[dict[str, Any]]:
-        """Return the first events; `answer` has the prompt's tokens only."""
-
-    def push(self, text: str, deltas: Sequence[Delta] | None) -> list[dict[str, Any]]:
-        """Return the events of new text, or instead of its reader's deltas."""
-
-    def end(self, answer: Answer, reader: AnswerReader | None) -> list[dict[str, Any]]:
-        """Return the last events."""
-
-    def failure(self, error: ApiError) -> dict[str, Any]:
-        """Return the event of an error."""
+    def whole(self, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]: ...
+    def begin(self, answer: Answer) -> list[dict[str, Any]]: ...
+    def push(self, text: str, deltas: Sequence[Delta] | None) -> list[dict[str, Any]]: ...
+    def end(self, answer: Answer, reader: AnswerReader | None) -> list[dict[str, Any]]: ...
+    def failure(self, error: ApiError) -> dict[str, Any]: ...
 
 
 def parts_of(answer: Answer, reader: AnswerReader | None) -> list[Delta]:
@@ -142,32 +133,31 @@ def parts_of(answer: Answer, reader: AnswerReader | None) -> list[Delta]:
 
 
 async def named_events(
-    call: Call, written: Written, explain: Callable[[SpecInferError], ApiError]
+    call: Call, written: AnswerWriter, explain: Callable[[SpecInferError], ApiError]
 ) -> AsyncIterator[bytes]:
     """Yield the named events of a call with one choice."""
+    async for event in _written_events(call, written, explain):
+        yield encode(event, event=event.get("type", ""))
 
-    def encoded(events: Sequence[dict[str, Any]]) -> Iterator[bytes]:
-        return (encode(event, event=event.get("type", "")) for event in events)
 
+async def _written_events(
+    call: Call, written: AnswerWriter, explain: Callable[[SpecInferError], ApiError]
+) -> AsyncIterator[dict[str, Any]]:
+    answer, reader = call.answers[0], call.readers[0]
     try:
-        (answer,), (reader,) = call.answers, call.readers
-        for line in encoded(written.begin(answer)):
-            yield line
-        while (event := await call.next()) is not None:
-            text, deltas = (
-                ("", event.deltas or []) if event.piece is None else (event.piece.text, event.deltas)
-            )
-            for line in encoded(written.push(text, deltas)):
-                yield line
-        for line in encoded(written.end(answer, reader)):
-            yield line
+        for event in written.begin(answer):
+            yield event
+        while (new := await call.next()) is not None:
+            text, deltas = ("", new.deltas or []) if new.piece is None else (new.piece.text, new.deltas)
+            for event in written.push(text, deltas):
+                yield event
+        for event in written.end(answer, reader):
+            yield event
     except SpecInferError as error:
-        for line in encoded([written.failure(explain(error))]):
-            yield line
+        yield written.failure(explain(error))
     except Exception as error:  # the HTTP status was sent already, so the error becomes an event
         log.exception("a stream failed; the client gets an error event")
-        for line in encoded([written.failure(internal_error(error))]):
-            yield line
+        yield written.failure(internal_error(error))
 
 
 class EventStream(Response):

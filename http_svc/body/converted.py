@@ -1,4 +1,4 @@
-"""Name the fields of errors as in bodies that are converted to others."""
+"""Convert errors of converted bodies: they name the fields of the caller's body."""
 
 import re
 from collections.abc import Mapping

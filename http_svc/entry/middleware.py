@@ -48,7 +48,7 @@ ENDPOINTS = (
 _OBSERVED = ("/health", "/metrics")
 """Paths of health checks and scrapes, answered for any `Host` header."""
 _VERSION_HEADER, _VERSIONS = "anthropic-version", ("2023-06-01", "2026-10-21")
-"""Header of Anthropic's clients, and the versions of its API whose answers are those of `/v1/messages`."""
+"""Header of Anthropic's clients, and its versions that `/v1/messages` answers."""
 _SHOWN = 100
 """Maximum characters of a header quoted in an error."""
 _SHARE = 4
@@ -70,7 +70,7 @@ class Guard:
         metrics: HttpMetrics,
         admit: Callable[[Headers], Awaitable[str]],
     ) -> None:
-        """Create the guard; `admit` returns a key's name, and raises an `ApiError` for a refused key."""
+        """Create the guard; `admit` returns a key's name, or raises an `ApiError`."""
         self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._hosts, self._running = settings.hosts, 0
         self._of_key = collections.Counter[str]()

@@ -67,7 +67,7 @@ class MessageAnswer:
         return error.as_message
 
     def _add(self, kind: str, field: str, text: str) -> list[Event]:
-        """Add text to the last block, or to a new one after a block of another kind."""
+        """Add text to the last block, or to a new one of another kind."""
         same = self._blocks and self._blocks[-1]["type"] == kind
         events = [] if same else self._open(kind)
         self._blocks[-1][field] += text

@@ -22,21 +22,16 @@ from http_svc.body.fields import (
     known_only,
     only,
 )
+from http_svc.body.forms import ResponseFormat
 from http_svc.body.messages import MAX_PARTS, TextPart
 from http_svc.body.neutral import RoutingFields
 
-TEXT, THINKING, REDACTED, USE, RESULT = "text", "thinking", "redacted_thinking", "tool_use", "tool_result"
+TEXT, THINKING, USE, RESULT = "text", "thinking", "tool_use", "tool_result"
 _NEEDED = {TEXT: ("text",), THINKING: ("thinking",), USE: ("id", "name", "input"), RESULT: ("tool_use_id",)}
 """Fields that a block must have, by its type."""
 
 
-class BlockText(TextPart):
-    """A text within `system` or a tool's result."""
-
-    citations: Unsupported = None
-
-
-Texts = Text | Annotated[list[BlockText], FIRST, at_most(MAX_PARTS)]
+Texts = Text | Annotated[list[TextPart], FIRST, at_most(MAX_PARTS)]
 
 
 class Block(Strict):
@@ -65,7 +60,7 @@ class Block(Strict):
         return self
 
 
-class Turn(Strict):
+class MessageTurn(Strict):
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[Block], FIRST, at_most(MAX_PARTS)]
 
@@ -87,21 +82,16 @@ class MessageToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Field `thinking`; types other than `enabled` and `disabled` leave the choice to the template."""
+    """Field `thinking`; other types than the first two leave it to the template."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Ignored = None
     display: Ignored = None
 
 
-class OutputFormat(Strict):
-    type: Literal["json_schema"]
-    content: Schema = Field(alias="schema")
-
-
 class OutputConfig(Strict):
     effort: Text | None = None
-    format: OutputFormat | None = None
+    format: ResponseFormat | None = None
 
 
 _KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
@@ -111,7 +101,7 @@ class CountBody(RoutingFields):
     """`POST /v1/messages/count_tokens`."""
 
     model: Text
-    messages: Annotated[list[Turn], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
+    messages: Annotated[list[MessageTurn], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
     system: Texts | None = None
     tools: Annotated[list[MessageTool], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: MessageToolChoice | None = None
@@ -158,14 +148,13 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def chat_of(body: CountBody) -> ChatBody:
     """Convert a checked body to a chat body."""
     choice, output, thinking = body.tool_choice, body.output_config, body.thinking
-    form = output and output.format
     fields: dict[str, Any] = {
         "messages": messages_of(body),
         "tools": [_tool(tool) for tool in body.tools or ()],
         "tool_choice": choice and _CHOICES.get(choice.type, {"type": "function", "name": choice.name}),
         "parallel_tool_calls": choice and choice.disable_parallel_tool_use is not True,
         "stop": getattr(body, "stop_sequences", None),
-        "response_format": form and form.model_dump(by_alias=True),
+        "response_format": output and output.format and output.format.model_dump(by_alias=True),
         "reasoning_effort": output and output.effort,
         "enable_thinking": {"enabled": True, "disabled": False}.get(thinking.type) if thinking else None,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -218,7 +207,7 @@ def _result(block: Block) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": failed + text}
 
 
-def _text(content: str | list[BlockText]) -> str:
+def _text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join([part.text for part in content])
 
 

@@ -1,4 +1,4 @@
-"""Prompts for texts with a gap: prefix, suffix and other files between a model's special tokens."""
+"""Prompts for texts with a gap: their parts between a model's special tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ _GAPS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
 )
-"""Names of the tokens before prefix, suffix and answer: Qwen, StarCoder, Granite, GLM, DeepSeek, Llama."""
+"""Names of the tokens before prefix, suffix and answer.
+
+They are those of Qwen, StarCoder, Granite, GLM, DeepSeek and CodeLlama.
+"""
 _FILES = (("<|repo_name|>", "<|file_sep|>"), ("<reponame>", "<file_sep>"), ("<repo_name>", "<file_sep>"))
 """Names of the tokens before a repository's and a file's name."""
 _ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|endoftext|>", "<EOT>", "▁<EOT>")
@@ -39,7 +42,7 @@ class InfillTokens:
         texts: tuple[str, str, str],
         files: Sequence[tuple[str, str]],
     ) -> list[int]:
-        """Return a prompt's token ids, in the order in which llama-server and Qwen2.5-Coder have them.
+        """Return a prompt's token ids, in the order of llama-server and Qwen2.5-Coder.
 
         Args:
             encode: tokenizes a part of a text.
