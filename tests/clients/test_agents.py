@@ -39,14 +39,6 @@ class Agent(NamedTuple):
     of_python: bool = False
 
 
-def opencode(url: str) -> str:
-    models = {MODEL: {"name": MODEL, "limit": {"context": CONTEXT, "output": 1024}}}
-    options = {"baseURL": f"{url}/v1", "apiKey": "x"}
-    provider = {"npm": "@ai-sdk/openai-compatible", "name": "SpecInfer", "options": options, "models": models}
-    name = f"specinfer/{MODEL}"
-    return json.dumps({"provider": {"specinfer": provider}, "model": name, "small_model": name})
-
-
 def continue_config(url: str) -> str:
     model = {"name": "coder", "provider": "openai", "model": MODEL, "apiBase": f"{url}/v1", "apiKey": "x"}
     able = {"roles": ["chat", "edit", "apply"], "capabilities": ["tool_use"]}
@@ -99,11 +91,6 @@ AGENTS = {
         lambda url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
         lambda url: {"config.yaml": continue_config(url)},
     ),
-    "opencode": Agent(
-        "opencode-ai@1.18.33",
-        lambda url: ["opencode", "run", TASK],
-        files=lambda url: {".config/opencode/opencode.json": opencode(url)},
-    ),
 }
 """Agents that do the task, by the name of their program."""
 
@@ -154,6 +141,23 @@ async def test_an_agent_writes_a_file(name: str, url: str, tmp_path: Path) -> No
     printed, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     assert (work / "hello.py").is_file(), printed.decode()[-2000:]
     assert re.search(r"print\(.hello.\)", (work / "hello.py").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.native
+@pytest.mark.skipif(not all(map(is_pulled, PAIR)), reason="`make demo` pulls the pair")
+def test_the_pair_fills_a_gap(url: str) -> None:
+    gap = {
+        "input_prefix": "def fib(n):\n    if n < 2:\n        return n\n    ",
+        "input_suffix": "\n\nprint(fib(10))\n",
+        "n_predict": 40,
+        "temperature": 0,
+    }
+    answer = httpx2.post(f"{url}/infill", json=gap, timeout=TIMEOUT_S).json()
+    assert (answer["content"].replace(" ", ""), answer["stop_type"]) == ("returnfib(n-1)+fib(n-2)", "eos")
+    body = {"model": MODEL, "prompt": gap["input_prefix"], "suffix": gap["input_suffix"], "max_tokens": 40}
+    same = httpx2.post(f"{url}/v1/completions", json=body | {"temperature": 0}, timeout=TIMEOUT_S).json()
+    assert same["choices"][0]["text"] == answer["content"]
 
 
 def test_the_page_has_the_versions_that_are_tried() -> None:
