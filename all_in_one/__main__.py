@@ -44,8 +44,6 @@ GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 
 async def serve(settings: ServeSettings) -> None:
     """Serve until signalled."""
-    if settings.log_level != "debug":
-        logging.getLogger("gateway.access").setLevel(logging.WARNING)  # calls have a line of the HTTP service
     of_gateway = gateway_settings(settings)
     tokenizer = await check_before_loading(settings, of_gateway)
     Thread(target=import_module, args=["torch"], daemon=True).start()  # takes seconds, next to what follows
@@ -172,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # before torch: its idle threads would take the others' cores
+    logging.getLogger("gateway.access").setLevel(logging.WARNING)  # calls have a line of the HTTP service
     run_service(PROGRAM, ServeSettings, argv, lambda _: "server", serve)
 
 

@@ -32,6 +32,7 @@ from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.threads import EngineThread
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
+from tests.support.system import until
 from verifier_svc.settings import VerifierSettings
 
 PROMPT = [2 + n % 7 for n in range(24)]
@@ -168,9 +169,9 @@ async def test_anthropics_client_gets_the_answers_of_conversations(served: Serve
     key = {"Authorization": "", "x-api-key": served.key}
     async with served.client() as plain:
         assert (await plain.post("/v1/messages", json=asked, headers=key)).status_code == 200
-    log = served.service.log.read_text()
-    assert log.count("http_svc.access: POST /v1/messages 200 caller alice, ") == 3
-    assert "gateway.access" not in log, "one line a call"
+    line = "http_svc.access: POST /v1/messages 200 caller alice, "
+    await until(lambda: served.service.log.read_text().count(line) == 3)
+    assert "gateway.access" not in served.service.log.read_text(), "one line a call"
 
 
 async def test_a_stream_continues_after_the_process_was_killed(served: Served) -> None:
