@@ -69,9 +69,10 @@ class TextStream:
         for index, token in enumerate(token_ids):
             pieces.append(self._make_room())
             if token in self._stop_tokens:
-                self._over, self.stop_string = True, self._stop_tokens[token]
+                self._over = True
                 rest = self._detokenizer.flush()
                 end = self._add(rest)
+                self.stop_string = self.stop_string or self._stop_tokens[token]
                 return TextPiece(
                     "".join(pieces) + self._take(len(self._pending) if end is None else end), index + 1, True
                 )
