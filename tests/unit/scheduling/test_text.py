@@ -64,7 +64,7 @@ def test_tokens_that_end_a_request_are_not_part_of_the_text(stops: tuple[str, ..
 def test_a_special_token_that_stops_is_named() -> None:
     fast = FastTokenizer.from_str(TOKENIZER.to_json())
     fast.add_special_tokens([AddedToken("<end>", special=True)])
-    stream = TextStream(Tokenizer(fast), ["ab.", "<end>"])
+    stream = TextStream(Tokenizer(fast, "", {}), ["ab.", "<end>"])
     last = stream.push([*TOKENIZER.encode("ab"), fast.token_to_id("<end>")], last=True)
     assert (last.text, last.stopped, stream.stop_string) == ("ab", True, "<end>")
 
