@@ -1,6 +1,7 @@
 """Starts verifier, gateway and HTTP service in one process."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -169,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # before torch: its idle threads would take the others' cores
+    logging.getLogger("gateway.access").setLevel(logging.WARNING)  # calls have a line of the HTTP service
     run_service(PROGRAM, ServeSettings, argv, lambda _: "server", serve)
 
 

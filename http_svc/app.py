@@ -26,9 +26,11 @@ from http_svc.entry import bounds
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.connection import bounded
 from http_svc.entry.middleware import Guard, HttpMetrics
-from http_svc.errors import ApiError, invalid_body
+from http_svc.errors import MESSAGES, ApiError, invalid_body
 from http_svc.handlers import Door
+from http_svc.infill import InfillBody
 from http_svc.items.body import ResponsesBody
+from http_svc.messages.body import CountBody, MessagesBody
 from http_svc.models import GatewayHealth, Models
 from http_svc.page_routes import add_page
 from http_svc.settings import ApiSettings, GatewayAccess
@@ -192,6 +194,18 @@ def _add_api(app: FastAPI, door: Door) -> None:
     async def respond(body: ResponsesBody, request: Request) -> Response:
         return await door.respond(body, request)
 
+    @app.post(MESSAGES, responses=GENERATED)
+    async def message(body: MessagesBody, request: Request) -> Response:
+        return await door.message(body, request)
+
+    @app.post(f"{MESSAGES}/count_tokens", responses=WHOLE)
+    async def count_tokens(body: CountBody, request: Request) -> Response:
+        return await door.count_tokens(body, request)
+
+    @app.post("/infill", responses=GENERATED)
+    async def infill(body: InfillBody, request: Request) -> Response:
+        return await door.infill(body, request)
+
     @app.post("/tokenize", responses=WHOLE)
     async def tokenize(body: TokenizeBody, request: Request) -> Response:
         return await door.tokenize(body, request)
@@ -207,6 +221,10 @@ def _add_api(app: FastAPI, door: Door) -> None:
     @app.get("/v1/models/{name:path}", responses=WHOLE)
     async def model(name: str, request: Request) -> Response:
         return await door.model(name, request)
+
+    @app.get("/props", responses=WHOLE)
+    async def props(request: Request) -> Response:
+        return await door.props(request)
 
     @app.get("/version", responses=WHOLE)
     async def version() -> Response:
@@ -233,20 +251,20 @@ def _add_observation(app: FastAPI, health: GatewayHealth, registry: CollectorReg
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return invalid_body(error.errors()).response()
+        return invalid_body(error.errors()).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         if isinstance(error, ApiError):
-            return error.response()
+            return error.response(request.scope)
         if error.status_code == 400:  # FastAPI's error for a body that is not UTF-8
-            return ApiError(400, "body: must be JSON in UTF-8", "invalid_json").response()
+            return ApiError(400, "body: must be JSON in UTF-8", "invalid_json").response(request.scope)
         methods = (error.headers or {}).get("Allow", "")
         allow = {"Allow": f"{'GET, HEAD' if 'GET' in methods else methods}, OPTIONS"} if methods else None
         if allow and request.method == "OPTIONS":
             return Response(status_code=204, headers=allow)
         reason = f"{request.method} {request.url.path}: {error.detail}"
-        refusal = ApiError(error.status_code, reason, "invalid_request").response()
+        refusal = ApiError(error.status_code, reason, "invalid_request").response(request.scope)
         refusal.headers.update(allow or {})
         return refusal
 
@@ -254,13 +272,15 @@ def _add_errors(app: FastAPI) -> None:
     async def no_text(request: Request, error: UnicodeEncodeError) -> Response:
         return ApiError(
             400, "body: has a lone surrogate, which UTF-8 cannot encode", "invalid_value"
-        ).response()
+        ).response(request.scope)
 
     @app.exception_handler(PydanticSerializationError)
     async def no_json(request: Request, error: PydanticSerializationError) -> Response:
         reason = "tools: nested too deeply for JSON, or a text has a lone surrogate"
-        return ApiError(400, reason, "invalid_value", "tools").response()
+        return ApiError(400, reason, "invalid_value", "tools").response(request.scope)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return ApiError(500, f"internal error: {type(error).__name__}", "internal_error").response()
+        return ApiError(500, f"internal error: {type(error).__name__}", "internal_error").response(
+            request.scope
+        )

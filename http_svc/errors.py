@@ -1,6 +1,7 @@
-"""Convert gateways' statuses and invalid bodies to OpenAI's error objects.
+"""Convert gateways' statuses and invalid bodies to error objects, OpenAI's or Anthropic's.
 
 {"error": {"message": "...", "type": "...", "param": "...", "code": "..."}}
+{"type": "error", "error": {"type": "...", "message": "..."}}
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any
 import grpc
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from specinfer.client import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.errors import Failure
@@ -33,6 +35,16 @@ _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
 }
 """HTTP status and error code by gRPC status; other statuses give 500."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_OTHER_TYPES = {
+    **_TYPES,
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's error types by status; others: `invalid_request_error`, `api_error`."""
+MESSAGES = "/v1/messages"
+"""Path whose errors have Anthropic's format."""
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -74,9 +86,17 @@ class ApiError(HTTPException):
             }
         }
 
-    def response(self) -> JSONResponse:
-        """Return the HTTP response."""
-        return JSONResponse(self.content, self.status_code, self.headers)
+    def response(self, scope: Scope) -> JSONResponse:
+        """Return the HTTP response to a call."""
+        content = self.as_message if scope["path"].startswith(MESSAGES) else self.content
+        return JSONResponse(content, self.status_code, self.headers)
+
+    @property
+    def as_message(self) -> dict[str, Any]:
+        """The error in Anthropic's format."""
+        status, kind = self.status_code, "invalid_request_error" if self.status_code < 500 else "api_error"
+        error = {"type": _OTHER_TYPES.get(status, kind), "message": self.content["error"]["message"]}
+        return {"type": "error", "error": error}
 
 
 def internal_error(error: Exception) -> ApiError:

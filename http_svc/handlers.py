@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,9 @@ from fastapi import Request
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
+from http_svc import infill
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
+from http_svc.body.converted import conversation_error, conversion_refusal
 from http_svc.body.names import chat_names, completion_names, text_form_name, tokenize_names
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
@@ -19,13 +22,17 @@ from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
 from http_svc.errors import ApiError, api_error
 from http_svc.identity import identity_of, with_headers
-from http_svc.items.answer import ItemWriter, ended, response_object
-from http_svc.items.body import ResponsesBody, conversation_of, item_error, item_refusal
-from http_svc.items.stream import item_events
+from http_svc.infill import InfillAnswer, InfillBody, completion_of, infill_requests
+from http_svc.items import body as items
+from http_svc.items.body import ResponsesBody, conversation_of
+from http_svc.items.stream import ItemAnswer
+from http_svc.messages import body as blocks
+from http_svc.messages.answer import MessageAnswer
+from http_svc.messages.body import CountBody, MessagesBody, chat_of
 from http_svc.models import Models
 from http_svc.page_routes import watch
-from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape, is_whole
-from http_svc.streaming import EventStream, event_lines, read_event_id
+from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape
+from http_svc.streaming import AnswerWriter, EventStream, event_lines, named_events, read_event_id
 from http_svc.to_gateway import (
     answer_form,
     chat_requests,
@@ -36,10 +43,44 @@ from http_svc.to_gateway import (
 from http_svc.tool_schemas import name_function
 from specinfer.client import AsyncClient, AsyncStream
 from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import generation_pb2
 
 _CLIENT_GONE = 499
 """Status for metrics if the client closed its connection, as in nginx."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A format that is converted to a body of OpenAI's, and its answer back."""
+
+    convert: Callable[[Any], Any]
+    """Return the chat or completion body of a body."""
+    requests: Callable[[Any, Any, ChatForm, str], Sequence[generation_pb2.GenerateRequest]]
+    """Return the gateway's request, by both bodies, the model's form and request id."""
+    renamed: Mapping[str, str]
+    """Field names of the format by those of OpenAI's body, where they differ."""
+    written: Callable[[Any, str, str], AnswerWriter]
+    """Return the writer of an answer, by body, request id and model."""
+
+    def read(self, body: Any) -> tuple[Any, Callable[[SpecInferError], ApiError]]:
+        """Return OpenAI's body, and what converts an error to the API's error."""
+        try:
+            chat = self.convert(body)
+        except ValidationError as error:
+            raise conversion_refusal(error, self.renamed) from error
+        return chat, partial(conversation_error, chat=chat, renamed=self.renamed)
+
+
+def _of_chat(
+    _: Any, chat: ChatBody, form: ChatForm, identity: str
+) -> Sequence[generation_pb2.GenerateRequest]:
+    return chat_requests(chat, form, identity)
+
+
+ITEMS = Converted(conversation_of, _of_chat, items.RENAMED, ItemAnswer)
+BLOCKS = Converted(chat_of, _of_chat, blocks.RENAMED, MessageAnswer)
+GAPS = Converted(completion_of, infill_requests, infill.RENAMED, InfillAnswer)
 
 
 class Door:
@@ -67,45 +108,53 @@ class Door:
 
     async def respond(self, body: ResponsesBody, request: Request) -> Response:
         """Serve `POST /v1/responses`."""
+        return await self._convert(ITEMS, body, request)
+
+    async def message(self, body: MessagesBody, request: Request) -> Response:
+        """Serve `POST /v1/messages`."""
+        return await self._convert(BLOCKS, body, request)
+
+    async def infill(self, body: InfillBody, request: Request) -> Response:
+        """Serve `POST /infill`."""
+        return await self._convert(GAPS, body, request)
+
+    async def count_tokens(self, body: CountBody, request: Request) -> Response:
+        """Serve `POST /v1/messages/count_tokens`."""
+        caller, (chat, explain) = self._callers.client_of(request.headers), BLOCKS.read(body)
         try:
-            chat = conversation_of(body)
-        except ValidationError as error:
-            raise item_refusal(error) from error
-        explain = partial(item_error, chat=chat)
-        try:
-            return await self._items(body, chat, request, explain)
+            await self._models.check(caller, body.model)
+            ids = await caller.tokenize(tokenize_request(chat))
         except SpecInferError as error:
             raise explain(error) from error
+        return JSONResponse({"input_tokens": len(ids)})
 
-    async def _items(
-        self,
-        body: ResponsesBody,
-        chat: ChatBody,
-        request: Request,
-        explain: Callable[[SpecInferError], ApiError],
+    async def _convert(
+        self, door: Converted, body: ResponsesBody | MessagesBody | InfillBody, request: Request
     ) -> Response:
-        identity, caller = identity_of(request), self._callers.client_of(request.headers)
-        model = await self._models.check(caller, body.model)
-        asked = with_headers(request, chat_requests(chat, self._models.form, identity))
-        form = answer_form(chat, self._models.form)
-        reader = reader_of(identity, form)
-        call = Call(caller, [caller.stream(one) for one in asked], lingers=False, readers=[reader])
-        writer, begun = ItemWriter(identity), response_object(body, identity, model, int(time.time()))
-        gone = await self._until_begun(call, bool(body.stream), request)
+        chat, explain = door.read(body)
+        try:
+            identity, caller = identity_of(request), self._callers.client_of(request.headers)
+            model = await self._models.check(caller, body.model)
+            asked = with_headers(request, door.requests(body, chat, self._models.form, identity))
+            reader = reader_of(identity, answer_form(chat, self._models.form))
+            call = Call(caller, [caller.stream(one) for one in asked], lingers=False, readers=[reader])
+            gone = await self._until_begun(call, bool(chat.stream), request)
+        except SpecInferError as error:
+            raise explain(error) from error
         if gone is not None:
             return gone
-        if body.stream:
-            lines = item_events(call, begun, writer, explain)
-            return EventStream(lines, call.close, self._metrics.hung_up.add, self._ending)
-        (answer,) = call.answers
-        writer.write_whole(answer.text if reader is None else reader.message, is_whole(answer))
-        return JSONResponse(ended(begun, writer, answer, reader))
+        written = door.written(body, identity, model)
+        if not chat.stream:
+            return JSONResponse(written.whole(call.answers[0], reader))
+        lines = named_events(call, written, explain)
+        return EventStream(lines, call.close, self._metrics.hung_up.add, self._ending, written.failure)
 
     async def _until_begun(self, call: Call, stream: bool, request: Request) -> Response | None:
         """Wait until the gateways accept a stream, or an answer is complete.
 
         Returns a response to end with if the client closed its connection, else None.
         """
+        request.state.answers = call.answers
         try:
             work = call.accepted() if stream else call.finish()
             await while_wanted(work, request.receive, self._ending)
@@ -144,6 +193,13 @@ class Door:
     async def models(self, request: Request) -> Response:
         """Serve `GET /v1/models`."""
         return JSONResponse({"object": "list", "data": await self._describe(request)})
+
+    async def props(self, request: Request) -> Response:
+        """Serve `GET /props`."""
+        try:
+            return JSONResponse(await self._models.props(self._callers.client_of(request.headers)))
+        except SpecInferError as error:
+            raise api_error(error, {}) from error
 
     async def model(self, name: str, request: Request) -> Response:
         """Serve `GET /v1/models/NAME`."""
@@ -204,6 +260,9 @@ class Door:
             usage_always=body.wants_usage_always,
         )
         prompts = len(requests) // (body.n or 1)
+        if isinstance(body, CompletionBody) and body.echo:
+            texts = [await self._text_of(caller, one) for one in requests]
+            shape = replace(shape, echoed=texts)
         readers = [shape.reader(index) for index in range(len(streams))]
         call = Call(caller, streams, lingers=bool(body.resumable), whole=not body.stream, readers=readers)
         gone = await self._until_begun(call, bool(body.stream), request)
@@ -213,6 +272,10 @@ class Door:
             return JSONResponse(shape.whole(call.answers, prompts, readers))
         lines = event_lines(call, shape, prompts, start, explain)
         return EventStream(lines, call.close, self._metrics.hung_up.add, self._ending)
+
+    async def _text_of(self, caller: AsyncClient, request: generation_pb2.GenerateRequest) -> str:
+        ids = request.tokens.ids
+        return await caller.detokenize(ids) if ids else request.text or request.infill.prefix
 
     def _open(
         self,

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from http_svc.errors import ApiError
+from specinfer import __version__
 from specinfer.client import AsyncClient
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
@@ -85,8 +86,12 @@ class Models:
         """Format of calls and reasoning, from a gateway's latest reply."""
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
-    async def check(self, client: AsyncClient, name: str) -> str:
-        """Check that a model is served; return its first name."""
+    async def check(self, client: AsyncClient, name: str | None) -> str:
+        """Check that a model is served; return its first name. None stands for any model."""
+        if name is None:
+            if not self._fresh:
+                await self._ask(client)
+            return self._names[0]
         if self._given:
             self._require(name)
         if not self._fresh or (not self._given and name not in self._names):
@@ -120,16 +125,37 @@ class Models:
         self.remember(status)
         if name is not None:
             self._require(name)
+        form = status.chat_form
         common = {
             "object": "model",
             "created": self._created,
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
+            "drafts": [
+                {"name": one.name, "drafter": one.drafter} for one in status.speculators if one.drafter
+            ],
+            "abilities": {
+                "tools": form.tools,
+                "reasoning": bool(form.reasoning_begin),
+                "infill": form.infill,
+            },
             "default_sampling_params": MessageToDict(
                 status.default_sampling, preserving_proto_field_name=True
             ),
         }
         return [{"id": one} | common for one in (self._names if name is None else (name,))]
+
+    async def props(self, client: AsyncClient) -> dict[str, Any]:
+        """Describe the model in llama-server's format, with its drafts and abilities."""
+        model, *_ = await self.describe(client)
+        sampling = model["default_sampling_params"]
+        return {
+            "default_generation_settings": {"n_ctx": model["max_model_len"], "params": sampling},
+            "model_alias": model["id"],
+            "chat_template_caps": {"supports_tools": model["abilities"]["tools"]},
+            **{name: model[name] for name in ("drafts", "abilities")},
+            "build_info": f"specinfer {__version__}",
+        }
 
     def _require(self, name: str) -> None:
         if name not in self._names:

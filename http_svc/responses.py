@@ -134,6 +134,8 @@ class ResponseShape:
     """Parts that answers may have."""
     usage_always: bool = False
     """True if every event has the choice's token counts so far."""
+    echoed: Sequence[str] = ()
+    """By choice, the prompt with which its text begins; empty: without prompts."""
 
     def reader(self, index: int) -> AnswerReader | None:
         """Return a parser for a choice's text; None if it needs none."""
@@ -141,7 +143,8 @@ class ResponseShape:
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return a choice's first event; None if the format has none."""
-        return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
+        content = self.kind.delta(self.echoed[index]) if self.echoed else self.kind.opening
+        return None if content is None else self._part(index, content, None)
 
     def part(
         self, index: int, piece: Piece, offsets: TextOffsets, deltas: Sequence[Delta] | None = None
@@ -181,7 +184,8 @@ class ResponseShape:
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage}
 
     def _choice(self, index: int, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]:
-        content, called = self.kind.message(answer.text), False
+        text = (self.echoed[index] if self.echoed else "") + answer.text
+        content, called = self.kind.message(text), False
         if reader is not None:
             content, called = {"message": reader.message}, reader.called
         return {

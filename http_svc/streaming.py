@@ -6,15 +6,19 @@ Specification: https://html.spec.whatwg.org/multipage/server-sent-events.html
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from http_svc.call import Call, ClientGoneError, while_wanted
+from http_svc.calls.answer import AnswerReader
+from http_svc.calls.reader import Delta
 from http_svc.errors import ApiError, EndingError, api_error, internal_error
 from http_svc.responses import ResponseShape, TextOffsets, usage_so_far
+from specinfer.client import Answer
 from specinfer.errors import InvalidInputError, SpecInferError
 
 log = logging.getLogger(__name__)
@@ -110,6 +114,52 @@ async def event_lines(
         yield encode(internal_error(error).content)
 
 
+class AnswerWriter(Protocol):
+    """Writes one answer: whole, or as events in this order, named by their `type`."""
+
+    def whole(self, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]: ...
+    def begin(self, answer: Answer) -> list[dict[str, Any]]: ...
+    def push(self, text: str, deltas: Sequence[Delta] | None) -> list[dict[str, Any]]: ...
+    def end(self, answer: Answer, reader: AnswerReader | None) -> list[dict[str, Any]]: ...
+    def failure(self, error: ApiError) -> dict[str, Any]: ...
+
+
+def parts_of(answer: Answer, reader: AnswerReader | None) -> list[Delta]:
+    """Return a whole answer as deltas: its reasoning, text and calls."""
+    message = {"content": answer.text} if reader is None else reader.message
+    return [
+        {name: message[name]} for name in ("reasoning_content", "content", "tool_calls") if message.get(name)
+    ]
+
+
+async def named_events(
+    call: Call, written: AnswerWriter, explain: Callable[[SpecInferError], ApiError]
+) -> AsyncIterator[bytes]:
+    """Yield the named events of a call with one choice."""
+    async for event in _written_events(call, written, explain):
+        yield encode(event, event=event.get("type", ""))
+
+
+async def _written_events(
+    call: Call, written: AnswerWriter, explain: Callable[[SpecInferError], ApiError]
+) -> AsyncIterator[dict[str, Any]]:
+    answer, reader = call.answers[0], call.readers[0]
+    try:
+        for event in written.begin(answer):
+            yield event
+        while (new := await call.next()) is not None:
+            text, deltas = ("", new.deltas or []) if new.piece is None else (new.piece.text, new.deltas)
+            for event in written.push(text, deltas):
+                yield event
+        for event in written.end(answer, reader):
+            yield event
+    except SpecInferError as error:
+        yield written.failure(explain(error))
+    except Exception as error:  # the HTTP status was sent already, so the error becomes an event
+        log.exception("a stream failed; the client gets an error event")
+        yield written.failure(internal_error(error))
+
+
 class EventStream(Response):
     """Send events until they end or the client closes its connection."""
 
@@ -121,12 +171,14 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         gone: Callable[[], None],
         ending: asyncio.Event,
+        failure: Callable[[ApiError], dict[str, Any]] = attrgetter("content"),
     ) -> None:
         """Create a stream of events.
 
         `close` is always awaited at the end. `gone` is called if the client closed its connection early. `ending`
-        is set when the service ends.
+        is set when the service ends; `failure` makes the event of that error.
         """
+        self._failure = failure
         self.status_code, self.background = 200, None
         self._lines, self._close, self._gone, self._ending = lines, close, gone, ending
         self._spoke = False
@@ -139,7 +191,8 @@ class EventStream(Response):
         except ClientGoneError:
             self._gone()
         except EndingError as error:
-            await send({"type": "http.response.body", "body": encode(api_error(error, {}).content)})
+            event = self._failure(api_error(error, {}))
+            await send({"type": "http.response.body", "body": encode(event, event=event.get("type", ""))})
         finally:
             await self._close()
 

@@ -56,12 +56,13 @@ def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[gener
     return _choices(body, [request], request_id)
 
 
-def tokenize_request(body: TokenizeBody) -> generation_pb2.TokenizeRequest:
-    if body.messages is None:
+def tokenize_request(body: TokenizeBody | ChatBody) -> generation_pb2.TokenizeRequest:
+    if isinstance(body, TokenizeBody) and body.messages is None:
         plain = body.add_special_tokens is False
         return generation_pb2.TokenizeRequest(text=body.prompt, no_special_tokens=plain)
-    chat = make_request([_turn(message) for message in body.messages]).chat
-    _set_chat_fields(body, body.messages, chat)
+    messages = body.messages or []
+    chat = make_request([_turn(message) for message in messages]).chat
+    _set_chat_fields(body, messages, chat)
     return generation_pb2.TokenizeRequest(chat=chat)
 
 
@@ -70,7 +71,13 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[generatio
     options = _options(body, COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens)
     prompts = _prompts(body.prompt)
     _check_count(len(prompts) * (body.n or 1))
-    return _choices(body, [make_request(prompt, **options) for prompt in prompts], request_id)
+    requests = [make_request(prompt, **options) for prompt in prompts]
+    if body.fills:
+        files = [{"name": file.filename, "text": file.text} for file in body.input_extra or ()]
+        for request in requests:
+            prefix, suffix = request.text, body.suffix or ""
+            request.infill.CopyFrom(generation_pb2.Infill(prefix=prefix, suffix=suffix, files=files))
+    return _choices(body, requests, request_id)
 
 
 def wants_logprobs(body: Body) -> bool:

@@ -5,7 +5,7 @@ Invariant: the event loop never tokenizes a long text. A few threads do that.
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from gateway.api.turns import FairSemaphore, FairThreads
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
 from specinfer.text.constraints.constraint import Constraint
+from specinfer.text.infill import required
 from specinfer.text.tokenizer import ChatPrompt, Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.codec import decode_constraint, decode_sampling
@@ -52,6 +53,8 @@ class RequestLimits:
     inline_bytes: int = 2048
     """Maximum bytes of texts tokenized without a thread."""
     references: int = 64
+    files: int = 64
+    """Maximum files next to a text with a gap."""
     reference_bytes: int = 2**17
     """Maximum bytes of a request's references together.
 
@@ -164,7 +167,9 @@ class RequestDecoder:
         sampling = common_pb2.SamplingParams()
         sampling.CopyFrom(self._default_sampling)
         sampling.MergeFrom(message.sampling)
-        eos = () if message.ignore_eos else self._eos
+        eos: Collection[int] = () if message.ignore_eos else self._eos
+        if eos and message.HasField("infill"):
+            eos = required(self._tokenizer.infill).ends.union(eos)
         limit = message.max_new_tokens if message.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
         return GenerationRequest(
             request_id=message.request_id or secrets.token_hex(8),
@@ -259,10 +264,21 @@ class RequestDecoder:
                 return await self._tokenize(size, caller, lambda: encode(message.text)), False
             case "chat":
                 return await self._chat(message.chat, caller)
+            case "infill":
+                return await self._infill(message.infill, caller), False
             case "tokens":
                 _check_number("tokens.ids", message.tokens.ids, self._max_context_len)
                 return message.tokens.ids, False
-        raise InvalidInputError("prompt", None, "needs text, chat or tokens")
+        raise InvalidInputError("prompt", None, "needs text, chat, tokens or infill")
+
+    async def _infill(self, gap: generation_pb2.Infill, caller: Caller) -> Sequence[int]:
+        tokens, encode = required(self._tokenizer.infill), self._tokenizer.encode_part
+        _check_number("infill.files", gap.files, self._limits.files)
+        files = [(file.name, file.text) for file in gap.files]
+        texts = (gap.prefix, gap.suffix, gap.begun)
+        size = self._check_bytes("infill", [*texts, *(text for file in files for text in file)])
+        head = self._tokenizer.encode("")
+        return await self._tokenize(size, caller, lambda: head + tokens.prompt(encode, texts, files))
 
     async def _references(
         self, message: generation_pb2.GenerateRequest, speculation: Speculation, caller: Caller

@@ -87,10 +87,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> generation_pb2.StatusReply:
         """Return the state of gateways, verifiers and speculators."""
         try:
-            self._callers.identify(context.invocation_metadata())
+            caller = self._callers.identify(context.invocation_metadata())
         except SpecInferError as error:
             await abort(context, error)
-        return self._status.reply()
+        reply = self._status.reply()
+        reply.caller = caller.name
+        return reply
 
     async def Tokenize(
         self, message: generation_pb2.TokenizeRequest, context: Context
@@ -163,13 +165,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     def _reply(
         self, request: GenerationRequest, chunk: StreamChunk, text: TextStream
     ) -> generation_pb2.GenerateReply:
+        piece = text.push(chunk.tokens, last=chunk.ending is not None)
         return generation_pb2.GenerateReply(
             request_id=request.request_id,
             position=chunk.position,
             token_ids=chunk.tokens,
-            text=text.push(chunk.tokens, last=chunk.ending is not None).text,
+            text=piece.text,
             **(encode_logprobs(chunk, self._tokenizer) if request.logprobs else {}),
-            summary=_summary(chunk.ending) if chunk.ending is not None else None,
+            summary=_summary(chunk.ending, text.stop_string) if chunk.ending is not None else None,
         )
 
 
@@ -189,8 +192,9 @@ def _traceparent(context: Context) -> str:
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
 
-def _summary(ending: Ending) -> generation_pb2.Summary:
+def _summary(ending: Ending, stop_string: str) -> generation_pb2.Summary:
     return generation_pb2.Summary(
+        stop_string=stop_string,
         finish_reason=encode_finish(ending.finish),
         prompt_tokens=ending.prompt_tokens,
         cached_tokens=ending.cached_tokens,

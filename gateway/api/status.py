@@ -81,6 +81,8 @@ class StatusReporter:
                 reasoning_begin=self.form.reasoning[0],
                 reasoning_end=self.form.reasoning[1],
                 mark_tokens=self.form.mark_tokens,
+                tools=self.form.tools,
+                infill=self.form.infill,
             ),
             default_sampling=self.default_sampling,
             verifiers=[self._verifier(link) for link in self.sessions.links.values()],

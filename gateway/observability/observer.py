@@ -20,9 +20,11 @@ from specinfer.request.statuses import FinishReason
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
-from specinfer.system.log_lines import about
+from specinfer.system.log_lines import about, counts_of
 
 log = logging.getLogger(__name__)
+access = logging.getLogger("gateway.access")
+"""Logger of a line per request, which `specinfer serve` leaves to the HTTP service."""
 
 
 class Observer:
@@ -57,7 +59,7 @@ class Observer:
         request_id = request.request_id
         if self._traces is not None:
             self._traces.arrived(request, time.monotonic(), traceparent)
-        log.info(
+        log.debug(
             "request %s arrives: %d prompt tokens, at most %d new ones",
             *(request_id, len(request.prompt), request.max_new_tokens),
             extra=self._about(request_id),
@@ -169,10 +171,13 @@ class Observer:
     def _ended(self, state: RequestState, finish: FinishReason) -> None:
         request_id = state.request.request_id
         self._totals.finished += 1
-        log.info(
-            "request %s ends: %s, %d tokens in %.3f s",
-            *(request_id, finish.name.lower(), state.new_tokens),
-            (state.finished_at or state.queued_at) - state.queued_at,
+        end, prompt = state.finished_at or state.queued_at, len(state.request.prompt)
+        first_s = (state.first_token_at or end) - state.queued_at
+        access.info(
+            "request %s ends: %s, caller %s, %s, %.3f s",
+            *(request_id, finish.name.lower(), state.request.caller or "-"),
+            counts_of(prompt, state.new_tokens, first_s, state.stats.steps),
+            end - state.queued_at,
             extra=self._about(request_id),
         )
         if self._traces is not None:

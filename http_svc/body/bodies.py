@@ -14,7 +14,6 @@ from http_svc.body.fields import (
     FIRST,
     MAX_TOKENS,
     Ignored,
-    NotTrue,
     Salt,
     Strict,
     Text,
@@ -180,6 +179,13 @@ class ChatBody(Conversation, Body):
                 raise PydanticCustomError("excluded", "{field}: not supported with tools", {"field": field})
 
 
+class InfillFile(Strict):
+    """A file, or a part of one, next to a text with a gap."""
+
+    filename: Text = "file"
+    text: Text
+
+
 class CompletionBody(Body):
     """`POST /v1/completions`."""
 
@@ -192,6 +198,25 @@ class CompletionBody(Body):
     ]
 
     best_of: Annotated[None, only(1)] = None
-    echo: NotTrue = None
+    echo: bool | None = None
+    """True: the text begins with the prompt."""
     logprobs: Whole | None = Field(default=None, ge=0, le=5)
-    suffix: Annotated[None, only("")] = None
+    suffix: Text | None = None
+    """Text after the gap that the answer fills; the prompt is the text before it."""
+    input_extra: Annotated[list[InfillFile], FIRST, at_most(MAX_REFERENCES)] | None = None
+    """llama-server's field: other files, which the model reads before the text with the gap."""
+
+    @property
+    def fills(self) -> bool:
+        """True if the answer fills a gap: an empty suffix alone is no gap."""
+        return bool(self.suffix) or self.input_extra is not None
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> "CompletionBody":
+        prompts = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        if self.fills and not all(isinstance(prompt, str) for prompt in prompts):
+            field = "suffix" if self.suffix else "input_extra"
+            raise PydanticCustomError("no_text", "{field}: only with a prompt of text", {"field": field})
+        if self.echo and self.logprobs is not None:
+            raise PydanticCustomError("excluded", "{field}: not supported with logprobs", {"field": "echo"})
+        return self

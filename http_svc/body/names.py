@@ -50,6 +50,8 @@ def completion_names() -> dict[str, str]:
         "max_new_tokens": "max_tokens",
         "text": "prompt",
         "tokens.ids": "prompt",
+        "infill.files": "input_extra",
+        "infill": "suffix",
         "top_logprobs": "logprobs",
     }
     return {**_NAMES, **names}

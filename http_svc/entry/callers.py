@@ -27,33 +27,36 @@ class CallerKeys:
     ) -> None:
         """Create the cache; each gateway's reply is passed to `models`."""
         self._client, self._models, self._clock = client, models, clock
-        self._accepted: OrderedDict[bytes, float] = OrderedDict()
+        self._accepted: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
+        """By a key's SHA-256, the time until which it is accepted, and its name."""
 
     def client_of(self, headers: Headers) -> AsyncClient:
         """Return a client with the caller's key and trace context."""
         return self._client.for_caller(key_in(headers), headers.get("traceparent", ""))
 
-    async def admit(self, headers: Headers) -> None:
-        """Check that a gateway accepts the call's key, or needs no key."""
+    async def admit(self, headers: Headers) -> str:
+        """Check that a gateway accepts the call's key, or needs no key; return the key's name."""
         digest = hashlib.sha256((key_in(headers) or "").encode()).digest()
-        if self._clock() < self._accepted.get(digest, -math.inf):
-            return
+        until, name = self._accepted.get(digest, (-math.inf, ""))
+        if self._clock() < until:
+            return name
         try:
-            self._models.remember(await self.client_of(headers).status())
+            status = await self.client_of(headers).status()
         except SpecInferError as error:
             raise api_error(error, {}) from error
-        self._accepted[digest] = self._clock() + _FRESH_S
+        self._models.remember(status)
+        self._accepted[digest] = (self._clock() + _FRESH_S, status.caller)
         self._accepted.move_to_end(digest)
         while len(self._accepted) > _REMEMBERED:
             self._accepted.popitem(last=False)
+        return status.caller
 
 
 def key_in(headers: Headers) -> str | None:
-    """Return the key of `Authorization: Bearer KEY`, or None.
+    """Return the key of `Authorization: Bearer KEY`, else of `x-api-key`, or None.
 
     Gateways with keys refuse a call without one.
     """
     scheme, _, rest = headers.get("authorization", "").partition(" ")
-    key = rest.strip()
-    usable = scheme.lower() == "bearer" and key and key.isascii() and key.isprintable()
-    return key if usable else None
+    key = (rest if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
+    return key if key and key.isascii() and key.isprintable() else None

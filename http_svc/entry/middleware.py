@@ -2,9 +2,10 @@
 
 import asyncio
 import collections
+import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -13,12 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from http_svc.entry import bounds
 from http_svc.entry.callers import key_in
-from http_svc.errors import ApiError
+from http_svc.errors import MESSAGES, ApiError
 from http_svc.settings import ApiSettings
-from specinfer.client import new_request_id
+from specinfer.client import Answer, add_up, new_request_id
 from specinfer.service.metrics import TO_MINUTES_S, Declaring, declare_build_info
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE
-from specinfer.system.log_lines import REQUEST_ID
+from specinfer.system.log_lines import REQUEST_ID, counts_of
+
+access = logging.getLogger("http_svc.access")
+"""Logger of a line per call."""
 
 
 class HttpMetrics:
@@ -38,11 +42,13 @@ class HttpMetrics:
 
 REQUEST_ID_HEADER = "x-request-id"
 ENDPOINTS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/v1/watch"),
-    *("/tokenize", "/detokenize", "/version", "/health", "/metrics"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES, "/v1/models", "/v1/watch"),
+    *("/infill", "/props", "/tokenize", "/detokenize", "/version", "/health", "/metrics"),
 )
 _OBSERVED = ("/health", "/metrics")
 """Paths of health checks and scrapes, answered for any `Host` header."""
+_VERSION_HEADER, _VERSIONS = "anthropic-version", ("2023-06-01", "2026-10-21")
+"""Header of Anthropic's clients, and its versions that `/v1/messages` answers."""
 _SHOWN = 100
 """Maximum characters of a header quoted in an error."""
 _SHARE = 4
@@ -62,9 +68,9 @@ class Guard:
         app: ASGIApp,
         settings: ApiSettings,
         metrics: HttpMetrics,
-        admit: Callable[[Headers], Awaitable[None]],
+        admit: Callable[[Headers], Awaitable[str]],
     ) -> None:
-        """Create the guard; `admit` raises an `ApiError` for a refused key."""
+        """Create the guard; `admit` returns a key's name, or raises an `ApiError`."""
         self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._hosts, self._running = settings.hosts, 0
         self._of_key = collections.Counter[str]()
@@ -90,14 +96,17 @@ class Guard:
         scope = _normal(scope)
         with self._metrics.running.track_inprogress():
             await self._serve(scope, headers, receive, answer)
-        self._metrics.seconds.observe(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._metrics.seconds.observe(seconds)
         endpoint = next((path for path in ENDPOINTS if scope["path"].startswith(path)), "other")
         self._metrics.calls.add(1, endpoint, str(status[0] or 499))
+        quiet = status[0] < 400 and (endpoint == "other" or scope["path"] in _OBSERVED)
+        access.log(logging.DEBUG if quiet else logging.INFO, "%s", _access_line(scope, status[0], seconds))
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope)(scope, receive, send)
             return
         REQUEST_ID.set(scope["state"]["request_id"])
         key = key_in(headers) or ""
@@ -105,10 +114,10 @@ class Guard:
         self._of_key[key] += 1
         try:
             if scope["method"] == "POST":  # before its body is read
-                await self._admit(headers)
+                scope["state"]["caller"] = await self._admit(headers)
             await self._app(scope, self._bounded(receive), send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
         finally:
             self._running -= 1
             self._of_key[key] -= 1
@@ -118,6 +127,10 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Return the error for a call's headers; None if they are accepted."""
         identity = scope["state"]["request_id"]
+        version = headers.get(_VERSION_HEADER, _VERSIONS[0])
+        if scope["path"].startswith(MESSAGES) and version not in _VERSIONS:
+            reason = f"{_VERSION_HEADER} = {version[:_SHOWN]!r}: must be {' or '.join(_VERSIONS)}"
+            return ApiError(400, reason, "invalid_value", _VERSION_HEADER)
         if len(identity) > _LONGEST_ID or not (identity.isascii() and identity.isprintable()):
             scope["state"]["request_id"] = new_request_id()
             reason = f"X-Request-Id = {identity[:_SHOWN]!r}: must be printable ASCII, up to {_LONGEST_ID} characters"
@@ -166,6 +179,18 @@ class Guard:
     def _too_large(self, size: str) -> ApiError:
         message = f"body = {size} bytes: at most {bounds.MAX_BODY_BYTES // MEBIBYTE} MiB"
         return ApiError(413, message, "body_too_large", "body")
+
+
+def _access_line(scope: Scope, status: int, seconds: float) -> str:
+    """Return a call's log line; paths have no line breaks, and no more than `_SHOWN` characters."""
+    state, path = scope["state"], scope["path"][:_SHOWN].encode("unicode_escape").decode()
+    line = f"{scope['method']} {path} {status or 499} caller {state.get('caller') or '-'}"
+    answers: Sequence[Answer] = state.get("answers", ())
+    if any(answer.summary.prompt_tokens for answer in answers):
+        stats, first = add_up([answer.stats for answer in answers]), answers[0].summary
+        new = sum(answer.summary.new_tokens for answer in answers)
+        line += f", {counts_of(first.prompt_tokens, new, first.ttft_seconds, stats.steps)}"
+    return f"{line}, {seconds:.3f} s"
 
 
 def _normal(scope: Scope) -> Scope:

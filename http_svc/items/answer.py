@@ -40,15 +40,6 @@ class ItemWriter:
                 events += self._call(call)
         return events
 
-    def write_whole(self, answer: str | dict[str, Any], complete: bool) -> None:
-        """Add a whole answer: its text, or its `AnswerReader.message`."""
-        if isinstance(answer, str):
-            self.push(answer)
-        else:
-            parts = {name: answer.get(name) for name in ("reasoning_content", "content", "tool_calls")}
-            self.push("", [{name: part} for name, part in parts.items() if part])
-        self.end(complete)
-
     def end(self, complete: bool) -> list[Event]:
         """End the answer, with at least one message; return its last events."""
         events = [] if self.items else self._say("")

@@ -1,10 +1,8 @@
 """Read the body of `POST /v1/responses`, and convert it to a chat body."""
 
-import re
-from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.bodies import ChatBody, Limit
@@ -25,12 +23,8 @@ from http_svc.body.fields import (
     only,
 )
 from http_svc.body.messages import MAX_PARTS
-from http_svc.body.names import chat_names, text_form_name
 from http_svc.body.neutral import RoutingFields
 from http_svc.body.tools import Name, usable_only
-from http_svc.errors import ApiError, api_error, invalid_body
-from http_svc.tool_schemas import name_function
-from specinfer.errors import SpecInferError
 
 MESSAGE, CALL, RESULT, REASONING = "message", "function_call", "function_call_output", "reasoning"
 
@@ -141,6 +135,7 @@ class ResponsesBody(RoutingFields):
     chat_template_kwargs: Schema | None = None
     """vLLM's field: additional variables of the chat template."""
     enable_thinking: bool | None = None
+    client_metadata: Ignored = None
     include: Ignored = None
     truncation: Annotated[None, only("disabled", "auto")] = None
     background: NotTrue = None
@@ -180,46 +175,13 @@ _SAME = (
 """Fields with the same name and meaning in a chat body."""
 
 
-_RENAMED = {
+RENAMED = {
     "messages": "input",
     "response_format": "text.format",
     "response_format.schema": "text.format.schema",
     "max_completion_tokens": "max_output_tokens",
 }
-"""Different field names in this body, by those of a chat body."""
-
-
-def item_names(chat: ChatBody) -> dict[str, str]:
-    """Map the gateway's field names to those of this body."""
-    return {field: _RENAMED.get(name, name) for field, name in chat_names(chat).items()}
-
-
-def item_refusal(error: ValidationError) -> ApiError:
-    """Return the error of a body that makes an invalid chat body."""
-    rows: list[Any] = []
-    for row in error.errors():
-        field, *below = row["loc"] or ("",)
-        # messages and the caller's items have different indices, so the index is left out
-        place = ("input", *below[-1:]) if field == "messages" else (field, *below)
-        rows.append({**row, "loc": ("body", *place) if row["loc"] else ("body",)})
-    return invalid_body(rows)
-
-
-def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
-    """Return the error of a call that a gateway refused or lost.
-
-    A message's index differs from its item's index, so the error has no index.
-    """
-    names = item_names(chat)
-    form = _RENAMED.get(text_form_name(chat), "text.format")
-    reply = api_error(error, names, partial(name_function, functions=chat.callable, form=form))
-    content = reply.content["error"]
-    if str(content["param"]).startswith("input["):
-        content["param"], content["message"] = (
-            "input",
-            re.sub(r"^input\[\d+\]", "input", str(content["message"])),
-        )
-    return reply
+"""Field names of this body by those of a chat body, where they differ."""
 
 
 def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:

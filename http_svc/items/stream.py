@@ -1,65 +1,50 @@
-"""Stream the events of `/v1/responses`, with names and sequence numbers."""
+"""Write one answer of `/v1/responses`, whole or as events with sequence numbers."""
 
-import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
-from http_svc.call import Call
-from http_svc.errors import ApiError, internal_error
-from http_svc.items.answer import ItemWriter, ended
+from http_svc.calls.answer import AnswerReader
+from http_svc.calls.reader import Delta
+from http_svc.errors import ApiError
+from http_svc.items.answer import Event, ItemWriter, ended, response_object
+from http_svc.items.body import ResponsesBody
 from http_svc.responses import is_whole
-from http_svc.streaming import encode
-from specinfer.errors import SpecInferError
-
-log = logging.getLogger(__name__)
+from http_svc.streaming import parts_of
+from specinfer.client import Answer
 
 
-async def item_events(
-    call: Call, begun: dict[str, Any], writer: ItemWriter, explain: Callable[[SpecInferError], ApiError]
-) -> AsyncIterator[bytes]:
-    """Yield the events of an answer.
+class ItemAnswer:
+    """One answer of `/v1/responses`."""
 
-    Args:
-        call: a call with one choice.
-        begun: the answer's object without items.
-        writer: converts text to items.
-        explain: converts an error to the API's error.
-    """
-    number = -1
+    def __init__(self, body: ResponsesBody, identity: str, model: str) -> None:
+        self._writer, self._numbers = ItemWriter(identity), count()
+        self._begun = response_object(body, identity, model, int(time.time()))
 
-    def encoded(event: dict[str, Any]) -> bytes:
-        nonlocal number
-        number += 1
-        return encode({**event, "sequence_number": number}, event=event["type"])
+    def whole(self, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]:
+        self._writer.push("", parts_of(answer, reader))
+        self._writer.end(is_whole(answer))
+        return ended(self._begun, self._writer, answer, reader)
 
-    try:
-        for kind in ("response.created", "response.in_progress"):
-            yield encoded({"type": kind, "response": begun})
-        while (event := await call.next()) is not None:
-            if event.piece is not None:
-                for item_event in writer.push(event.piece.text, event.deltas):
-                    yield encoded(item_event)
-            elif event.deltas:
-                for item_event in writer.push("", event.deltas):
-                    yield encoded(item_event)
-        (answer,) = call.answers
+    def begin(self, answer: Answer) -> list[Event]:
+        kinds = ("response.created", "response.in_progress")
+        return self._numbered([{"type": kind, "response": self._begun} for kind in kinds])
+
+    def push(self, text: str, deltas: Sequence[Delta] | None) -> list[Event]:
+        return self._numbered(self._writer.push(text, deltas))
+
+    def end(self, answer: Answer, reader: AnswerReader | None) -> list[Event]:
         complete = is_whole(answer)
-        for item_event in writer.end(complete):
-            yield encoded(item_event)
+        events = self._writer.end(complete)
         kind = "response.completed" if complete else "response.incomplete"
-        yield encoded({"type": kind, "response": ended(begun, writer, answer, call.readers[0])})
-    except SpecInferError as error:
-        yield encoded(_failure(explain(error)))
-    except Exception as error:  # the HTTP status was sent already, so the error becomes an event
-        log.exception("a stream of /v1/responses failed; the client gets an error event")
-        yield encoded(_failure(internal_error(error)))
+        last = {"type": kind, "response": ended(self._begun, self._writer, answer, reader)}
+        return self._numbered([*events, last])
 
+    def failure(self, error: ApiError) -> Event:
+        content = {name: error.content["error"][name] for name in ("code", "message", "param")}
+        (event,) = self._numbered([{"type": "error", **content}])
+        return event
 
-def _failure(error: ApiError) -> dict[str, Any]:
-    content = error.content["error"]
-    return {
-        "type": "error",
-        "code": content["code"],
-        "message": content["message"],
-        "param": content["param"],
-    }
+    def _numbered(self, events: Sequence[Event]) -> list[Event]:
+        return [{**event, "sequence_number": next(self._numbers)} for event in events]

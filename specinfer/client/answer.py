@@ -35,6 +35,7 @@ def read_summary(message: generation_pb2.Summary) -> Summary:
         total_seconds=message.total_seconds,
         queue_seconds=message.queue_seconds,
         seed=message.seed,
+        stop_string=message.stop_string,
     )
 
 

@@ -90,6 +90,8 @@ class Summary:
     """Seconds from arrival to admission."""
     seed: int = 0
     """Seed of the request, given or drawn by the gateway."""
+    stop_string: str = ""
+    """The stop string that ended the text; empty if none did."""
 
 
 def acceptance_length(steps: int, accepted: int) -> float:

@@ -39,18 +39,21 @@ class TextStream:
         self._ends = ends
         self._detokenizer = Detokenizer(tokenizer, prompt)
         self._stops = tuple(stop_strings)
-        self._stop_tokens = {tokenizer.special_token(stop) for stop in self._stops} - {None}
+        found = {tokenizer.special_token(stop): stop for stop in self._stops}
+        self._stop_tokens = {token: stop for token, stop in found.items() if token is not None}
         self._longest = max(map(len, self._stops), default=0)
         self._pending = ""
         """Delayed text: a possible beginning of a stop string."""
         self._over = False
         """True once a stop string has ended the text."""
+        self.stop_string = ""
+        """The stop string that has ended the text in `push`; empty until then."""
 
     def skip(self, token_ids: Sequence[int]) -> bool:
         """Read tokens without returning text; return whether a stop string occurred."""
         self._pending += self._detokenizer.push(self._readable(token_ids))
         self._over = (
-            self._over or self._find_stop(0) is not None or not self._stop_tokens.isdisjoint(token_ids)
+            self._over or self._find_stop(0) is not None or not self._stop_tokens.keys().isdisjoint(token_ids)
         )
         self._take(len(self._pending) - self._possible_stop())
         return self._over
@@ -69,6 +72,7 @@ class TextStream:
                 self._over = True
                 rest = self._detokenizer.flush()
                 end = self._add(rest)
+                self.stop_string = self.stop_string or self._stop_tokens[token]
                 return TextPiece(
                     "".join(pieces) + self._take(len(self._pending) if end is None else end), index + 1, True
                 )
@@ -91,8 +95,9 @@ class TextStream:
         return self._find_stop(searched)
 
     def _find_stop(self, start: int) -> int | None:
-        starts = [at for stop in self._stops if (at := self._pending.find(stop, start)) >= 0]
-        return min(starts, default=None)
+        starts = [(at, stop) for stop in self._stops if (at := self._pending.find(stop, start)) >= 0]
+        first, self.stop_string = min(starts, default=(None, ""))
+        return first
 
     def _make_room(self) -> str:
         """Return the start of a long delayed text, free of stop strings."""

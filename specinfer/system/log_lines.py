@@ -17,6 +17,19 @@ def about(request_id: str, trace_id: str = "") -> dict[str, str]:
     return {"request_id": request_id, "trace_id": trace_id}
 
 
+def counts_of(prompt: int, new: int, first_s: float, steps: int) -> str:
+    """Return a request's numbers for a log line.
+
+    Args:
+        prompt: tokens of the prompt.
+        new: generated tokens.
+        first_s: seconds to the first token.
+        steps: steps that generated tokens.
+    """
+    per_step = new / steps if steps else 0.0
+    return f"{prompt}+{new} tokens, first after {first_s:.3f} s, {per_step:.2f} a step"
+
+
 @contextmanager
 def in_trace(trace_id: str) -> Iterator[None]:
     """Attach a trace id to log lines written in this context."""

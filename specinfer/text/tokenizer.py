@@ -22,6 +22,7 @@ from specinfer.text.chat.forms import HARMONY, HARMONY_MARKS, TEXT_MARKS, ChatFo
 from specinfer.text.chat.hidden import without_halves
 from specinfer.text.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
 from specinfer.text.guarded_tokenizer import GuardedTokenizer
+from specinfer.text.infill import InfillTokens, infill_tokens
 from specinfer.text.special_tokens import add_tokens, special_tokens, tokenizer_config
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,12 @@ class Tokenizer:
         self._chat = chat
         self.__dict__.pop("_guarded", None)
 
+    @cached_property
+    def infill(self) -> InfillTokens | None:
+        """Tokens for texts with a gap; None if the model has none."""
+        added = self._fast.get_added_tokens_decoder()
+        return infill_tokens({what.content: token for token, what in added.items()})
+
     @property
     def vocab_size(self) -> int:
         """Number of token ids, added tokens included."""
@@ -112,7 +119,7 @@ class Tokenizer:
         form = self._chat.form()
         names = TEXT_MARKS | HARMONY_MARKS if form.calls == HARMONY else TEXT_MARKS
         marks = {what.content: token for token, what in added.items() if what.content in names}
-        return replace(form, mark_tokens=marks)
+        return replace(form, mark_tokens=marks, infill=self.infill is not None)
 
     def to_json(self) -> str:
         """Return the tokenizer as content of `tokenizer.json`."""

@@ -1,6 +1,7 @@
-"""Virtual environments of clients, so that their dependencies do not conflict with the project's."""
+"""Environments of clients, from PyPI and npm, so that their dependencies do not conflict with the project's."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,3 +33,22 @@ def environment(name: str, *requirements: str, alone: Sequence[str] = ()) -> Pat
                 pytest.skip(f"{' '.join(packages)} cannot be installed: {reason}")
         (directory / "complete").touch()
     return directory / "bin"
+
+
+def node_environment(name: str, package: str) -> Path:
+    """Return the folder of programs of an npm package; install it on first use.
+
+    Skips the test as `environment` does, and without npm.
+    """
+    place, npm = os.environ.get(VARIABLE), shutil.which("npm")
+    if not place or npm is None:
+        pytest.skip(f"{VARIABLE} names no directory, or there is no npm")
+    directory = Path(place) / name
+    if not (directory / "complete").is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        command = [npm, "install", "--prefix", str(directory), "--no-audit", "--no-fund", package]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"{package} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+        (directory / "complete").touch()
+    return directory / "node_modules" / ".bin"

@@ -135,6 +135,10 @@ class ChatForm:
     """Marks of reasoning; empty if the template has none."""
     mark_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of special tokens that are marks, by text."""
+    tools: bool = False
+    """True if the template shows tools; otherwise they are described in a system message."""
+    infill: bool = False
+    """True if the model has tokens for texts with a gap."""
 
 
 def reasoning_marks(template: str) -> tuple[str, str]:

@@ -146,8 +146,8 @@ class ChatTemplate:
         """Return the format of answers; without a template, plain text."""
         if not self.texts or self.problem() or _DEFAULT not in self.texts:
             return ChatForm()
-        calls = taught_form(self.texts[self._name(with_tools=True)])
-        return ChatForm(calls, self.reasoning_marks)
+        text = self.texts[self._name(with_tools=True)]
+        return ChatForm(taught_form(text), self.reasoning_marks, tools="tools" in text)
 
     @property
     def reasoning_marks(self) -> tuple[str, str]:

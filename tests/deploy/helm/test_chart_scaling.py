@@ -8,7 +8,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from gateway.observability.metrics import GatewayMetrics
-from tests.deploy.helm.chart import HELM, render
+from specinfer.service.metrics import TO_MINUTES_S
+from tests.deploy.helm.chart import CHART, HELM, render
 from tests.deploy.helm.chart_cases import MONITORING
 from tests.deploy.helm.rendered import Rendered, selects
 from tests.deploy.monitoring.expressions import RULES, dashboards
@@ -87,6 +88,19 @@ def test_the_operator_gets_the_rules_of_the_chart(url: str) -> None:
         assert paragraph == row["alert"].lower()
         row["annotations"] |= {"runbook_url": f"{url}#{paragraph}"} if url else {}
     assert rule["spec"]["groups"] == expected
+
+
+def test_the_objective_of_first_tokens_is_a_value() -> None:
+    """Each value of the schema is a bound of the metric's buckets."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    rule = schema["properties"]["monitoring"]["properties"]["prometheusRule"]
+    for seconds in rule["properties"]["firstTokenSeconds"]["enum"]:
+        assert float(seconds) in TO_MINUTES_S
+        monitoring = {"prometheusRule": {"enabled": True, "firstTokenSeconds": seconds}}
+        (row,) = render(values={"monitoring": monitoring}).of_kind("PrometheusRule")
+        text = json.dumps(row)
+        assert text.count(f'le=\\"{seconds}.0\\"') == 4
+        assert text.count(f"took more than {seconds} seconds") == 2
 
 
 def test_keda_adds_verifiers_by_the_requests_that_wait() -> None:

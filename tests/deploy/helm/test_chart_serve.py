@@ -7,6 +7,7 @@ import pytest
 
 from all_in_one.settings import ServeSettings
 from specinfer import __version__
+from specinfer.cli.demo import PAIR
 from tests.deploy.helm.chart import pod_of_helm_test, render
 from tests.deploy.helm.chart_cases import API_KEYS, MONITORING
 from tests.deploy.helm.rendered import Object, Rendered, selects
@@ -99,3 +100,16 @@ def test_helm_test_asks_its_api() -> None:
     script, address = container["command"][2:4]
     compile(script, "test", "exec")
     assert address == "http://specinfer-serve:8000"
+
+
+def test_the_pair_is_pulled_and_served_together() -> None:
+    objects = render(["pair"], {"redis": {"password": ""}})
+    workload = objects.workload("specinfer-serve")
+    (container,) = workload.pod["containers"]
+    pulled = [row["command"][-1] for row in workload.pod["initContainers"]]
+    settings = objects.environment(workload.pod, container)
+    assert pulled == [settings[f"SPECINFER_SERVE_{name}"] for name in ("MODEL", "DRAFT")] == list(PAIR)
+    assert len({row["name"] for row in workload.containers}) == len(workload.containers)
+    assert settings["SPECINFER_SERVE_THREADS"] == container["resources"]["requests"]["cpu"]
+    for row in objects.objects:
+        validate(json.dumps(row), NEWEST)

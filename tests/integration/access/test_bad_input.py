@@ -17,7 +17,7 @@ INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_
 async def test_errors_name_bad_fields_and_other_requests_continue(redis_url: str) -> None:
     bad: tuple[tuple[dict[str, Any], str], ...] = (
         ({"text": ""}, "prompt = '': must not be empty"),
-        ({"tokens": None}, "prompt = None: needs text, chat or tokens"),
+        ({"tokens": None}, "prompt = None: needs text, chat, tokens or infill"),
         ({"max_new_tokens": 600}, "prompt + max_new_tokens = '3 + 600': over the context"),
         ({"temperature": float("nan")}, "temperature = nan: must be a finite number >= 0"),
         ({"stop_strings": ["a", ""]}, "stop_strings = ''"),

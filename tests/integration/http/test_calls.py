@@ -131,6 +131,22 @@ async def test_every_event_has_the_usage_if_requested() -> None:
             assert ("usage" in events[-1]) == ("include_usage" in options)
 
 
+async def test_a_gap_is_passed_on() -> None:
+    body = {"input_prefix": "a", "input_suffix": "", "prompt": "c", "n_predict": 5, "n_indent": 4}
+    body["input_extra"] = [{"filename": "x.py", "text": "x"}, {"text": "y"}]
+    async with served() as (gateway, http):
+        whole = (await http.plain.post("/infill", json=body)).json()
+        stream = await http.plain.post("/infill", json=body | {"stream": True})
+    for call in gateway.calls:
+        gap = call.infill
+        assert (gap.prefix, gap.suffix, gap.begun, call.max_new_tokens) == ("a", "", "c", 5)
+        assert [(file.name, file.text) for file in gap.files] == [("x.py", "x"), ("file", "y")]
+    events = [json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n") if line]
+    assert "".join([event["content"] for event in events]) == whole["content"] != ""
+    assert [event["stop"] for event in events] == [*[False] * (len(events) - 1), True]
+    assert set(events[-1]) == set(whole)
+
+
 async def test_headers_with_ids_that_cannot_be_one_are_refused() -> None:
     async with served() as (_, http):
         for name, value in (

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -304,3 +306,72 @@ async def test_an_idempotency_key_makes_a_call_repeatable(redis_url: str) -> Non
         assert (await client.attach("mine").read()).text == text
         other = await http.plain.post(CHAT, json=ASKED, headers=mine)
         assert (other.status_code, other.json()["error"]["code"]) == (409, "already_exists")
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of calls, with `#` for numbers with a point."""
+    lines = [line.getMessage() for line in caplog.records if line.name == "http_svc.access"]
+    return [re.sub(r"\d+\.\d+", "#", line) for line in lines]
+
+
+async def test_each_call_has_one_line(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    key, kept = make_key("alice")
+    write_keys(tmp_path / "keys", [kept])
+    body: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 4}
+    async with served(redis_url, api_keys=str(tmp_path / "keys"), eos=0) as (_, http):
+        known = {"Authorization": f"Bearer {key}"}
+        await http.plain.post("/v1/completions", json=body, headers=known)
+        await http.plain.post("/v1/completions", json=body | {"stream": True, "n": 2}, headers=known)
+        await http.plain.post("/v1/completions", json=body | {"seed": "x"}, headers=known)
+        await http.plain.post("/v1/completions", json=body)
+        await http.plain.get("/v1/x%0Ay")
+        await http.plain.get("/health")
+        await until(lambda: len(lines_of(caplog)) == 5)  # a line comes after its answer
+    assert sorted(lines_of(caplog)) == [
+        r"GET /v1/x\ny 404 caller -, # s",
+        "POST /v1/completions 200 caller alice, 2+4 tokens, first after # s, # a step, # s",
+        "POST /v1/completions 200 caller alice, 2+8 tokens, first after # s, # a step, # s",
+        "POST /v1/completions 400 caller alice, # s",
+        "POST /v1/completions 401 caller -, # s",
+    ]
+
+
+async def test_echo_begins_the_text_with_the_prompt(redis_url: str) -> None:
+    async with served(redis_url, eos=0) as (_, http), http.openai() as client:
+        asked: Any = {"model": "tiny", "prompt": ["hi", "ho"], "max_tokens": 4, "temperature": 0, "n": 2}
+        plain = [choice.text for choice in (await client.completions.create(**asked)).choices]
+        echoed = [choice.text for choice in (await client.completions.create(**asked, echo=True)).choices]
+        prompts = ("hi", "hi", "ho", "ho")
+        assert echoed == [prompt + text for prompt, text in zip(prompts, plain, strict=True)]
+        ids = (await http.plain.post("/tokenize", json={"prompt": "hi"})).json()["tokens"]
+        stream = await client.completions.create(**asked | {"prompt": ids, "n": 1}, echo=True, stream=True)
+        assert "".join([event.choices[0].text async for event in stream]) == echoed[0]
+        refused = await http.plain.post("/v1/completions", json=asked | {"echo": True, "logprobs": 1})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
+
+
+async def test_a_model_without_tokens_for_gaps_refuses_them(redis_url: str) -> None:
+    async with served(redis_url) as (_, http):
+        (model,) = (await http.plain.get("/v1/models")).json()["data"]
+        assert model["abilities"] == {"tools": False, "reasoning": False, "infill": False}
+        assert [draft["name"] for draft in model["drafts"]] == ["a"]
+        props = (await http.plain.get("/props")).json()
+        assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == ("tiny", 512)
+        gap = {"input_prefix": "a", "input_suffix": "b"}
+        for path, body in (
+            ("/infill", gap),
+            ("/v1/completions", {"model": "tiny", "prompt": "a", "suffix": "b"}),
+        ):
+            reply = await http.plain.post(path, json=body)
+            assert (reply.status_code, "no fill-in-the-middle tokens" in reply.text) == (400, True), (
+                reply.text
+            )
+        same = {"model": "tiny", "prompt": "a", "suffix": "", "max_tokens": 1}
+        assert (await http.plain.post("/v1/completions", json=same)).status_code == 200
+        ids = await http.plain.post("/v1/completions", json=same | {"prompt": [5], "suffix": "b"})
+        assert ids.json()["error"]["param"] == "suffix"
+        other = await http.plain.post("/infill", json=gap | {"grammar": "x"})
+        assert (other.status_code, other.json()["error"]["param"]) == (400, "grammar")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import anthropic
 import httpx2
 import pytest
 import torch
@@ -31,6 +32,7 @@ from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.threads import EngineThread
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
+from tests.support.system import until
 from verifier_svc.settings import VerifierSettings
 
 PROMPT = [2 + n % 7 for n in range(24)]
@@ -145,6 +147,31 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
     ):
         assert f"\nspecinfer_{name}" in metrics, name
     assert metrics.count("# TYPE specinfer_build_info") == 1
+
+
+async def test_anthropics_client_gets_the_answers_of_conversations(served: Served) -> None:
+    asked: Any = {"model": "tiny", "max_tokens": 40, "messages": [{"role": "user", "content": "hi"}]}
+    greedy: Any = asked | {"extra_body": {"temperature": 0}}
+    async with served.client() as plain:
+        reply = (await plain.post("/v1/chat/completions", json=asked | {"temperature": 0})).json()
+    url = f"http://127.0.0.1:{served.service.port}"
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=served.key, max_retries=0) as client:
+        answer = await client.messages.create(**greedy)
+        async with client.messages.stream(**greedy) as stream:
+            text = "".join([part async for part in stream.text_stream])
+            last = await stream.get_final_message()
+    said = reply["choices"][0]["message"]["content"]
+    assert [block.text for block in answer.content if block.type == "text"] == [said]
+    assert (text, last.stop_reason, last.usage.output_tokens) == (said, answer.stop_reason, 40)
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="wrong", max_retries=0) as client:
+        with pytest.raises(anthropic.AuthenticationError):
+            await client.messages.create(**greedy)
+    key = {"Authorization": "", "x-api-key": served.key}
+    async with served.client() as plain:
+        assert (await plain.post("/v1/messages", json=asked, headers=key)).status_code == 200
+    line = "http_svc.access: POST /v1/messages 200 caller alice, "
+    await until(lambda: served.service.log.read_text().count(line) == 3)
+    assert "gateway.access" not in served.service.log.read_text(), "one line a call"
 
 
 async def test_a_stream_continues_after_the_process_was_killed(served: Served) -> None:

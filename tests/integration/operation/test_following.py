@@ -59,10 +59,10 @@ async def test_one_request_is_followed_through_the_logs_of_all_services(
     assert messages["speculator_svc"] == ["request mine is first seen", "request mine is released"]
     arrives, ends = messages["gateway"]
     assert arrives == "request mine arrives: 7 prompt tokens, at most 16 new ones"
-    assert ends.startswith("request mine ends: length, 16 tokens in ")
+    assert ends.startswith("request mine ends: length, caller -, 7+16 tokens, first after ")
     (line,) = [x for x in lines_of(caplog, "gateway") if x["message"] == arrives]
     assert (line["level"], line["service"], line["logger"]) == (
-        "INFO",
+        "DEBUG",
         "gateway",
         "gateway.observability.observer",
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
 
 from gateway.api.callers import ANYBODY, Caller
 from gateway.api.conversation import texts_of
@@ -75,6 +77,21 @@ async def test_text_and_conversations_are_tokenized(length: int) -> None:
     turns = chat(("system", "be"), ("user", text))
     message = generation_pb2.GenerateRequest(chat=turns, max_new_tokens=1)
     assert text_of((await tokenizing.decode(message, ANYBODY)).prompt) == f"s:be;u:{text};a:"
+
+
+async def test_a_gap_has_the_models_tokens_and_ends() -> None:
+    fast = FastTokenizer.from_str(TOKENIZER.to_json())
+    marks = [AddedToken(f"<|fim_{name}|>", special=True) for name in ("prefix", "suffix", "middle", "pad")]
+    fast.add_special_tokens(marks)
+    before, between, after, pad = (fast.token_to_id(mark.content) for mark in marks)
+    decoding = RequestDecoder(Tokenizer(fast, "", {}), VOCABULARY + 4, CONTEXT, [EOS], RequestLimits())
+    gap = generation_pb2.Infill(prefix="a", suffix="b", begun="c")
+    request = await decoding.decode(generation_pb2.GenerateRequest(infill=gap), ANYBODY)
+    a, b, c = TOKENIZER.encode("abc")
+    assert request.prompt == (before, a, between, b, after, c)
+    assert request.stop_token_ids == {EOS, before, between, after, pad}
+    endless = generation_pb2.GenerateRequest(infill=gap, ignore_eos=True)
+    assert (await decoding.decode(endless, ANYBODY)).stop_token_ids == set()
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -208,9 +208,8 @@ def test_errors_of_gateways_name_the_callers_fields() -> None:
 
 @pytest.mark.parametrize(("seconds", "header"), [(None, None), (0.0, "1"), (1.2, "2"), (60.0, "60")])
 def test_retry_after_is_a_whole_number_of_seconds(seconds: float | None, header: str | None) -> None:
-    assert (
-        ApiError(429, "full", "code", retry_after_s=seconds).response().headers.get("retry-after") == header
-    )
+    reply = ApiError(429, "full", "code", retry_after_s=seconds).response({"path": "/"})
+    assert reply.headers.get("retry-after") == header
 
 
 STREAMED: dict[Any, dict[str, Any]] = {ChatBody: {"stream": True}, CompletionBody: {"stream": True}}

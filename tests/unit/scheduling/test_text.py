@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.scheduling.text import TextStream
 from specinfer.text.tokenizer import Tokenizer
@@ -40,8 +42,10 @@ def test_text_is_cut_before_the_first_stop_however_it_arrives(
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     assert stopped == bool(ends)
     if not ends:
-        assert out == text
+        assert (out, stream.stop_string) == (text, "")
         return
+    assert stream.stop_string in stops
+    assert text[len(out) :].startswith(stream.stop_string)
     assert used == min(ends)[0], "tokens up to the one that completes a stop string count"
     assert out == text[: min(at for end, at in ends if end == min(ends)[0])]
 
@@ -55,6 +59,14 @@ def test_tokens_that_end_a_request_are_not_part_of_the_text(stops: tuple[str, ..
     assert (first.text + last.text, last.used, last.stopped) == ("ax", 1, False)
     resumed = TextStream(TOKENIZER, stops, ends={end})
     assert not resumed.skip([*TOKENIZER.encode("ax"), end])
+
+
+def test_a_special_token_that_stops_is_named() -> None:
+    fast = FastTokenizer.from_str(TOKENIZER.to_json())
+    fast.add_special_tokens([AddedToken("<end>", special=True)])
+    stream = TextStream(Tokenizer(fast, "", {}), ["ab.", "<end>"])
+    last = stream.push([*TOKENIZER.encode("ab"), fast.token_to_id("<end>")], last=True)
+    assert (last.text, last.stopped, stream.stop_string) == ("ab", True, "<end>")
 
 
 def test_possible_beginnings_of_a_stop_are_held_back() -> None:

@@ -20,6 +20,14 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/part-of: specinfer
 {{- end }}
 
+{{/* Labels of a pod: those by which it is selected, then its own. */}}
+{{- define "specinfer.template-labels" -}}
+{{ include "specinfer.pod-labels" . }}
+{{- with .values.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{- define "specinfer.metadata" -}}
 name: {{ include "specinfer.name" . }}
 namespace: {{ .root.Release.Namespace }}

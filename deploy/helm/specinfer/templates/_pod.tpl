@@ -17,6 +17,12 @@ securityContext:
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -32,6 +38,12 @@ topologySpreadConstraints:
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
       matchLabels: {{- include "specinfer.selector" . | nindent 8 }}
+{{- end }}
+
+{{- define "specinfer.extra-containers" -}}
+{{- with .values.extraContainers }}
+{{- toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "specinfer.container-security" -}}
@@ -109,22 +121,24 @@ volumeClaimTemplates:
 {{- end }}
 {{- end }}
 
-{{/* Pulls a model before the service starts. `model`; `flags` of `specinfer models pull` */}}
+{{/* Pulls a model, and those of `models.pull`, before the service starts. `model`; `flags` of `specinfer models pull` */}}
 {{- define "specinfer.pull" -}}
 {{- if .values.pull.enabled }}
 initContainers:
-  - name: model
-    {{- include "specinfer.image" (merge (dict "image" "tools") .) | nindent 4 }}
-    command: [specinfer, models, pull, {{ with .flags }}{{ . }}, {{ end }}{{ .model | quote }}]
-    {{- include "specinfer.env" . | nindent 4 }}
-      {{- with .root.Values.hub.existingSecret }}
+  {{- range $index, $model := prepend (.values.models.pull | default list) .model }}
+  - name: model{{ if $index }}-{{ $index }}{{ end }}
+    {{- include "specinfer.image" (merge (dict "image" "tools") $) | nindent 4 }}
+    command: [specinfer, models, pull, {{ with $.flags }}{{ . }}, {{ end }}{{ $model | quote }}]
+    {{- include "specinfer.env" $ | nindent 4 }}
+      {{- with $.root.Values.hub.existingSecret }}
       - name: HF_TOKEN
         valueFrom:
           secretKeyRef: {name: {{ . }}, key: {{ $.root.Values.hub.key }}}
       {{- end }}
-    resources: {{- toYaml .values.pull.resources | nindent 6 }}
-    {{- include "specinfer.container-security" . | nindent 4 }}
-    volumeMounts: {{- include "specinfer.volume-mounts" . | nindent 6 }}
+    resources: {{- toYaml $.values.pull.resources | nindent 6 }}
+    {{- include "specinfer.container-security" $ | nindent 4 }}
+    volumeMounts: {{- include "specinfer.volume-mounts" $ | nindent 6 }}
+  {{- end }}
 {{- end }}
 {{- end }}
 

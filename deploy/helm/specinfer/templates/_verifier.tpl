@@ -11,7 +11,7 @@
   "tls_client_ca" "/etc/specinfer/tls/ca.crt") }}
 {{- end -}}
 metadata:
-  labels: {{- include "specinfer.pod-labels" $pod | nindent 4 }}
+  labels: {{- include "specinfer.template-labels" $pod | nindent 4 }}
   {{- include "specinfer.annotations" $pod | nindent 2 }}
 spec:
   {{- $grace := add 20 (mul 2 (int $values.settings.drain_seconds)) }}
@@ -56,6 +56,7 @@ spec:
         {{- if $root.Values.tls.enabled }}
         - {name: tls, mountPath: /etc/specinfer/tls, readOnly: true}
         {{- end }}
+    {{- include "specinfer.extra-containers" .this | nindent 4 }}
   volumes:
     {{- include "specinfer.volumes" .this | nindent 4 }}
     {{- with $values.sharedMemory }}
