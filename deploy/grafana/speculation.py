@@ -103,7 +103,7 @@ _PLANNER = [
     panel(
         "Steps by reason",
         "Steps by the reason of the planner's choice.",
-        "`first trees` or probes the most frequent for minutes: measurements are unstable.",
+        "probes the most frequent for minutes: measurements are unstable.",
         line(per_second("specinfer_planner_steps_total", "reason"), "{{reason}}"),
         unit="cps",
         stacked=True,

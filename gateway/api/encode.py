@@ -45,4 +45,5 @@ def planner_state(choice: Choice, names: Sequence[str]) -> generation_pb2.Planne
         expected_seconds=choice.seconds,
         plain_tokens_per_second=choice.plain_speed,
         reason=choice.reason,
+        batch=choice.batch,
     )

@@ -9,10 +9,8 @@ export const count = (number, noun, nouns = `${noun}s`) => `${number} ${number =
 const REASONS = {
   "fastest": "the fastest so far",
   "plain is faster": "guesses would not pay now",
-  "first trees": "to measure trees for the first time",
-  "first plain": "to measure plain decoding for the first time",
-  "probe all": "to measure other trees again",
-  "probe plain": "to measure plain decoding again",
+  "probe all": "to learn about other trees",
+  "probe plain": "to measure plain decoding",
   "not adaptive": "always so, as configured",
   "no speculators": "the server has no speculator: start it with --draft MODEL",
   "no request wants drafts": "the request wants no guesses",

@@ -192,14 +192,16 @@ def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> s
 
 
 def planner_words(planner: generation_pb2.PlannerState) -> str:
-    """Describe the planner's latest choice and its reason."""
+    """Describe the planner's latest choice: what a step brings for each request, what it costs, and why."""
     if not planner.speculators:
         return f"plain decoding: {planner.reason}"
-    chosen = f"{' + '.join(planner.speculators)}, {planner.step_nodes} nodes: {planner.reason}"
-    if not planner.plain_tokens_per_second:
-        return chosen
-    speed = planner.expected_tokens / planner.expected_seconds
-    return f"{chosen}; expects {speed:.0f} tok/s, of plain decoding {planner.plain_tokens_per_second:.0f}"
+    nodes = f"{planner.tree_nodes} node{'s' if planner.tree_nodes > 1 else ''}"
+    chosen = f"{' + '.join(planner.speculators)}, {nodes}"
+    if not planner.batch:
+        return f"{chosen}: {planner.reason}"
+    tokens = planner.expected_tokens / planner.batch
+    steps = planner.expected_seconds * planner.plain_tokens_per_second / planner.batch
+    return f"{chosen}: {tokens:.2f} tokens at {steps:.2f} of a plain step ({planner.reason})"
 
 
 def answer_line(answer: Answer) -> str:

@@ -17,8 +17,6 @@ class Reason(StrEnum):
     NOT_ADAPTIVE = "not adaptive"
     FASTEST = "fastest"
     PLAIN_IS_FASTER = "plain is faster"
-    FIRST_TREES = "first trees"
-    FIRST_PLAIN = "first plain"
     PROBE_PLAIN = "probe plain"
     PROBE_ALL = "probe all"
 
@@ -41,6 +39,8 @@ class Choice:
     node_seconds: float = 0.0
     """Mean seconds that one tree node adds to the target's pass."""
     reason: Reason = Reason.NO_SPECULATORS
+    batch: int = 0
+    """Requests of the step."""
 
     @property
     def speed(self) -> float:

@@ -168,6 +168,7 @@ class TablePlanner:
             *(row.speculators, row.nodes, total, row.tokens, pace * row.seconds, plain.speed / pace),
             node_seconds=max(node_s, 0.0),
             reason=reasons[trial, bool(row.speculators)],
+            batch=batch,
         )
 
     def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:

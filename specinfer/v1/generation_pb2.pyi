@@ -400,7 +400,7 @@ class VerifierState(_message.Message):
     def __init__(self, address: _Optional[str] = ..., ready: bool = ..., gateway_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ...) -> None: ...
 
 class PlannerState(_message.Message):
-    __slots__ = ("speculators", "tree_nodes", "step_nodes", "expected_tokens", "expected_seconds", "plain_tokens_per_second", "reason")
+    __slots__ = ("speculators", "tree_nodes", "step_nodes", "expected_tokens", "expected_seconds", "plain_tokens_per_second", "reason", "batch")
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     STEP_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -408,6 +408,7 @@ class PlannerState(_message.Message):
     EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     speculators: _containers.RepeatedScalarFieldContainer[str]
     tree_nodes: int
     step_nodes: int
@@ -415,7 +416,8 @@ class PlannerState(_message.Message):
     expected_seconds: float
     plain_tokens_per_second: float
     reason: str
-    def __init__(self, speculators: _Optional[_Iterable[str]] = ..., tree_nodes: _Optional[int] = ..., step_nodes: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    batch: int
+    def __init__(self, speculators: _Optional[_Iterable[str]] = ..., tree_nodes: _Optional[int] = ..., step_nodes: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., reason: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class SpeculatorState(_message.Message):
     __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins", "calibration_error", "raw_calibration_error", "auc", "learning")
