@@ -5,8 +5,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from importlib import import_module
-from threading import Thread
 
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry, Metric
@@ -45,7 +43,6 @@ async def serve(settings: ServeSettings) -> None:
     """Serve until signalled."""
     of_gateway = gateway_settings(settings)
     tokenizer = await check_before_loading(settings, of_gateway)
-    Thread(target=import_module, args=["torch"], daemon=True).start()  # takes seconds, next to what follows
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
     name = next(iter(settings.model_names), model_name(settings.model))
@@ -100,7 +97,7 @@ async def verifier(
 ) -> AsyncIterator[None]:
     """Serve the model at `in-process:verifier`."""
     from specinfer.model.threads import use_threads
-    from verifier_svc.app import load_runner, make_servicer  # loads torch
+    from verifier_svc.app import load_runner, make_servicer
     from verifier_svc.settings import VerifierSettings
 
     shared = VerifierSettings.model_fields.keys() & type(settings).model_fields.keys()

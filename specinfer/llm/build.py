@@ -20,7 +20,6 @@ from specinfer.llm.engine import LocalEngine
 from specinfer.llm.options import LLMOptions
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
-from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
@@ -155,6 +154,8 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
             "with pipeline stages, rounding depends on the number of tokens in a pass, so speculation may change "
             "the choice among nearly equally probable tokens"
         )
+    from specinfer.model.parallel.local import LocalRanks
+
     ranks = LocalRanks(directory, runner_options, layout)
     return ranks.runner, ranks.close
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, product
 from statistics import median
 
+from specinfer.model.arrays import as_floats
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
@@ -115,7 +116,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
         max_size = min(_SIZES[-1], positions // 2)
         context = min(_CONTEXT, positions - max_size)
         first = min(_FIRST, context)
-        runner.forward([Segment(sequence, [1] * first)])
+        runner.run([Segment(sequence, [1] * first)])
 
         def one_pass(size: int) -> float:
             return _one_pass(runner, _nodes(sequence, size, runner.config.vocab_size), clock)
@@ -123,7 +124,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
         seconds = min(one_pass(1), one_pass(1))
         slow, heavy = seconds > _SLOW_S, seconds > _HEAVY_S
         if not heavy and context > first:
-            runner.forward([Segment(sequence, [1] * (context - first))])
+            runner.run([Segment(sequence, [1] * (context - first))])
         sizes = [size for size in (_FEW if slow else _POWERS if heavy else _SIZES) if size <= max_size]
         if slow:
             costs = {size: one_pass(size) for size in sizes}
@@ -193,7 +194,7 @@ def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
     """Return the seconds until a pass's logits are on the host."""
     started = clock()
-    runner.forward([segment])[0][-1, :1].cpu()
+    as_floats(runner.run([segment])[0][-1, :1])
     seconds = clock() - started
     runner.cache.commit(segment.sequence, ())
     return seconds

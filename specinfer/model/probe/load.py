@@ -8,18 +8,21 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.backends import BACKENDS, refusal
 from specinfer.model.loading import load_model
-from specinfer.model.options import DTYPES, RunnerOptions
-from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.records import WHAT, record_path
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config_files import from_transformers, load_transformers_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.source import LARGE_FILE, kept_gguf
 from specinfer.system.apart import apart
 from specinfer.system.progress import progress
+
+if TYPE_CHECKING:
+    from specinfer.model.parallel.ranks import Ranks
 
 
 @contextmanager
@@ -64,13 +67,13 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
     if options.executor == "generic":
         return None
     try:
-        config = from_transformers(*load_transformers_config(directory))
+        config = load_config(directory)
     except IncompatibleError:
         return None
-    if options.executor == "auto" and refusal(config, DTYPES[options.dtype], options.device):
+    if options.executor == "auto" and refusal(config, options.dtype, options.device):
         return None
     if options.executor in ("auto", "native"):
-        refused = BACKENDS["native"].supports(config, DTYPES[options.dtype], options.device)
+        refused = BACKENDS["native"].supports(config, options.dtype, options.device)
         return "torch" if refused else "native"
     return options.executor
 
@@ -78,7 +81,7 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
 log = logging.getLogger(__name__)
 
 
-def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> ModelRunner:
+def load_checked(directory: Path, options: RunnerOptions, ranks: "Ranks | None" = None) -> ModelRunner:
     """Load a model directory (see `load_model`), unless the probe fails."""
     if ranks is None:
         with checked_early(directory, options) as checked:
