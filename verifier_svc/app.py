@@ -15,12 +15,12 @@ from specinfer.model.runner import ModelRunner
 from specinfer.request.default_sampling import default_sampling
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
-from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.compiler import Compiler, compiler_of
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
-from specinfer.verification.pass_costs import measure_context, measure_passes, warm_up
+from specinfer.verification.pass_costs import known_costs, warm_up
 from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.ranks import join
@@ -68,7 +68,7 @@ def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
     """Return a compiler of constraints; None if the tokenizer supports none."""
     try:
-        return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
+        return compiler_of(tokenizer, runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
         log.warning("requests with constraints are refused: %s", error)
         return None
@@ -121,17 +121,17 @@ def describe(
     )
 
 
-def _pass_costs(engine: VerifierEngine) -> tuple[list[tuple[int, float]], float]:
-    """Measure the costs of passes and of context, as `describe` needs them."""
+def _pass_costs(engine: VerifierEngine, fingerprint: str) -> tuple[list[tuple[int, float]], float]:
+    """Return the costs of passes and of context, as `describe` needs them; see `known_costs`."""
     warm_up(engine)
-    costs = measure_passes(engine.runner, max_tokens=engine.limits.max_step_tokens)
+    costs = known_costs(engine.runner, fingerprint, engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:
         log.info(
             "pipeline stages were idle for %.0f %% of the measured passes' time",
             100 * parallel.stage_seconds.bubble,
         )
-    return costs, measure_context(engine.runner, costs)
+    return costs
 
 
 async def make_servicer(
@@ -140,16 +140,27 @@ async def make_servicer(
     runner: ModelRunner,
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> VerifierServicer:
-    """Return the servicer for a loaded model; measures passes first."""
+    """Return the servicer for a loaded model; an unknown model's passes are measured first.
+
+    Args:
+        settings: settings of the verifier.
+        thread: thread of the engine.
+        runner: the loaded model.
+        registry: gets the verifier's metrics.
+        tracer: exports traces; None: no tracing.
+        tokenizer: the model's tokenizer, if it is loaded already.
+    """
     directory = resolve_model(settings.model)
-    tokenizer = await thread.call(Tokenizer.load, directory)
+    tokenizer = tokenizer or await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)
     compiler = _compiler(tokenizer, runner)
     keep_prefixes(settings, runner, identity.model_fingerprint)
     engine = build_engine(settings, runner, compiler)
     resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
-    costs = await thread.call(_pass_costs, engine)
+    fingerprint = identity.model_fingerprint if settings.offload == "none" else ""
+    costs = await thread.call(_pass_costs, engine, fingerprint)
     defaults = common_pb2.SamplingParams(**default_sampling(directory))
     description = describe(settings, engine, identity, *costs, resident.description, defaults)
     metrics = VerifierMetrics(registry, [speculator.name for speculator in description.resident.speculators])

@@ -29,12 +29,19 @@ def derived(kind: str, parts: Iterable[str], compute: Callable[[], Any]) -> Any:
         compute: returns a value that JSON can represent.
     """
     path = derived_path(kind, parts)
-    try:
-        return parse_json(path.read_bytes())
-    except (OSError, ValueError):  # not stored, or damaged: computed again
+    value = stored_value(path)
+    if value is None:
         value = compute()
         store_value(path, value)
-        return value
+    return value
+
+
+def stored_value(path: Path) -> Any:
+    """Return the value in a file; None if it is missing or damaged."""
+    try:
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def derived_path(kind: str, parts: Iterable[str]) -> Path:

@@ -126,7 +126,7 @@ class Tokenizer:
 
     def fingerprint(self) -> str:
         """Return a hash of all tokens and their ids."""
-        return self._derived(
+        return self.derived(
             "vocabulary", lambda: vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
         )
 
@@ -135,10 +135,11 @@ class Tokenizer:
 
         Equal hashes mean equal token ids for all texts and conversations.
         """
-        return self._derived("text", self._hash_of_text)
+        return self.derived("text", self._hash_of_text)
 
-    def _derived(self, kind: str, compute: Callable[[], str]) -> str:
-        parts = [kind, self._files, code_digest(Path(__file__).parent), version("tokenizers")]
+    def derived(self, name: str, compute: Callable[[], str]) -> str:
+        """Return a text that follows from the tokenizer's files: computed once per directory."""
+        parts = [name, self._files, code_digest(Path(__file__).parent), version("tokenizers")]
         return str(derived("tokenizers", parts, compute) if self._files else compute())
 
     def _hash_of_text(self) -> str:
@@ -271,14 +272,17 @@ class Tokenizer:
     @cached_property
     def byte_decoder(self) -> ByteDecoder | None:
         """Converter of tokens to bytes; None if the decoder depends on neighbours."""
-        rules = read_decoder(json.loads(self.to_json())["decoder"])
+        rules = read_decoder(self._decoder)
         return None if rules is None else ByteDecoder(self._fast.id_to_token, self.special_ids, rules)
 
     @cached_property
     def _has_byte_level(self) -> bool:
         """True if each character of a token's name encodes one byte."""
-        decoder = json.loads(self.to_json())["decoder"]
-        return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
+        return '"type":"ByteLevel"' in json.dumps(self._decoder, separators=(",", ":"))
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return json.loads(self.derived("decoder", lambda: json.dumps(json.loads(self.to_json())["decoder"])))
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
