@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from specinfer.client import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.errors import Failure
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError, UnavailableError
+from specinfer.system.progress import LatestWork
 
 _Code = grpc.StatusCode
 _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
@@ -65,7 +66,7 @@ class ApiError(HTTPException):
         headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
         super().__init__(status, message, headers)
         kind = "invalid_request_error" if status < 500 else "server_error"
-        self.content = {
+        self.content: dict[str, Any] = {
             "error": {
                 "message": message,
                 "type": _TYPES.get(status, kind),
@@ -77,6 +78,12 @@ class ApiError(HTTPException):
     def response(self) -> JSONResponse:
         """Return the HTTP response."""
         return JSONResponse(self.content, self.status_code, self.headers)
+
+
+def still_loading(work: LatestWork) -> ApiError:
+    """Return the error of calls while the model is loading."""
+    percent = f", {work.percent} %" if work.percent else ""
+    return ApiError(503, f"the model is loading: {work.name}{percent}", "loading", retry_after_s=1.0)
 
 
 def internal_error(error: Exception) -> ApiError:

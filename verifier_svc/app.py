@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -23,8 +25,8 @@ from specinfer.verification.jobs import EngineLimits, checked_context
 from specinfer.verification.pass_costs import known_costs, warm_up
 from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
-from verifier_svc.ranks import join
-from verifier_svc.resident import ResidentSpeculators
+from verifier_svc.ranks import join, layout_of
+from verifier_svc.resident import LoadedDrafters, ResidentSpeculators, load_drafters_of
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
@@ -37,6 +39,22 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
     """Load the model, or this rank's part of it."""
     options = RunnerOptions.of(settings)  # checks before the model is looked for
     return load_checked(resolve_model(settings.model), options, join(settings))
+
+
+class LoadedModels(NamedTuple):
+    """A verifier's model and its drafters."""
+
+    runner: ModelRunner
+    drafters: LoadedDrafters
+
+
+def load_models(settings: VerifierSettings) -> LoadedModels:
+    """Load the model and, next to it, the drafters of `--draft`; with several ranks one after the other."""
+    if layout_of(settings).ranks > 1:
+        return LoadedModels(load_runner(settings), load_drafters_of(settings))
+    with ThreadPoolExecutor(1, "drafts") as beside:
+        drafters = beside.submit(load_drafters_of, settings)
+        return LoadedModels(load_runner(settings), drafters.result())
 
 
 def build_engine(
@@ -137,7 +155,7 @@ def _pass_costs(engine: VerifierEngine, fingerprint: str) -> tuple[list[tuple[in
 async def make_servicer(
     settings: VerifierSettings,
     thread: EngineThread,
-    runner: ModelRunner,
+    models: LoadedModels,
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
     tokenizer: Tokenizer | None = None,
@@ -147,18 +165,19 @@ async def make_servicer(
     Args:
         settings: settings of the verifier.
         thread: thread of the engine.
-        runner: the loaded model.
+        models: the loaded model and drafters.
         registry: gets the verifier's metrics.
         tracer: exports traces; None: no tracing.
         tokenizer: the model's tokenizer, if it is loaded already.
     """
-    directory = resolve_model(settings.model)
+    directory, runner = resolve_model(settings.model), models.runner
     tokenizer = tokenizer or await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)
     compiler = _compiler(tokenizer, runner)
     keep_prefixes(settings, runner, identity.model_fingerprint)
     engine = build_engine(settings, runner, compiler)
-    resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
+    fingerprint = identity.tokenizer_fingerprint
+    resident = await thread.call(ResidentSpeculators.of, models.drafters, runner, fingerprint)
     fingerprint = identity.model_fingerprint if settings.offload == "none" else ""
     costs = await thread.call(_pass_costs, engine, fingerprint)
     defaults = common_pb2.SamplingParams(**default_sampling(directory))

@@ -5,14 +5,15 @@ that `transformers` takes to build a model is not returned: 200 MB, and as much 
 """
 
 import logging
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.backends import BACKENDS, refusal
-from specinfer.model.loading import load_model
+from specinfer.model.loading import LoadedModel, load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.records import WHAT, record_path
 from specinfer.model.runner import ModelRunner
@@ -39,7 +40,7 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
     elif gguf.stat().st_size < LARGE_FILE:
         from specinfer.model.probe.check import check_gguf_model
 
-        with progress(WHAT):
+        with _IN_THIS_PROCESS, progress(WHAT):
             check_gguf_model(directory, name)
         yield True
     else:
@@ -79,21 +80,26 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
 
 
 log = logging.getLogger(__name__)
+_IN_THIS_PROCESS = threading.Lock()
+"""Held while `transformers` builds a model, which sets torch's default type for all threads."""
 
 
 def load_checked(directory: Path, options: RunnerOptions, ranks: "Ranks | None" = None) -> ModelRunner:
     """Load a model directory (see `load_model`), unless the probe fails."""
-    if ranks is None:
-        with checked_early(directory, options) as checked:
-            loaded = load_model(directory, options, accounted=checked)
+    if ranks is not None:
+        loaded = load_model(directory, options, ranks)
+        _require_right(directory, loaded, ranks.place.rank > 0)
     else:
-        loaded, checked = load_model(directory, options, ranks), ranks.place.rank > 0
-    if not checked and not _is_recorded(directory, loaded.executor.name):
-        from specinfer.model.probe.check import (
-            require_right,
-        )  # imported late: it imports the models of transformers
-
-        require_right(directory, loaded)
+        with checked_early(directory, options) as checked, nullcontext() if checked else _IN_THIS_PROCESS:
+            loaded = load_model(directory, options, accounted=checked)
+            _require_right(directory, loaded, checked)
     if ranks is None or ranks.place.rank == 0:
         log.info("%s: weights %s", directory.name, loaded.weights)
     return ModelRunner(*loaded)
+
+
+def _require_right(directory: Path, loaded: LoadedModel, checked: bool) -> None:
+    if not checked and not _is_recorded(directory, loaded.executor.name):
+        from specinfer.model.probe.check import require_right  # imports the models of transformers
+
+        require_right(directory, loaded)
