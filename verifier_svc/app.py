@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
+from specinfer.drafters.draft import draft_group
+from specinfer.drafters.pools import Flags
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
+from specinfer.model.memory import fitting_cache
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
+from specinfer.options.model_options import AUTO
 from specinfer.request.default_sampling import default_sampling
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
@@ -50,11 +54,19 @@ class LoadedModels(NamedTuple):
 
 def load_models(settings: VerifierSettings) -> LoadedModels:
     """Load the model and, next to it, the drafters of `--draft`; with several ranks one after the other."""
+    flags = draft_group(settings.model, settings.draft, settings)
+    settings = settings.model_copy(update={"kv_tokens": _tokens(settings, flags)})
     if layout_of(settings).ranks > 1:
-        return LoadedModels(load_runner(settings), load_drafters_of(settings))
+        return LoadedModels(load_runner(settings), load_drafters_of(settings, flags))
     with ThreadPoolExecutor(1, "drafts") as beside:
-        drafters = beside.submit(load_drafters_of, settings)
+        drafters = beside.submit(load_drafters_of, settings, flags)
         return LoadedModels(load_runner(settings), drafters.result())
+
+
+def _tokens(settings: VerifierSettings, flags: Flags | None) -> int | str:
+    """Return `kv_tokens`, or what fits of its default; see `fitting_cache`."""
+    draft = resolve_model(flags["model"]) if flags and flags.get("model") else None
+    return fitting_cache(resolve_model(settings.model), draft, RunnerOptions.of(settings)) or AUTO
 
 
 def build_engine(

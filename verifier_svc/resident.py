@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from specinfer.drafters.draft import draft_group
 from specinfer.drafters.engine import SpeculatorEngine, warm_up
-from specinfer.drafters.pools import load_drafters
+from specinfer.drafters.pools import Flags, load_drafters
 from specinfer.engine.local_pool import LocalPool
 from specinfer.errors import IncompatibleError
 from specinfer.model.runner import ModelRunner
@@ -27,9 +26,8 @@ LoadedDrafters: TypeAlias = NamedDrafters | None
 """None: `--draft none`."""
 
 
-def load_drafters_of(settings: VerifierSettings) -> LoadedDrafters:
-    """Load the drafters of `--draft`."""
-    flags = draft_group(settings.model, settings.draft, settings)
+def load_drafters_of(settings: VerifierSettings, flags: Flags | None) -> LoadedDrafters:
+    """Load the drafters of `--draft`, which `flags` name."""
     if flags is None:
         return None
     loaded = load_drafters("draft", flags, settings.for_drafts(settings.model))

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.options import LLMOptions
+from specinfer.model.memory import fitting_cache
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.probe.load import load_checked
@@ -155,7 +157,8 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     runner_options = RunnerOptions.of(options)
     if layout.ranks == 1:
         limit_threads()
-        return load_checked(directory, runner_options), lambda: None
+        fitting = replace(runner_options, kv_tokens=fitting_cache(directory, None, runner_options))
+        return load_checked(directory, fitting), lambda: None
     if layout.stages > 1:
         log.info(
             "with pipeline stages, rounding depends on the number of tokens in a pass, so speculation may change "

@@ -84,6 +84,6 @@ def run_service(
         if error.filename is None:
             raise
         exit_with(SettingError("file", str(error.filename), error.strerror or str(error)), program)
-    except SpecInferError as error:
-        log.error("cannot start: %s", error)
+    except (SpecInferError, MemoryError) as error:
+        log.error("cannot start: %s", error or "the memory is exhausted")
         sys.exit(1)

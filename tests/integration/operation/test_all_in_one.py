@@ -285,7 +285,7 @@ async def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -
 BAD_FLAGS = [["--kv-tokens", "3"], ["--model", "none.gguf"], ["--dtype", "int3"], ["--weights", "q9"]]
 START_WITH_EACH = """
 import sys
-from all_in_one.app import main
+from all_in_one.__main__ import main
 for flags in zip(sys.argv[1::2], sys.argv[2::2]):
     try: main(flags)
     except SystemExit as end: print(end.code, 'torch' in sys.modules)
