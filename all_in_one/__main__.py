@@ -1,4 +1,4 @@
-"""Starts the server of `specinfer serve`: checks the settings before it imports anything large."""
+"""Starts `specinfer serve`: reads the settings, then imports the server."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Seconds from the command to the first answer that the model is ready, ours and llama-server's in turns.
+"""Measure how long servers take to start, ours and llama-server in turns.
 
     python -m benchmarks start --llama-server FILE
 
@@ -32,7 +32,7 @@ _LONGEST_S = 300.0
 _LOOK_S = 0.02
 
 
-class Start(NamedTuple):
+class StartFigures(NamedTuple):
     """Figures of one start."""
 
     port_s: float
@@ -44,7 +44,7 @@ class Start(NamedTuple):
     """Resident memory of the process then, in GB."""
 
 
-def start_once(command: Sequence[str], environment: Mapping[str, str]) -> Start:
+def start_once(command: Sequence[str], environment: Mapping[str, str]) -> StartFigures:
     """Start a server, wait until it is ready, end it; `{port}` in the command is replaced."""
     (port,) = free_ports(1)
     url, started, port_s = f"http://127.0.0.1:{port}/health", time.perf_counter(), 0.0
@@ -59,7 +59,7 @@ def start_once(command: Sequence[str], environment: Mapping[str, str]) -> Start:
                 status = _status(url)
                 port_s = port_s or (seconds if status else 0.0)
                 if status == 200:
-                    return Start(port_s, seconds, *_usage(process.pid))
+                    return StartFigures(port_s, seconds, *_usage(process.pid))
                 time.sleep(_LOOK_S)
             sys.exit(f"{filled[0]} is not ready after {_LONGEST_S:.0f} s")
         finally:
@@ -109,7 +109,7 @@ def measure(model: str, rounds: int, llama_server: Path | None) -> list[str]:
     return [_row(model, name, starts) for name, starts in named if starts]
 
 
-def _row(model: str, name: str, starts: Sequence[Start]) -> str:
+def _row(model: str, name: str, starts: Sequence[StartFigures]) -> str:
     port, ready, cpu, resident = (statistics.median(values) for values in zip(*starts, strict=True))
     return f"| {model}, {name} | {port:.1f} | {ready:.1f} | {cpu:.1f} | {resident:.2f} |"
 

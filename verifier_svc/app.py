@@ -53,7 +53,10 @@ class LoadedModels(NamedTuple):
 
 
 def load_models(settings: VerifierSettings) -> LoadedModels:
-    """Load the model and, next to it, the drafters of `--draft`; with several ranks one after the other."""
+    """Load the model and, next to it, the drafters of `--draft`.
+
+    With several ranks they are loaded one after the other.
+    """
     flags = draft_group(settings.model, settings.draft, settings)
     settings = settings.model_copy(update={"kv_tokens": _tokens(settings, flags)})
     if layout_of(settings).ranks > 1:
@@ -183,7 +186,8 @@ async def make_servicer(
         tokenizer: the model's tokenizer, if it is loaded already.
     """
     directory, runner = resolve_model(settings.model), models.runner
-    tokenizer = tokenizer or await thread.call(Tokenizer.load, directory)
+    if tokenizer is None:
+        tokenizer = await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)
     compiler = _compiler(tokenizer, runner)
     keep_prefixes(settings, runner, identity.model_fingerprint)

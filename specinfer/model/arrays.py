@@ -1,4 +1,7 @@
-"""Handles torch's tensors and numpy's arrays alike, so that a GGUF file and the kernels need no torch."""
+"""Handles tensors of torch and arrays of numpy alike.
+
+With a GGUF file and the compiled kernels, all arrays are numpy's, and torch is not loaded.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ def as_floats(values: Array) -> NDArray[np.float32]:
 
 
 def as_ids(values: Array) -> NDArray[np.int32]:
-    """Return token ids as contiguous int32 in numpy, the kernels' type; copied only if they are of another."""
+    """Return token ids as contiguous int32 in numpy; they are copied if needed."""
     array = values if isinstance(values, np.ndarray) else values.cpu().numpy()
     return np.ascontiguousarray(array, np.int32)
 
 
 def as_tensor(values: Array) -> torch.Tensor:
-    """Return numbers as a tensor, which shares an array's memory."""
+    """Return a tensor of the numbers, in the same memory."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 

@@ -40,9 +40,10 @@ class MemoryNeeds(NamedTuple):
 
 
 def fitting_cache(model: Path, draft: Path | None, options: RunnerOptions, free: int | None = None) -> int:
-    """Return the capacity of the KV cache, in tokens: as asked, or less for the default if memory is short.
+    """Return the capacity of the KV cache in tokens.
 
-    Only a CPU's memory is known, and weights as their file has them.
+    It is the asked one; the default is reduced to what fits. Only a CPU's memory is compared, and only with weights in
+    the format of their file.
 
     Args:
         model: directory of the target.

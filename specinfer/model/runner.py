@@ -128,7 +128,7 @@ class ModelRunner:
         return list(map(as_tensor, self.run(segments)))
 
     def run(self, segments: Sequence[Segment]) -> list[Logits]:
-        """Run one pass as `forward` does; return the logits as the executor made them."""
+        """Run one pass like `forward`; return the executor's own logits."""
         with self._inference():
             return self._run(segments, self.features.layers)[0]
 

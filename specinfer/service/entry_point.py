@@ -40,7 +40,7 @@ async def start_and_wait_for_signal(start: Callable[[], Awaitable[object]] | Non
 
 @contextmanager
 def signals_end_at_once() -> Iterator[None]:
-    """End the process on a signal within the block: until it serves, there is nothing to finish."""
+    """End the process on a signal within the block: nothing has to be finished."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,7 @@
-"""Keeps what follows from a model's files in the cache directory, so that one start computes it and later ones read it.
+"""Keeps values derived from a model's files in the cache directory.
 
-A result is stored as JSON under a hash of all that it depends on. The directory may be emptied at any time.
+One start computes a value, later ones read it. It is stored as JSON under a hash of all that it depends on. The
+directory may be emptied at any time.
 """
 
 import hashlib

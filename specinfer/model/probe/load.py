@@ -81,7 +81,7 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
 
 log = logging.getLogger(__name__)
 _IN_THIS_PROCESS = threading.Lock()
-"""Held while `transformers` builds a model, which sets torch's default type for all threads."""
+"""Lock of probes in this process: `transformers` sets torch's default type for all threads."""
 
 
 def load_checked(directory: Path, options: RunnerOptions, ranks: "Ranks | None" = None) -> ModelRunner:

@@ -37,11 +37,9 @@ def test_a_default_cache_shrinks_to_what_fits(model: Path, caplog: pytest.LogCap
 
 def test_a_cache_that_was_asked_for_is_refused_with_what_would_fit(model: Path) -> None:
     per_token = token_bytes(load_config(model), "bfloat16", "auto")
-    with pytest.raises(
-        SettingError, match=r"kv_tokens = 4096: needs .* GB \(weights .*at most 992 tokens fit"
-    ):
-        free = fixed_bytes(model) + 1000 * per_token
-        fitting_cache(model, None, RunnerOptions(kv_tokens=4096), free=free)
+    options, free = RunnerOptions(kv_tokens=4096), fixed_bytes(model) + 1000 * per_token
+    with pytest.raises(SettingError, match=r"kv_tokens = 4096: needs .* GB .*at most 992 tokens fit"):
+        fitting_cache(model, None, options, free=free)
 
 
 @pytest.mark.parametrize("tokens", [AUTO_TOKENS, CACHE_TOKENS, 4096])
