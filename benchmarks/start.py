@@ -8,6 +8,7 @@ pulled models are kept. Files are in the page cache. A start is ready when `/hea
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -87,8 +88,14 @@ def _usage(pid: int) -> tuple[float, float]:
 
 def empty_cache(folder: Path) -> dict[str, str]:
     """Return the environment of a cache with models and kernels, but nothing derived."""
-    for name in ("models", "native"):
-        (folder / name).symlink_to(cache_directory() / name)
+    (folder / "native").symlink_to(cache_directory() / "native")
+    for source in (cache_directory() / "models").rglob("*.*"):
+        target = folder / source.relative_to(cache_directory())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix == ".gguf":
+            target.hardlink_to(source)
+        else:
+            shutil.copyfile(source, target)
     return {**os.environ, "SPECINFER_CACHE": str(folder)}
 
 
@@ -98,7 +105,7 @@ def measure(model: str, rounds: int, llama_server: Path | None) -> list[str]:
     gguf = kept_gguf(resolve_model(model))
     first, second, theirs = [], [], []
     for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:
             environment = empty_cache(Path(folder))
             first.append(start_once(ours, environment))
             second.append(start_once(ours, environment))
