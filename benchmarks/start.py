@@ -89,7 +89,7 @@ def _usage(pid: int) -> tuple[float, float]:
 def empty_cache(folder: Path) -> dict[str, str]:
     """Return the environment of a cache with models and kernels, but nothing derived."""
     (folder / "native").symlink_to(cache_directory() / "native")
-    for source in (cache_directory() / "models").rglob("*.*"):
+    for source in filter(Path.is_file, (cache_directory() / "models").rglob("*")):
         target = folder / source.relative_to(cache_directory())
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".gguf":

@@ -64,7 +64,8 @@ def store_value(path: Path, value: Any) -> None:
 
 def texts_digest(directory: Path) -> str:
     """Return a hash of the files that describe a model: all but weights."""
-    paths = sorted(path for path in directory.iterdir() if path.suffix in _TEXTS)
+    found = [*directory.glob("*"), *directory.glob("*/*")]  # templates may be in a folder
+    paths = sorted(path for path in found if path.suffix in _TEXTS and path.is_file())
     stats = [(path, stat.st_size, stat.st_mtime_ns) for path in paths for stat in [path.stat()]]
     return _digest(tuple(stats))
 

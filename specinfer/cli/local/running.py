@@ -41,7 +41,7 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
 
 def load_in_process(model: str, **options: Any) -> "AsyncLLM":
     """Load a model into this process, with progress."""
-    from specinfer.llm import AsyncLLM  # loads torch
+    from specinfer.llm import AsyncLLM
 
     with waiting("loading"):
         return AsyncLLM(model, **options)
