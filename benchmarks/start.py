@@ -2,8 +2,8 @@
 
     python -m benchmarks start --llama-server FILE
 
-A first start has an empty cache of derived values (configurations, probes, measured passes); compiled kernels and
-pulled models are kept. Files are in the page cache. A start is ready when `/health` answers 200.
+A first start follows `specinfer models pull` of the model and its draft: no measured passes are known. Compiled kernels
+are kept. Files are in the page cache. A start is ready when `/health` answers 200.
 """
 
 import argparse
@@ -23,7 +23,9 @@ from typing import NamedTuple
 from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local.processes import free_ports
+from specinfer.drafters.draft import draft_group
 from specinfer.hub import resolve_model
+from specinfer.hub.resolve import is_pulled
 from specinfer.model.weights.source import kept_gguf
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.threads import usable_processors
@@ -103,10 +105,15 @@ def measure(model: str, rounds: int, llama_server: Path | None) -> list[str]:
     """Return the table's rows for a model."""
     ours = [sys.executable, "-m", "all_in_one", "--listen", "127.0.0.1:{port}", "--model", model]
     gguf = kept_gguf(resolve_model(model))
+    draft = (draft_group(model) or {}).get("model", model)
+    pulled = [name for name in dict.fromkeys((model, draft)) if is_pulled(name)]
     first, second, theirs = [], [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:
             environment = empty_cache(Path(folder))
+            for name in pulled:
+                command = [sys.executable, "-m", "specinfer.cli", "models", "pull", name]
+                subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
             first.append(start_once(ours, environment))
             second.append(start_once(ours, environment))
         if llama_server is not None and gguf is not None:

@@ -98,6 +98,15 @@ def load_checked(directory: Path, options: RunnerOptions, ranks: "Ranks | None" 
     return ModelRunner(*loaded)
 
 
+def check_ahead(directory: Path) -> None:
+    """Check a GGUF file, so that its first start need not; an error is only logged."""
+    try:
+        with checked_early(directory, RunnerOptions()):
+            pass
+    except (SpecInferError, OSError) as error:
+        log.warning("%s is checked again at its first start: %s", directory.name, error)
+
+
 def _require_right(directory: Path, loaded: LoadedModel, checked: bool) -> None:
     if not checked and not _is_recorded(directory, loaded.executor.name):
         from specinfer.model.probe.check import require_right  # imports the models of transformers

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.running import pull
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import check_ahead, is_checked
 from tests.support.models.gguf_models import write_model_file
 
 HEAVY = ("torch", "transformers", "redis")
@@ -66,6 +69,18 @@ def test_a_known_start_loads_no_torch_and_measures_nothing(model: Path) -> None:
     assert done.stdout.split() == []
     assert "measuring passes" not in done.stderr
     assert "comparing a few layers" not in done.stderr
+
+
+@pytest.mark.native
+def test_a_pulled_file_is_checked_before_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SPECINFER_CACHE", str(tmp_path / "cache"))
+    directory = pull(str(write_model_file(tmp_path / "tiny.gguf")))
+    assert is_checked(directory, RunnerOptions())
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    check_ahead(directory)
+    assert "is checked again at its first start" in caplog.text
 
 
 @pytest.mark.native
