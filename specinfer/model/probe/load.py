@@ -7,7 +7,7 @@ that `transformers` takes to build a model is not returned: 200 MB, and as much 
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.source import LARGE_FILE, kept_gguf
 from specinfer.system.apart import apart
 from specinfer.system.progress import progress
+from specinfer.text.constraints.compiler import compiler_of
+from specinfer.text.tokenizer import Tokenizer, tokenizer_facts
 
 if TYPE_CHECKING:
     from specinfer.model.parallel.ranks import Ranks
@@ -99,10 +101,15 @@ def load_checked(directory: Path, options: RunnerOptions, ranks: "Ranks | None" 
 
 
 def check_ahead(directory: Path) -> None:
-    """Check a GGUF file, so that its first start need not; an error is only logged."""
+    """Check a GGUF file and derive what its first start needs; an error is only logged."""
     try:
         with checked_early(directory, RunnerOptions()):
-            pass
+            tokenizer, config = Tokenizer.load(directory), load_config(directory)
+            tokenizer_facts(directory)
+            tokenizer.text_fingerprint()
+            _ = tokenizer.byte_decoder
+        with suppress(IncompatibleError):  # a tokenizer without constraints
+            compiler_of(tokenizer, config.vocab_size, config.eos_token_ids)
     except (SpecInferError, OSError) as error:
         log.warning("%s is checked again at its first start: %s", directory.name, error)
 
