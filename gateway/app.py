@@ -35,10 +35,8 @@ from gateway.session.limits import longest_request
 from gateway.session.session import Shared
 from gateway.session.token_stream import TokenStreams
 from gateway.settings import RETENTION_SECONDS, GatewaySettings
-from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.protocol import Store
-from gateway.store.redis import RedisStore
 from specinfer.errors import UnavailableError
 from specinfer.hub import model_name, resolve_model
 from specinfer.planning.learned import load_weights
@@ -210,6 +208,9 @@ def open_store(settings: GatewaySettings, gateway_id: str) -> Store:
     """Open the store: in Redis, or in this process for a single gateway."""
     if (path := settings.embedded_store) is not None:
         return EmbeddedStore(gateway_id, RETENTION_SECONDS, settings.max_waiting, path or None)
+    from gateway.store.connection import RedisConnection
+    from gateway.store.redis import RedisStore
+
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
     return RedisStore(connection, gateway_id, RETENTION_SECONDS, settings.max_waiting, settings.lease_seconds)
 

@@ -9,9 +9,8 @@ from pydantic_settings import SettingsConfigDict
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.planning import PLANNERS
-from specinfer.remote.replicas import service_addresses
 from specinfer.scheduling.limits import SchedulerLimits
-from specinfer.service.channel import split_targets
+from specinfer.service.channel import service_addresses, split_targets
 from specinfer.service.settings import Listen, MetricsPort, ProcessSettings, ServiceSettings, as_path
 from specinfer.service.tls import ClientTls, redis_tls
 

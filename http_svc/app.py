@@ -26,7 +26,7 @@ from http_svc.entry import bounds
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.connection import bounded
 from http_svc.entry.middleware import Guard, HttpMetrics
-from http_svc.errors import MESSAGES, ApiError, invalid_body
+from http_svc.errors import MESSAGES, ApiError, invalid_body, still_loading
 from http_svc.handlers import Door
 from http_svc.infill import InfillBody
 from http_svc.items.body import ResponsesBody
@@ -40,6 +40,7 @@ from specinfer.errors import SettingError
 from specinfer.service.channel import split_address
 from specinfer.service.entry_point import start_and_wait_for_signal
 from specinfer.system.open_files import max_connections
+from specinfer.system.progress import LatestWork
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ def build_app(
     registry: CollectorRegistry,
     ending: asyncio.Event,
     shown: CollectorRegistry | None = None,
+    loading: LatestWork | None = None,
 ) -> ASGIApp:
     """Return the application with its routes and middleware.
 
@@ -143,6 +145,7 @@ def build_app(
         registry: registry of the service's metrics.
         ending: set when running calls must end.
         shown: registry served at `/metrics`; None: `registry`.
+        loading: the start of a model in this process; None: there is none.
     """
     metrics, patience = HttpMetrics(registry), Patience(gateways.patience_seconds, for_room=False)
     client = AsyncClient(gateways.addresses, tls=gateways.tls, patience=patience)
@@ -165,11 +168,11 @@ def build_app(
     models = Models(given=settings.model_names)
     callers = CallerKeys(client, models)
     _add_api(app, Door(callers, models, metrics, ending))
-    _add_observation(app, health, shown or registry)
+    _add_observation(app, health, shown or registry, loading)
     add_page(app)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]
     _add_errors(app)
-    guarded = Guard(app, settings, metrics, callers.admit)
+    guarded = Guard(app, settings, metrics, callers.admit, loading)
     if not settings.origins:
         return guarded
     return CORSMiddleware(
@@ -235,9 +238,15 @@ def _add_api(app: FastAPI, door: Door) -> None:
         return await door.watch(request)
 
 
-def _add_observation(app: FastAPI, health: GatewayHealth, registry: CollectorRegistry) -> None:
+def _add_observation(
+    app: FastAPI, health: GatewayHealth, registry: CollectorRegistry, loading: LatestWork | None
+) -> None:
     @app.get("/health", responses=KEYLESS)
     async def answer_health() -> Response:
+        if loading is not None and not loading.ended:
+            refused = still_loading(loading)
+            refused.content |= {"status": "loading", "phase": loading.name, "percent": loading.percent}
+            raise refused
         problem = await health.problem()
         if problem:
             raise ApiError(503, problem, "unavailable", retry_after_s=1.0)

@@ -17,6 +17,7 @@ from starlette.types import Scope
 from specinfer.client import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.errors import Failure
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError, UnavailableError
+from specinfer.system.progress import LatestWork
 
 _Code = grpc.StatusCode
 _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
@@ -77,7 +78,7 @@ class ApiError(HTTPException):
         headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
         super().__init__(status, message, headers)
         kind = "invalid_request_error" if status < 500 else "server_error"
-        self.content = {
+        self.content: dict[str, Any] = {
             "error": {
                 "message": message,
                 "type": _TYPES.get(status, kind),
@@ -97,6 +98,12 @@ class ApiError(HTTPException):
         status, kind = self.status_code, "invalid_request_error" if self.status_code < 500 else "api_error"
         error = {"type": _OTHER_TYPES.get(status, kind), "message": self.content["error"]["message"]}
         return {"type": "error", "error": error}
+
+
+def still_loading(work: LatestWork) -> ApiError:
+    """Return the error of calls while the model is loading."""
+    percent = f", {work.percent} %" if work.percent else ""
+    return ApiError(503, f"the model is loading: {work.name}{percent}", "loading", retry_after_s=1.0)
 
 
 def internal_error(error: Exception) -> ApiError:

@@ -11,7 +11,7 @@ from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.acceptance import find_rule
-from verifier_svc.app import load_runner, make_servicer
+from verifier_svc.app import load_models, load_runner, make_servicer
 from verifier_svc.ranks import follow, layout_of, leading, own_rank
 from verifier_svc.settings import VerifierSettings
 
@@ -44,9 +44,10 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tracer = open_tracer(PROGRAM, settings)
-    runner = await thread.call(load_runner, settings)
+    models = await thread.call(load_models, settings)
+    runner = models.runner
     async with leading(runner.parallel, thread, settings.rank_timeout_seconds):
-        servicer = await make_servicer(settings, thread, runner, registry, tracer)
+        servicer = await make_servicer(settings, thread, models, registry, tracer)
         # a step may start many requests, each with a grammar of many functions
         server = ServiceServer(settings, [SERVICE], max_message_bytes=DEFAULT_MAX_MESSAGE)
         verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]

@@ -2,29 +2,35 @@
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
+from specinfer.drafters.draft import draft_group
+from specinfer.drafters.pools import Flags
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
+from specinfer.model.memory import fitting_cache
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
+from specinfer.options.model_options import AUTO
 from specinfer.request.default_sampling import default_sampling
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
-from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.compiler import Compiler, compiler_of
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
-from specinfer.verification.pass_costs import measure_context, measure_passes, warm_up
+from specinfer.verification.pass_costs import known_costs, warm_up
 from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
-from verifier_svc.ranks import join
-from verifier_svc.resident import ResidentSpeculators
+from verifier_svc.ranks import join, layout_of
+from verifier_svc.resident import LoadedDrafters, ResidentSpeculators, load_drafters_of
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
@@ -37,6 +43,33 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
     """Load the model, or this rank's part of it."""
     options = RunnerOptions.of(settings)  # checks before the model is looked for
     return load_checked(resolve_model(settings.model), options, join(settings))
+
+
+class LoadedModels(NamedTuple):
+    """A verifier's model and its drafters."""
+
+    runner: ModelRunner
+    drafters: LoadedDrafters
+
+
+def load_models(settings: VerifierSettings) -> LoadedModels:
+    """Load the model and, next to it, the drafters of `--draft`.
+
+    With several ranks they are loaded one after the other.
+    """
+    flags = draft_group(settings.model, settings.draft, settings)
+    settings = settings.model_copy(update={"kv_tokens": _tokens(settings, flags)})
+    if layout_of(settings).ranks > 1:
+        return LoadedModels(load_runner(settings), load_drafters_of(settings, flags))
+    with ThreadPoolExecutor(1, "drafts") as beside:
+        drafters = beside.submit(load_drafters_of, settings, flags)
+        return LoadedModels(load_runner(settings), drafters.result())
+
+
+def _tokens(settings: VerifierSettings, flags: Flags | None) -> int | str:
+    """Return `kv_tokens`, or what fits of its default; see `fitting_cache`."""
+    draft = resolve_model(flags["model"]) if flags and flags.get("model") else None
+    return fitting_cache(resolve_model(settings.model), draft, RunnerOptions.of(settings)) or AUTO
 
 
 def build_engine(
@@ -68,7 +101,7 @@ def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
     """Return a compiler of constraints; None if the tokenizer supports none."""
     try:
-        return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
+        return compiler_of(tokenizer, runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
         log.warning("requests with constraints are refused: %s", error)
         return None
@@ -121,35 +154,48 @@ def describe(
     )
 
 
-def _pass_costs(engine: VerifierEngine) -> tuple[list[tuple[int, float]], float]:
-    """Measure the costs of passes and of context, as `describe` needs them."""
+def _pass_costs(engine: VerifierEngine, fingerprint: str) -> tuple[list[tuple[int, float]], float]:
+    """Return the costs of passes and of context, as `describe` needs them; see `known_costs`."""
     warm_up(engine)
-    costs = measure_passes(engine.runner, max_tokens=engine.limits.max_step_tokens)
+    costs = known_costs(engine.runner, fingerprint, engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:
         log.info(
             "pipeline stages were idle for %.0f %% of the measured passes' time",
             100 * parallel.stage_seconds.bubble,
         )
-    return costs, measure_context(engine.runner, costs)
+    return costs
 
 
 async def make_servicer(
     settings: VerifierSettings,
     thread: EngineThread,
-    runner: ModelRunner,
+    models: LoadedModels,
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> VerifierServicer:
-    """Return the servicer for a loaded model; measures passes first."""
-    directory = resolve_model(settings.model)
-    tokenizer = await thread.call(Tokenizer.load, directory)
+    """Return the servicer for a loaded model; an unknown model's passes are measured first.
+
+    Args:
+        settings: settings of the verifier.
+        thread: thread of the engine.
+        models: the loaded model and drafters.
+        registry: gets the verifier's metrics.
+        tracer: exports traces; None: no tracing.
+        tokenizer: the model's tokenizer, if it is loaded already.
+    """
+    directory, runner = resolve_model(settings.model), models.runner
+    if tokenizer is None:
+        tokenizer = await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)
     compiler = _compiler(tokenizer, runner)
     keep_prefixes(settings, runner, identity.model_fingerprint)
     engine = build_engine(settings, runner, compiler)
-    resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
-    costs = await thread.call(_pass_costs, engine)
+    fingerprint = identity.tokenizer_fingerprint
+    resident = await thread.call(ResidentSpeculators.of, models.drafters, runner, fingerprint)
+    fingerprint = identity.model_fingerprint if settings.offload == "none" else ""
+    costs = await thread.call(_pass_costs, engine, fingerprint)
     defaults = common_pb2.SamplingParams(**default_sampling(directory))
     description = describe(settings, engine, identity, *costs, resident.description, defaults)
     metrics = VerifierMetrics(registry, [speculator.name for speculator in description.resident.speculators])

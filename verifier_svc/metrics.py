@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from specinfer.engine.host import HostStep
 from specinfer.engine.local_pool import MemberCounts
-from specinfer.model.parallel.executor import RankMemory, StageSeconds
+from specinfer.model.parallel.layout import RankMemory, StageSeconds
 from specinfer.remote.draft_counts import DraftCounts
 from specinfer.request.statuses import EntryStatus
 from specinfer.service.metrics import (

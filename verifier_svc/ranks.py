@@ -4,6 +4,8 @@ Rank 0 is the verifier that gateways call; the other ranks run the passes that r
 all end. torchrun starts them, on one machine or several, or `verifier_svc.launcher` does on this machine.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -11,15 +13,16 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-import torch
-
-from specinfer.model.parallel.executor import ParallelExecutor
 from specinfer.model.parallel.layout import Layout
-from specinfer.model.parallel.ranks import Ranks
 from specinfer.service.threads import EngineThread
 from specinfer.system.parent_process import end_with_parent
 from verifier_svc.settings import VerifierSettings
+
+if TYPE_CHECKING:
+    from specinfer.model.parallel.executor import ParallelExecutor
+    from specinfer.model.parallel.ranks import Ranks
 
 log = logging.getLogger(__name__)
 _BEATS = 3
@@ -32,13 +35,15 @@ def layout_of(settings: VerifierSettings) -> Layout:
 
 def own_rank() -> int | None:
     """Return this process's rank; None if neither torchrun nor `launch` started it."""
-    return int(os.environ["RANK"]) if torch.distributed.is_torchelastic_launched() else None
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def join(settings: VerifierSettings) -> Ranks | None:
     """Join the group of ranks; return None if there is one rank."""
     if layout_of(settings).ranks == 1:
         return None
+    from specinfer.model.parallel.ranks import Ranks
+
     end_with_parent(signal.SIGKILL)
     return Ranks.join(layout_of(settings), settings.device, settings.rank_timeout_seconds)
 

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
-from specinfer.drafters.draft import draft_group
 from specinfer.drafters.engine import SpeculatorEngine, warm_up
-from specinfer.drafters.pools import load_drafters
+from specinfer.drafters.pools import Flags, load_drafters
 from specinfer.engine.local_pool import LocalPool
 from specinfer.errors import IncompatibleError
 from specinfer.model.runner import ModelRunner
@@ -13,6 +13,25 @@ from specinfer.remote.description import describe
 from specinfer.v1 import speculator_pb2
 from specinfer.verification.jobs import MAX_TOP_K
 from verifier_svc.settings import VerifierSettings
+
+
+class NamedDrafters(NamedTuple):
+    """Drafters that are loaded, and their methods."""
+
+    drafters: SpeculatorEngine
+    methods: list[str]
+
+
+LoadedDrafters: TypeAlias = NamedDrafters | None
+"""None: `--draft none`."""
+
+
+def load_drafters_of(settings: VerifierSettings, flags: Flags | None) -> LoadedDrafters:
+    """Load the drafters of `--draft`, which `flags` name."""
+    if flags is None:
+        return None
+    loaded = load_drafters("draft", flags, settings.for_drafts(settings.model))
+    return NamedDrafters(SpeculatorEngine(list(loaded.values()), idle_seconds=math.inf), list(loaded))
 
 
 class ResidentSpeculators:
@@ -32,20 +51,19 @@ class ResidentSpeculators:
         self.pool = LocalPool(groups, runner.config.hidden_size, runner.config.vocab_size)
 
     @classmethod
-    def load(cls, settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> "ResidentSpeculators":
-        """Load the drafters of `--draft` for a target.
+    def of(cls, loaded: LoadedDrafters, runner: ModelRunner, fingerprint: str) -> "ResidentSpeculators":
+        """Attach loaded drafters to a target.
 
         Args:
+            loaded: result of `load_drafters_of`.
+            runner: the target.
             fingerprint: fingerprint of the target's vocabulary.
         """
-        flags = draft_group(settings.model, settings.draft, settings)
-        if flags is None:
+        if loaded is None:
             return cls(None, (), runner)
-        loaded = load_drafters("draft", flags, settings.for_drafts(settings.model))
-        drafters = SpeculatorEngine(list(loaded.values()), idle_seconds=math.inf)
-        drafters.check_tokenizer(fingerprint)
-        warm_up(drafters)
-        return cls(drafters, list(loaded), runner)
+        loaded.drafters.check_tokenizer(fingerprint)
+        warm_up(loaded.drafters)
+        return cls(loaded.drafters, loaded.methods, runner)
 
     def _check(self, runner: ModelRunner) -> None:
         layers, size = list(self.description.feature_layers), self.description.feature_size

@@ -14,7 +14,7 @@ from benchmarks.synthetic import GREEDY_32, RULE_NAME, WARNING, synthetic_rules
 from benchmarks.tables import head, line
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.options import RunnerOptions, torch_dtype
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.request.sampling import GREEDY
@@ -81,7 +81,7 @@ def random_runner(
         architectures=["LlamaForCausalLM"],
     )
     dtype, device = context.scale.dtype, context.device
-    weights = RandomWeights(config, DTYPES[dtype], device)
+    weights = RandomWeights(config, torch_dtype(dtype), device)
     options = RunnerOptions(dtype=dtype, device=device, executor=executor, kv_tokens=room)
     return ModelRunner.build(from_transformers(config), weights, options), weights
 
@@ -99,7 +99,7 @@ def passes(context: GpuContext) -> Iterator[str]:
         for batch in scale.batches:
             sequences = [read_context(runner, scale.context, seed) for seed in range(batch)]
             entries = batch * scale.context * shape.layers * 2 * shape.heads.kv * shape.heads.width
-            reading = (weights.pass_bytes + entries * DTYPES[scale.dtype].itemsize) / context.bandwidth
+            reading = (weights.pass_bytes + entries * torch_dtype(scale.dtype).itemsize) / context.bandwidth
             one = 0.0
             for nodes in scale.nodes:
                 pass_s, device_s = time_pass(runner, sequences, nodes, context)

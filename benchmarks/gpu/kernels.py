@@ -22,7 +22,7 @@ from specinfer.model.gpu.attention import AttentionPlan, splits_for, tree_attent
 from specinfer.model.gpu.description import describe, exact_bucket
 from specinfer.model.gpu.launch import processors
 from specinfer.model.gpu.layer_kernels import move
-from specinfer.model.options import DTYPES
+from specinfer.model.options import torch_dtype
 
 log = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
@@ -166,7 +166,7 @@ def check(context: GpuContext) -> Iterator[str]:
     Raises:
         WrongKernelError: if an error is too large.
     """
-    dtype = DTYPES[context.scale.dtype]
+    dtype = torch_dtype(context.scale.dtype)
     yield from head(["error", "cache"], "kernel")
     for number, cell in enumerate(context.scale.checks):
         workload = Workload(cell, dtype, context.device, seed=number)
@@ -204,7 +204,7 @@ def bandwidth(context: GpuContext) -> Iterator[str]:
 
 def attention(context: GpuContext) -> Iterator[str]:
     """Yield times of our kernel and of torch's by cell, in microseconds."""
-    dtype = DTYPES[context.scale.dtype]
+    dtype = torch_dtype(context.scale.dtype)
     yield from head(["bound", "kernel", "of the bound", *LIBRARIES, "best library / kernel"], "us")
     for cell in context.scale.cells:
         if context.left <= 0:

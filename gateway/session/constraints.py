@@ -10,7 +10,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.planning.trees import give_matchers
 from specinfer.scheduling.request import RequestState
 from specinfer.text.constraints.checker import Checker
-from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.compiler import Compiler, compiler_of
 from specinfer.text.constraints.constraint import Constraint
 from specinfer.text.tokenizer import Tokenizer
 
@@ -25,11 +25,10 @@ class Constraints:
         self._incompatible = ""
 
     def prepare(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Build the grammar compiler (half a second for 50,000 tokens)."""
-        text = self._tokenizer.to_json()
-        self._checker = Checker(text, vocab_size, eos_token_ids)
+        """Create checker and compiler, which load the vocabulary for the first constraint."""
+        self._checker = Checker(self._tokenizer.to_json, vocab_size, eos_token_ids)
         try:
-            self._compiler = Compiler(text, vocab_size, eos_token_ids)
+            self._compiler = compiler_of(self._tokenizer, vocab_size, eos_token_ids)
         except IncompatibleError as error:
             self._incompatible = str(error)
 

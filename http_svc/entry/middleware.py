@@ -14,12 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from http_svc.entry import bounds
 from http_svc.entry.callers import key_in
-from http_svc.errors import MESSAGES, ApiError
+from http_svc.errors import MESSAGES, ApiError, still_loading
 from http_svc.settings import ApiSettings
 from specinfer.client import Answer, add_up, new_request_id
 from specinfer.service.metrics import TO_MINUTES_S, Declaring, declare_build_info
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE
 from specinfer.system.log_lines import REQUEST_ID, counts_of
+from specinfer.system.progress import LatestWork
 
 access = logging.getLogger("http_svc.access")
 """Logger of a line per call."""
@@ -69,8 +70,13 @@ class Guard:
         settings: ApiSettings,
         metrics: HttpMetrics,
         admit: Callable[[Headers], Awaitable[str]],
+        loading: LatestWork | None = None,
     ) -> None:
-        """Create the guard; `admit` returns a key's name, or raises an `ApiError`."""
+        """Create the guard; `admit` returns a key's name, or raises an `ApiError`.
+
+        While a model is `loading`, calls that need it are refused.
+        """
+        self._loading = loading
         self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._hosts, self._running = settings.hosts, 0
         self._of_key = collections.Counter[str]()
@@ -140,6 +146,8 @@ class Guard:
             reason = f"Host = {host[:_SHOWN]!r}: not an accepted name of this service (--allowed-hosts)"
             return ApiError(421, reason, "wrong_host", "Host")
         if scope["method"] == "POST" or scope["path"].startswith("/v1/"):
+            if self._loading is not None and not self._loading.ended:
+                return still_loading(self._loading)
             max_calls, key = self._settings.max_calls, key_in(headers)
             free, of_key = max_calls - self._running, self._of_key[key] if key else 0
             if free <= 0:

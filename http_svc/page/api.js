@@ -32,7 +32,8 @@ async function call(path, key, options = {}) {
   const response = await fetch(path, { ...options, headers });
   if (!response.ok) {
     const body = await response.json().catch(() => ({}));
-    throw new Error(body.error?.message ?? `${response.status} ${response.statusText}`);
+    const message = body.error?.message ?? `${response.status} ${response.statusText}`;
+    throw Object.assign(new Error(message), { loading: body.error?.code === "loading" });
   }
   return response;
 }

@@ -7,6 +7,7 @@ import { Recording } from "./recording.js";
 import { Turn } from "./turn.js";
 
 const NEAR_PX = 80; // maximum distance from the end at which new text scrolls the page
+const LOADING_MS = 1000; // time between two questions whether the model is loaded
 const PAUSE_MS = 80; // minimum time between two drawings of new steps
 
 const inspector = new Inspector();
@@ -23,6 +24,7 @@ async function showModel() {
     byId("model").textContent = settings.model;
   } catch (error) {
     byId("model").textContent = error.message;
+    if (error.loading) setTimeout(showModel, LOADING_MS);
   }
 }
 

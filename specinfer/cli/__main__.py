@@ -1,6 +1,6 @@
 """`python -m specinfer.cli` is `specinfer`."""
 
-from specinfer.cli.main import main
+from specinfer.cli.entry import main
 
 if __name__ == "__main__":
     main()

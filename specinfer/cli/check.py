@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,11 +10,12 @@ from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.options.shared import TlsFlags
 from specinfer.cli.show import output
 from specinfer.drafters.pools import Flags
-from specinfer.remote.contract import Finding, Outcome, check_contract
-from specinfer.remote.contract.examined import Examined
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import verifier_pb2
+
+if TYPE_CHECKING:
+    from specinfer.remote.contract import Finding
 
 
 def check(
@@ -32,6 +33,9 @@ def check(
 
 async def _check(address: str, tls: ClientTls | None, patience_s: float) -> int:
     """Print each rule's result; return the number of broken rules."""
+    from specinfer.remote.contract import Outcome, check_contract  # imports numpy
+    from specinfer.remote.contract.examined import Examined
+
     broken = 0
     async with open_channel(address, tls) as channel:
         async for finding in check_contract(Examined(address, channel, patience_s)):
@@ -40,7 +44,7 @@ async def _check(address: str, tls: ClientTls | None, patience_s: float) -> int:
     return broken
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: "Finding") -> str:
     return f"{finding.outcome:8}{finding.rule}" + (f": {finding.detail}" if finding.detail else "")
 
 

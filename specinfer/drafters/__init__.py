@@ -1,18 +1,22 @@
 """Drafters turn contexts into token trees, one method per file."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specinfer.drafters.search import References
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.options.model_options import AUTO, DraftOptions
-from specinfer.request.sampling import Sampling
-from specinfer.tree import TokenTree, TreeLimits
+
+if TYPE_CHECKING:  # numpy is not needed to name a drafter
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from specinfer.drafters.search import References
+    from specinfer.request.sampling import Sampling
+    from specinfer.tree import TokenTree, TreeLimits
 
 DRAFTERS = {
     "ssm": "specinfer.drafters.ssm:SsmDrafter",
@@ -60,8 +64,10 @@ class TargetTopK:
     """[nodes, k] the most probable next tokens of each node, best first."""
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
+    def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> TargetTopK:
         """Build the predictions from flat lists."""
+        import numpy as np
+
         nodes, ids = len(token_ids), len(top_k)
         if not nodes or not ids or ids % nodes:
             raise InvalidInputError(
@@ -137,7 +143,7 @@ class DrafterOptions(DraftOptions):
     executor: str = AUTO
 
     @classmethod
-    def read(cls, flags: Mapping[str, str]) -> "DrafterOptions":
+    def read(cls, flags: Mapping[str, str]) -> DrafterOptions:
         """Build options from texts by name, with dashes or underscores."""
         values: dict[str, str | int | float | bool] = {}
         defaults = {field.name: field.default for field in fields(cls)}
@@ -162,7 +168,7 @@ class Drafter(Protocol):
     """
 
     @classmethod
-    def from_options(cls, options: DrafterOptions) -> "Drafter":
+    def from_options(cls, options: DrafterOptions) -> Drafter:
         """Load what the drafter needs."""
 
     @property

@@ -17,7 +17,7 @@ from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
-from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.options import RunnerOptions, torch_dtype
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -95,7 +95,7 @@ class EagleRunner(LevelsRunner):
         backend, in_format = backend_and_weights(weights.config, whole, options)
         if backend.name != "native":
             return super().build(weights, options)
-        dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
+        dtype, blocks = torch_dtype(options.dtype), blocks_for(options.kv_tokens)
         return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ from specinfer.tree import TokenTree, TreeLimits, depth_limit
 
 log = logging.getLogger(__name__)
 _NAME = "warm-up"
-_SIZES = (2, 4, 8, 16)
+_SIZES = (4, 12)
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _FIRST_DELTA, _LATER_DELTA = 8, 2
 """Context tokens in the warm-up's first step, and in each later step."""

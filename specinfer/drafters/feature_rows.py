@@ -16,11 +16,12 @@ from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, Fea
 from specinfer.drafters.checkpoint import load_trained
 from specinfer.drafters.growth import GrowingDrafter, growth_task, runner_options, shape_of
 from specinfer.drafters.published.tensors import PublishedSource
+from specinfer.model.arrays import as_tensor
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence, blocks_for
 from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.options import DTYPES, RunnerOptions, check_torch
+from specinfer.model.options import RunnerOptions, check_torch, torch_dtype
 from specinfer.tree import TokenTree, TreeLimits
 
 
@@ -34,7 +35,7 @@ class RowRunner(ABC):
     def build(cls, weights: DraftWeights, options: RunnerOptions) -> Self:
         """Combine layers and cache."""
         blocks = blocks_for(options.kv_tokens)
-        return cls(DraftStack(weights, DTYPES[options.dtype], options.device, blocks), blocks)
+        return cls(DraftStack(weights, torch_dtype(options.dtype), options.device, blocks), blocks)
 
     @abstractmethod
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
@@ -104,7 +105,7 @@ class FeatureRowsDrafter(GrowingDrafter[RowsTask]):
             self._runner.cache.release(cached.sequence)
 
     def _grow(self, tasks: list[RowsTask]) -> list[TokenTree]:
-        return self._runner.grow(tasks, self._shape, self._token_ids)
+        return self._runner.grow(tasks, self._shape, as_tensor(self._token_ids))
 
     def _task(self, job: DraftJob) -> RowsTask | None:
         """Return a job's new rows and tree limits; None without new rows."""

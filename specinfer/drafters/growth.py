@@ -1,14 +1,15 @@
 """Base of drafters whose trees grow: options, tasks and batches."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-import torch
-
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.errors import ExhaustedError, SettingError, SpecInferError
+from specinfer.model.arrays import Array, as_ids
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
@@ -25,11 +26,11 @@ PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
 class GrowingDrafter(ABC, Generic[T]):
     """Drafter whose trees grow together, from a task of each request."""
 
-    def __init__(self, description: DrafterDescription, shape: GrowthShape, token_ids: torch.Tensor) -> None:
+    def __init__(self, description: DrafterDescription, shape: GrowthShape, token_ids: Array) -> None:
         """Create the drafter; `token_ids`: [draft vocabulary] target token of each draft token."""
         self._shape = shape
         self.description = replace(description, draws=shape.kind is not ProposalKind.POINT)
-        self._token_ids = token_ids.to(torch.int32, copy=True)  # type that the kernels read
+        self._token_ids = as_ids(token_ids).copy()
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         results: dict[int, TokenTree | SpecInferError] = {}

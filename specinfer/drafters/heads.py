@@ -26,10 +26,11 @@ from specinfer.drafters.heads_layers import (
     MedusaSource,
     tensors_of_target,
 )
+from specinfer.model.arrays import as_tensor
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.levels import grow_edges, grow_levels
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.options import DTYPES, RunnerOptions, check_torch
+from specinfer.model.options import RunnerOptions, check_torch, torch_dtype
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import open_weights
@@ -52,7 +53,7 @@ class HeadsRunner:
     ) -> "HeadsRunner":
         """Combine the heads with tensors of their target."""
         check_torch(options, "heads", "are")
-        dtype = DTYPES[options.dtype]
+        dtype = torch_dtype(options.dtype)
         kind, markov = type(source), source.markov
         tensors = {**source.tensors, **tensors_of_target(kind, config, target, source.token_ids, markov)}
         parts = Parts(config, tensors, dtype, options.device)
@@ -118,7 +119,7 @@ class HeadsDrafter(GrowingDrafter[tuple[NDArray[np.int16], GrowthTask]]):
 
     def _grow(self, tasks: list[tuple[NDArray[np.int16], GrowthTask]]) -> list[TokenTree]:
         states = torch.from_numpy(np.stack([state for state, _ in tasks])).view(torch.bfloat16)
-        return self._runner.grow([task for _, task in tasks], states, self._shape, self._token_ids)
+        return self._runner.grow([task for _, task in tasks], states, self._shape, as_tensor(self._token_ids))
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
         """Return the limits, restricted to trees that these heads can draft."""

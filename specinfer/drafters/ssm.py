@@ -3,18 +3,21 @@
 `specinfer.model.drafting.expansion` grows the trees.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.checkpoint import load_trained
 from specinfer.drafters.growth import GrowingDrafter, growth_task, runner_options, shape_of
 from specinfer.drafters.vocabulary import TrafficVocabulary, drafted_tokens
 from specinfer.hub import resolve_model
+from specinfer.model.arrays import Array
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
@@ -44,7 +47,7 @@ class SsmDrafter(GrowingDrafter[GrowthTask]):
         runner: ModelRunner,
         description: DrafterDescription,
         shape: GrowthShape,
-        token_ids: torch.Tensor | None = None,
+        token_ids: Array | None = None,
         pinned: Iterable[int] = (),
     ) -> None:
         """Create the drafter.
@@ -53,14 +56,14 @@ class SsmDrafter(GrowingDrafter[GrowthTask]):
             token_ids: [draft vocabulary] target token of each draft token; None: the same ids.
             pinned: tokens of a trimmed head that `TrafficVocabulary` never replaces.
         """
-        ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
+        ids = token_ids if token_ids is not None else np.arange(runner.config.vocab_size)
         super().__init__(description, shape, ids)
         self._runner = runner
         self._vocabulary = TrafficVocabulary(ids.tolist(), pinned) if runner.head else None
         self._sequences: dict[str, KVSequence] = {}
 
     @classmethod
-    def from_options(cls, options: DrafterOptions) -> "SsmDrafter":
+    def from_options(cls, options: DrafterOptions) -> SsmDrafter:
         """Load the model."""
         shape = shape_of(options)
         directory = resolve_model(options.model)
@@ -79,10 +82,10 @@ class SsmDrafter(GrowingDrafter[GrowthTask]):
             runner.config.max_positions,
         )
         added = tokenizer_facts(directory).added_ids
-        return cls(runner, description, shape, torch.tensor(token_ids) if token_ids else None, added)
+        return cls(runner, description, shape, np.array(token_ids) if token_ids else None, added)
 
     @classmethod
-    def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
+    def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> SsmDrafter:
         """Load a trained SSM, with the target's embeddings and tokenizer."""
         trained = load_trained(options, DraftModel)
         draft = trained.draft
@@ -112,7 +115,7 @@ class SsmDrafter(GrowingDrafter[GrowthTask]):
         if len(self._vocabulary.missing) >= (1 if reads else _SWAPPED_AT_ONCE):
             changed = self._vocabulary.swap()
             self._runner.head.replace(changed)
-            self._token_ids[list(changed)] = torch.tensor([*changed.values()], dtype=torch.int32)
+            self._token_ids[list(changed)] = [*changed.values()]
 
     def _task(self, job: DraftJob) -> GrowthTask:
         """Find the request's cache; reserve space for context and tree."""

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,9 +19,9 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.options import LLMOptions
+from specinfer.model.memory import fitting_cache
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
-from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
@@ -32,12 +33,12 @@ from specinfer.request.default_sampling import default_sampling
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
-from specinfer.text.constraints.compiler import Compiler
+from specinfer.text.constraints.compiler import Compiler, compiler_of
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.verification.acceptance import find_rule
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
-from specinfer.verification.pass_costs import measure_context, measure_passes
+from specinfer.verification.pass_costs import known_costs
 
 log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., object]
@@ -66,9 +67,14 @@ def build_engine(
     tokenizer.parse_special_tokens = options.parse_special_tokens
     runner, close = _runner(directory, options)
     try:
-        _keep_prefixes(runner, directory, tokenizer, options)
+        fingerprint = model_fingerprint(
+            directory, tokenizer.text_fingerprint(), options.dtype, runner.weights.blocks, options.kv_type
+        )
+        _keep_prefixes(runner, fingerprint, options)
         groups = [_drafters(spec, model, options) for spec in specs]
-        engine = assemble(runner, tokenizer, groups, options)
+        engine = assemble(
+            runner, tokenizer, groups, options, None, fingerprint if options.offload == "none" else ""
+        )
     except BaseException:
         close()
         raise
@@ -89,12 +95,14 @@ def assemble(
     groups: Sequence[Mapping[str, Drafter]],
     options: LLMOptions,
     curve: PassCurve | None = None,
+    fingerprint: str = "",
 ) -> LocalEngine:
     """Build the engine of a loaded model.
 
     Args:
         groups: drafters by name; the drafters of a group share contexts and draft one after another.
-        curve: seconds of a pass by its number of tokens; None: measure this, for about a second.
+        curve: seconds of a pass by its number of tokens; None: see `known_costs`.
+        fingerprint: fingerprint of the model's files and formats, for `known_costs`.
 
     Raises:
         IncompatibleError: if a drafter has another tokenizer than the model.
@@ -110,8 +118,8 @@ def assemble(
     limits = _limits(verifier, options)
     context_s = 0.0
     if curve is None:
-        costs = measure_passes(runner, max_tokens=limits.max_step_tokens)
-        curve, context_s = PassCurve(costs), measure_context(runner, costs)
+        costs, context_s = known_costs(runner, fingerprint, limits.max_step_tokens)
+        curve = PassCurve(costs)
     budget = derive_budget(
         curve,
         limits.max_batch,
@@ -149,23 +157,23 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     runner_options = RunnerOptions.of(options)
     if layout.ranks == 1:
         limit_threads()
-        return load_checked(directory, runner_options), lambda: None
+        fitting = replace(runner_options, kv_tokens=fitting_cache(directory, None, runner_options))
+        return load_checked(directory, fitting), lambda: None
     if layout.stages > 1:
         log.info(
             "with pipeline stages, rounding depends on the number of tokens in a pass, so speculation may change "
             "the choice among nearly equally probable tokens"
         )
+    from specinfer.model.parallel.local import LocalRanks
+
     ranks = LocalRanks(directory, runner_options, layout)
     return ranks.runner, ranks.close
 
 
-def _keep_prefixes(runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions) -> None:
+def _keep_prefixes(runner: ModelRunner, fingerprint: str, options: LLMOptions) -> None:
     """Open the prefix cache's directory, if set."""
     if not options.prefix_cache_directory:
         return
-    fingerprint = model_fingerprint(
-        directory, tokenizer.text_fingerprint(), options.dtype, runner.weights.blocks, options.kv_type
-    )
     limit = options.prefix_cache_megabytes * 1_000_000
     runner.keep_prefixes(Path(options.prefix_cache_directory).expanduser(), fingerprint, limit)
 
@@ -181,7 +189,7 @@ def _verifier(
         idle_seconds=math.inf,
     )
     try:
-        compiler = Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
+        compiler = compiler_of(tokenizer, runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
         log.info("%s; requests with constraints are refused", error)
         compiler = None

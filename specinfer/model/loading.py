@@ -1,11 +1,11 @@
 """Loads a model from a directory, or from configuration and weights."""
 
+from __future__ import annotations
+
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError, naming
 from specinfer.model.backends import Backend, Work, choose_backend, refusal
@@ -20,22 +20,23 @@ from specinfer.model.formats.weights_in_format import (
     formats_of_parameters,
 )
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_numbers
-from specinfer.model.parallel.executor import parallel_executor
-from specinfer.model.parallel.ranks import Ranks
-from specinfer.model.torch.parts import Weights
+from specinfer.model.options import RunnerOptions, check_kv_type, check_numbers, torch_dtype
 from specinfer.model.weights.account import HEAD, check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.config_files import from_transformers, load_transformers_config
+from specinfer.model.weights.config_files import load_config, load_transformers_config
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.gguf_weights import GgufWeights
-from specinfer.model.weights.interfaces import BlockWeights
+from specinfer.model.weights.interfaces import BlockWeights, Weights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import TrimmedHead, trimmed
 from specinfer.options.model_options import AUTO
+from specinfer.system.json_files import read_json
 from specinfer.system.machine import available_memory
+
+if TYPE_CHECKING:
+    from specinfer.model.parallel.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -64,35 +65,36 @@ def load_model(
 
 
 def _load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None, accounted: bool) -> LoadedModel:
-    hf, generation = load_transformers_config(directory)
     if adapter := next(directory.glob("adapter_*"), None):
         raise IncompatibleError(f"{adapter}: adapters are not applied; merge this one into the weights")
     if options.executor != "generic":
         try:
-            config = _own_config(hf, generation, options)
+            config = _own_config(directory, options)
         except IncompatibleError as error:
             if options.executor != "auto" or ranks is not None:
                 raise
             log.warning("%s; using the generic executor", error)
         else:
-            if config.max_positions < (getattr(hf, "max_position_embeddings", None) or 0):
-                log.warning(
-                    "model_type = %r: served up to %d positions (rope_type = 'longrope')",
-                    *(hf.model_type, config.max_positions),
-                )
             weights = _open_weights(directory, options)
             options = _with_tokens(options, config, directory)
             if not accounted:
+                hf, _ = load_transformers_config(directory)
                 check_tensors(hf, config, in_llama_names(config, weights))
-            return build_model(config, weights, options, ranks)
+            return build_model(config, weights, options, ranks, accounted)
     if ranks is not None:
         raise SettingError("executor", options.executor, "must be auto or torch if ranks share a model")
-    return _load_generic(directory, hf, generation, options)
+    return _load_generic(directory, *load_transformers_config(directory), options)
 
 
-def _own_config(hf: Any, generation: Any | None, options: RunnerOptions) -> ModelConfig:
-    config = from_transformers(hf, generation)
-    if options.executor == "auto" and (reason := refusal(config, DTYPES[options.dtype], options.device)):
+def _own_config(directory: Path, options: RunnerOptions) -> ModelConfig:
+    config = load_config(directory)
+    stated = read_json(directory / "config.json").get("max_position_embeddings")
+    if isinstance(stated, int) and config.max_positions < stated:
+        log.warning(
+            "model_type = %r: served up to %d positions (rope_type = 'longrope')",
+            *(config.family, config.max_positions),
+        )
+    if options.executor == "auto" and (reason := refusal(config, options.dtype, options.device)):
         raise IncompatibleError(reason)
     return config
 
@@ -111,11 +113,15 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
 
 
 def build_model(
-    config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
+    config: ModelConfig,
+    weights: Weights,
+    options: RunnerOptions,
+    ranks: Ranks | None = None,
+    accounted: bool = False,
 ) -> LoadedModel:
     """Build a model from its configuration and weights.
 
-    If `ranks` share the model, all of them must call this function at the same time.
+    If `ranks` share the model, all of them must call this function at the same time. `accounted` is as in `load_model`.
     """
     if options.layers is not None:
         config = config.first_layers(options.layers)
@@ -123,7 +129,7 @@ def build_model(
         config = replace(config, vocab_size=len(options.token_ids), tied_embeddings=False)
     config = _known_to_parts(config, options, ranks)
     window = _window(config, options)
-    if isinstance(weights, GgufWeights):
+    if isinstance(weights, GgufWeights) and not accounted:
         check_rope(config, weights)
     if ranks is not None:
         _check_shared(options)
@@ -164,13 +170,15 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
         raise IncompatibleError(
             f"quant_method = {method!r}: not supported for model_type = {hf.model_type!r}"
         )
-    return wrap_model(load_whole(directory, hf.model_type, DTYPES[options.dtype]), hf, options, generation)
+    return wrap_model(
+        load_whole(directory, hf.model_type, torch_dtype(options.dtype)), hf, options, generation
+    )
 
 
 def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -> RunnerOptions:
     if options.kv_tokens != AUTO_TOKENS:
         return options
-    if torch.device(options.device).type != "cpu":
+    if options.device != "cpu":
         raise SettingError(
             "kv_tokens",
             "auto",
@@ -179,7 +187,7 @@ def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -
     gguf = kept_gguf(directory)
     files = [gguf] if gguf is not None else directory.glob("*.safetensors")
     weights = sum(file.stat().st_size for file in files)
-    bytes_of_token = token_bytes(config, DTYPES[options.dtype], options.kv_type)
+    bytes_of_token = token_bytes(config, options.dtype, options.kv_type)
     tokens = fitting_tokens(available_memory(), weights, bytes_of_token, config.max_positions)
     log.info("kv_tokens = auto: the cache has %d tokens of %.1f kB", tokens, bytes_of_token / 1e3)
     return replace(options, kv_tokens=tokens)
@@ -223,12 +231,15 @@ def _check_shared(options: RunnerOptions) -> None:
 def _executor(
     config: ModelConfig, weights: Weights, options: RunnerOptions, num_blocks: int, ranks: Ranks | None
 ) -> tuple[Executor, WeightsInFormat]:
-    dtype = DTYPES[options.dtype]
+    dtype = options.dtype
     if ranks is not None:
         in_format = WeightsInFormat(
             in_llama_names(config, weights), find_format(options.weights), "torch", dtype
         )
-        return parallel_executor(ranks, config, in_format, dtype, num_blocks, options.executor), in_format
+        from specinfer.model.parallel.executor import parallel_executor
+
+        whole = (torch_dtype(dtype), num_blocks, options.executor)
+        return parallel_executor(ranks, config, in_format, *whole), in_format
     backend, in_format = backend_and_weights(config, weights, options)
     store = open_store(options.offload, options.device, options.offload_directory)
     work = Work(
@@ -241,7 +252,7 @@ def backend_and_weights(
     config: ModelConfig, weights: Weights, options: RunnerOptions
 ) -> tuple[Backend, WeightsInFormat]:
     """Return the backend for a model, and the weights in its format."""
-    dtype, chosen = DTYPES[options.dtype], find_format(options.weights)
+    dtype, chosen = options.dtype, find_format(options.weights)
     backend = choose_backend(options.executor, config, chosen, dtype, options.device)
     check_kv_type(options, backend.name)
     preferred = find_format(options.numbers_as)
@@ -249,6 +260,8 @@ def backend_and_weights(
     if not asked and not backend.runs(config, preferred, dtype, options.device):
         chosen = preferred
     named = in_llama_names(config, weights)
+    if isinstance(weights, GgufWeights):
+        weights.in_numpy = backend.name == "native" and weights.plain and named is weights
     if options.token_ids:
         named = trimmed(named, options.token_ids)
     return backend, WeightsInFormat(named, chosen, backend.name, dtype, asked)

@@ -1,19 +1,23 @@
 """Defines and checks the options for loading and running a model."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, fields
 from typing import Any
-
-import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.backends import BACKENDS, candidates
 from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.formats.base import NumberFormat
 from specinfer.model.formats.registry import find_format
+from specinfer.model.lazy_torch import torch
 from specinfer.options.model_options import AUTO, CACHE_TOKENS, PassOptions, check_values
-from specinfer.options.model_options import DTYPES as DTYPE_NAMES
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's type of a value of `--dtype`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class RunnerOptions(PassOptions):
         _check_device(self.device)
 
     @classmethod
-    def of(cls, options: object, **more: Any) -> "RunnerOptions":
+    def of(cls, options: object, **more: Any) -> RunnerOptions:
         """Return the options of the same names in another class, and `more`."""
         given = {f.name: getattr(options, f.name) for f in fields(cls) if hasattr(options, f.name)} | more
         if given.get("kv_tokens") == AUTO:
@@ -54,7 +58,7 @@ class RunnerOptions(PassOptions):
 
 
 def check_kv_type(options: RunnerOptions, executor: str) -> None:
-    if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
+    if not BACKENDS[executor].stores(options.kv_type, options.dtype):
         reason = f"must be auto for the {executor} executor in {options.dtype}; others need --executor native"
         raise SettingError("kv_type", options.kv_type, reason)
 
@@ -90,6 +94,8 @@ def _check_weights(options: RunnerOptions) -> None:
 
 
 def _check_device(name: str) -> None:
+    if name == "cpu":
+        return
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts

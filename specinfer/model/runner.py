@@ -1,33 +1,39 @@
 """Runs passes of one model with its cache."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import torch
 
 from specinfer.errors import ExhaustedError, SettingError
+from specinfer.model.arrays import Array, as_tensor
 from specinfer.model.batch import PassFeatures, Segment, flatten
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
-from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
-from specinfer.model.executor import Executor, RecurrentExecutor, TorchExecutor
+from specinfer.model.executor import Executor, Logits, RecurrentExecutor
 from specinfer.model.formats.weights_in_format import NOT_COUNTED, WeightFormats
+from specinfer.model.lazy_torch import torch
 from specinfer.model.loading import build_model, wrap_model
 from specinfer.model.options import RunnerOptions
-from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
-from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.parallel.layout import RankMemory
 from specinfer.model.sampling.choices import Chooser
-from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Weights
 from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.tree import TokenTree
+
+if TYPE_CHECKING:
+    from specinfer.model.parallel.executor import ParallelExecutor
+    from specinfer.model.parallel.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -53,30 +59,31 @@ class ModelRunner:
         self._reference_logged = False
 
     @classmethod
-    def wrap(
-        cls, model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None
-    ) -> "ModelRunner":
+    def wrap(cls, model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None) -> ModelRunner:
         """Run a `transformers` model object with the generic executor."""
         return cls(*wrap_model(model, hf, options, generation))
 
     @classmethod
     def build(
         cls, config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
-    ) -> "ModelRunner":
+    ) -> ModelRunner:
         return cls(*build_model(config, weights, options, ranks))
 
     @property
     def parallel(self) -> ParallelExecutor | None:
         """Executor of a model divided among ranks; None: there is one rank."""
-        return self._executor if isinstance(self._executor, ParallelExecutor) else None
+        return self._executor if _is_parallel(self._executor) else None
 
     @property
     def memory(self) -> list[RankMemory]:
         """Memory of each rank; empty if the executor does not report memory."""
-        executor = self._executor
-        if isinstance(executor, TorchExecutor):
-            return [RankMemory(executor.weight_bytes, executor.cache_bytes)]
-        return executor.memory if isinstance(executor, ParallelExecutor) else []
+        if self.executor_name != "torch":
+            return []
+        from specinfer.model.torch.executor import TorchExecutor
+
+        if isinstance(self._executor, TorchExecutor):
+            return [RankMemory(self._executor.weight_bytes, self._executor.cache_bytes)]
+        return self._executor.memory if _is_parallel(self._executor) else []
 
     @property
     def cache_bytes(self) -> int:
@@ -110,7 +117,6 @@ class ModelRunner:
     def open(self, scope: str = "") -> KVSequence:
         return self.cache.open(scope)
 
-    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Run one pass over all segments.
 
@@ -119,9 +125,13 @@ class ModelRunner:
         Returns:
             Per segment the float32 logits [R, V]: a row after the last delta token if `want_last`, then one per node.
         """
-        return self._run(segments, self.features.layers)[0]
+        return list(map(as_tensor, self.run(segments)))
 
-    @torch.inference_mode()
+    def run(self, segments: Sequence[Segment]) -> list[Logits]:
+        """Run one pass like `forward`; return the executor's own logits."""
+        with self._inference():
+            return self._run(segments, self.features.layers)[0]
+
     def forward_with_features(
         self, segments: Sequence[Segment], layers: Sequence[int]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -130,7 +140,9 @@ class ModelRunner:
         The states are bfloat16 [tokens, len(layers), hidden], after `layers` layers each. `layers` must ascend.
         """
         self.check_layers(layers)
-        return self._run(segments, tuple(layers))
+        with self._inference():
+            logits, features = self._run(segments, tuple(layers))
+        return list(map(as_tensor, logits)), features
 
     def keep_features(self, layers: Sequence[int]) -> None:
         """Store states after these layers in `features` from now on; empty: stop."""
@@ -158,7 +170,7 @@ class ModelRunner:
 
     def _run(
         self, segments: Sequence[Segment], layers: tuple[int, ...]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    ) -> tuple[list[Logits], list[torch.Tensor]]:
         self._reserve(segments)
         batch = flatten(segments)
         if layers:
@@ -180,25 +192,29 @@ class ModelRunner:
             self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
         return [logits[start:stop] for start, stop in batch.logit_spans], features
 
-    @torch.inference_mode()
-    def grow(
-        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: Array) -> list[TokenTree]:
         """Add each task's delta to its context, and grow its tree.
 
         Tree nodes do not stay in the cache. `shape.scored_nodes` nodes must be reserved.
         """
         if isinstance(self._executor, Grower) and self._grows(self._executor, tasks, shape):
-            trees = self._executor.grow(tasks, shape, token_ids)
+            with self._inference():
+                trees = self._executor.grow(tasks, shape, token_ids)
             for task in tasks:
                 self.cache.append(task.sequence, task.delta)
                 self.cache.trim(task.sequence)
             return trees
+        from specinfer.model.drafting.expansion import ReferenceGrowth
+
         try:
-            return ReferenceGrowth(self.forward, shape, token_ids).grow(tasks)
+            return ReferenceGrowth(self.forward, shape, as_tensor(token_ids)).grow(tasks)
         finally:
             for task in tasks:
                 self.cache.commit(task.sequence, ())
+
+    def _inference(self) -> AbstractContextManager[object]:
+        """Return torch's inference mode, or nothing for the kernels."""
+        return nullcontext() if self.executor_name == "native" else torch.inference_mode()
 
     def _grows(self, grower: Grower, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
         if grower.can_grow(tasks, shape):
@@ -221,3 +237,7 @@ class ModelRunner:
             for segment in segments:
                 self.cache.trim(segment.sequence)
             raise
+
+
+def _is_parallel(executor: Executor) -> TypeGuard[ParallelExecutor]:
+    return executor.name == "torch" and hasattr(executor, "stage_seconds")

@@ -4,37 +4,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from specinfer.errors import SettingError
 from specinfer.remote.drafts import DraftStream
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.entries import StepEntry
-from specinfer.service.channel import check_target, resolve, split_address
+from specinfer.service.channel import replica_addresses, resolve
 from specinfer.service.stream import Channel, MessageStream
 from specinfer.v1 import speculator_pb2_grpc
-
-
-def service_addresses(text: str) -> list[str]:
-    """Split a setting into services at commas; replicas stay joined by `|`."""
-    services = [part.strip() for part in text.split(",") if part.strip()]
-    for service in services:
-        _check(service)
-    return services
-
-
-def replica_addresses(service: str) -> list[str]:
-    """Split a service into its replicas' addresses, without DNS lookups."""
-    return [replica.strip() for replica in service.split("|")]
-
-
-def _check(service: str) -> None:
-    replicas = replica_addresses(service)
-    for replica in replicas:
-        if len(replicas) > 1:
-            split_address("speculators", replica)
-        else:
-            check_target("speculators", replica)
-    if len(set(replicas)) < len(replicas):
-        raise SettingError("speculators", service, "must not name a replica twice")
 
 
 class ReplicaShares:

@@ -121,3 +121,27 @@ async def resolve(entries: list[str]) -> list[str]:
 
 def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def service_addresses(text: str) -> list[str]:
+    """Split a setting into services at commas; replicas stay joined by `|`."""
+    services = [part.strip() for part in text.split(",") if part.strip()]
+    for service in services:
+        _check_service(service)
+    return services
+
+
+def replica_addresses(service: str) -> list[str]:
+    """Split a service into its replicas' addresses, without DNS lookups."""
+    return [replica.strip() for replica in service.split("|")]
+
+
+def _check_service(service: str) -> None:
+    replicas = replica_addresses(service)
+    for replica in replicas:
+        if len(replicas) > 1:
+            split_address("speculators", replica)
+        else:
+            check_target("speculators", replica)
+    if len(set(replicas)) < len(replicas):
+        raise SettingError("speculators", service, "must not name a replica twice")

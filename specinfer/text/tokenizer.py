@@ -8,15 +8,17 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.system.derived import code_digest, derived, texts_digest
 from specinfer.text.byte_decoder import BYTES, ByteDecoder, read_decoder
 from specinfer.text.chat.forms import HARMONY, HARMONY_MARKS, TEXT_MARKS, ChatForm, ends_in_reasoning
 from specinfer.text.chat.hidden import without_halves
@@ -56,6 +58,8 @@ class Tokenizer:
         self._fast, self._specials = fast, dict(specials)
         self._chat = self._own_chat = ChatTemplate(chat_template, specials)
         self._bytes: dict[int, bytes] = {}
+        self._files = ""
+        """Hash of the files from which the tokenizer was read; empty: there are none."""
         self.parse_special_tokens = False
         """True: names of special tokens in a conversation's texts become special tokens."""
 
@@ -72,6 +76,7 @@ class Tokenizer:
             raise IncompatibleError(f"{path}: cannot be read as a tokenizer: {error}") from error
         add_tokens(fast, config)
         loaded = cls(fast, stored_templates(directory, config), special_tokens(config))
+        loaded._files = texts_digest(directory)
         if problem := loaded.chat_problem:
             log.warning(
                 "the model's chat template cannot be read: conversations will be refused: %s", problem
@@ -128,13 +133,23 @@ class Tokenizer:
 
     def fingerprint(self) -> str:
         """Return a hash of all tokens and their ids."""
-        return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
+        return self.derived(
+            "vocabulary", lambda: vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
+        )
 
     def text_fingerprint(self) -> str:
         """Return a hash of all stages, special tokens and chat templates.
 
         Equal hashes mean equal token ids for all texts and conversations.
         """
+        return self.derived("text", self._hash_of_text)
+
+    def derived(self, name: str, compute: Callable[[], str]) -> str:
+        """Return a text that follows from the tokenizer's files: computed once per directory."""
+        parts = [name, self._files, code_digest(Path(__file__).parent), version("tokenizers")]
+        return str(derived("tokenizers", parts, compute) if self._files else compute())
+
+    def _hash_of_text(self) -> str:
         stages = json.loads(self.to_json())
         chat = self._own_chat.texts
         if chat.keys() <= {"default"}:  # the hash must not depend on how a single template is stored
@@ -264,14 +279,17 @@ class Tokenizer:
     @cached_property
     def byte_decoder(self) -> ByteDecoder | None:
         """Converter of tokens to bytes; None if the decoder depends on neighbours."""
-        rules = read_decoder(json.loads(self.to_json())["decoder"])
+        rules = read_decoder(self._decoder)
         return None if rules is None else ByteDecoder(self._fast.id_to_token, self.special_ids, rules)
 
     @cached_property
     def _has_byte_level(self) -> bool:
         """True if each character of a token's name encodes one byte."""
-        decoder = json.loads(self.to_json())["decoder"]
-        return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
+        return '"type":"ByteLevel"' in json.dumps(self._decoder, separators=(",", ":"))
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return json.loads(self.derived("decoder", lambda: json.dumps(json.loads(self.to_json())["decoder"])))
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
@@ -304,5 +322,11 @@ def tokenizer_facts(directory: Path) -> TokenizerFacts:
 @lru_cache(maxsize=8)
 def _facts(directory: Path, changed_ns: int) -> TokenizerFacts:
     """Read a tokenizer; `changed_ns`, its modification time, is a cache key."""
-    loaded = Tokenizer.load(directory)
-    return TokenizerFacts(loaded.fingerprint(), loaded.added_ids)
+
+    def read() -> tuple[str, list[int]]:
+        loaded = Tokenizer.load(directory)
+        return loaded.fingerprint(), sorted(loaded.added_ids)
+
+    parts = ["facts", texts_digest(directory), code_digest(Path(__file__).parent), version("tokenizers")]
+    fingerprint, added_ids = derived("tokenizers", parts, read)
+    return TokenizerFacts(fingerprint, frozenset(added_ids))

@@ -17,7 +17,6 @@ from torch import nn
 from specinfer.drafters.heads_layers import output_head
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.torch.layer import LAYER_MODULES, Attend
-from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig, shape_fields
 from specinfer.model.weights.config_files import load_config
@@ -28,6 +27,7 @@ from specinfer.model.weights.draft_checkpoint import (
     load_ssm,
 )
 from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.interfaces import Weights
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.training.run import layer_numbers
 

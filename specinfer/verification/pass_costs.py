@@ -9,10 +9,14 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, product
 from statistics import median
 
+from specinfer.model.arrays import as_floats
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.model.threads import pass_threads
 from specinfer.request.sampling import GREEDY, Sampling
+from specinfer.system.derived import derived_path, store_value, stored_value
+from specinfer.system.machine import processor_name
 from specinfer.system.progress import progress
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
@@ -50,16 +54,47 @@ _AGAIN = 3
 
 _LONG_CONTEXT, _MIN_LONG_CONTEXT = 4096, 1024
 """Number of context tokens for measuring the cost of context: preferred, minimum."""
-_ROWS_OF_CONTEXT, _ROUNDS_OF_CONTEXT = 16, 3
+_ROWS_OF_CONTEXT, _ROUNDS_OF_CONTEXT = 16, 2
 """Maximum rows of passes after a long context, and number of passes."""
 
 Costs = dict[int, float]
 """Number of rows -> seconds of a pass."""
 
 
+def known_costs(
+    runner: ModelRunner, fingerprint: str, max_tokens: int = _SIZES[-1]
+) -> tuple[list[tuple[int, float]], float]:
+    """Return (rows, seconds) of passes, and the seconds that a context token adds to a row.
+
+    They are measured once for a model, kernels, processor and number of threads; times that fall with more rows are not
+    kept.
+
+    Args:
+        runner: the model.
+        fingerprint: fingerprint of the model's files and formats; empty: measure at every start.
+        max_tokens: see `measure_passes`.
+    """
+
+    def measure() -> tuple[list[tuple[int, float]], float]:
+        costs = measure_passes(runner, max_tokens=max_tokens)
+        return costs, measure_context(runner, costs)
+
+    blocks = runner.features.blocks
+    if not fingerprint or blocks is None:
+        return measure()
+    sizes = [max_tokens, runner.cache.capacity_tokens, pass_threads()]
+    path = derived_path("passes", [fingerprint, blocks.block_layout, processor_name(), *map(str, sizes)])
+    kept = stored_value(path)
+    if kept is None:
+        kept = measure()
+        if not _falls(dict(kept[0])):
+            store_value(path, kept)
+    return [(int(size), float(seconds)) for size, seconds in kept[0]], float(kept[1])
+
+
 def measure_passes(
     runner: ModelRunner,
-    budget_s: float = 1.0,
+    budget_s: float = 0.6,
     clock: Callable[[], float] = time.perf_counter,
     max_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
@@ -115,7 +150,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
         max_size = min(_SIZES[-1], positions // 2)
         context = min(_CONTEXT, positions - max_size)
         first = min(_FIRST, context)
-        runner.forward([Segment(sequence, [1] * first)])
+        runner.run([Segment(sequence, [1] * first)])
 
         def one_pass(size: int) -> float:
             return _one_pass(runner, _nodes(sequence, size, runner.config.vocab_size), clock)
@@ -123,7 +158,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
         seconds = min(one_pass(1), one_pass(1))
         slow, heavy = seconds > _SLOW_S, seconds > _HEAVY_S
         if not heavy and context > first:
-            runner.forward([Segment(sequence, [1] * (context - first))])
+            runner.run([Segment(sequence, [1] * (context - first))])
         sizes = [size for size in (_FEW if slow else _POWERS if heavy else _SIZES) if size <= max_size]
         if slow:
             costs = {size: one_pass(size) for size in sizes}
@@ -193,7 +228,7 @@ def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
     """Return the seconds until a pass's logits are on the host."""
     started = clock()
-    runner.forward([segment])[0][-1, :1].cpu()
+    as_floats(runner.run([segment])[0][-1, :1])
     seconds = clock() - started
     runner.cache.commit(segment.sequence, ())
     return seconds
@@ -201,7 +236,7 @@ def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float])
 
 _NAME = "warm-up"
 _WARM_ROUNDS = 3
-_WARM_UP_S = 0.5
+_WARM_UP_S = 0.2
 """Seconds after which the warm-up ends, but not before two steps."""
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _TREE_NODES = (0, 2, 4, 8)

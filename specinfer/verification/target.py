@@ -5,14 +5,20 @@ visited. If the logits are on a device with a chooser (`specinfer.model.sampling
 tokens for all nodes of all requests at once, and the logits stay there.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from specinfer.errors import SpecInferError
+from specinfer.model.arrays import as_floats, as_tensor
+from specinfer.model.executor import Logits
+from specinfer.model.lazy_torch import torch
 from specinfer.model.sampling.choices import Choices, ChoiceTask, Chooser, Excerpt
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
@@ -30,7 +36,7 @@ _NOT_FINITE = (
     "with `specinfer models check`"
 )
 
-Rows: TypeAlias = "torch.Tensor | Exception"
+Rows: TypeAlias = "Logits | Exception"
 """Logits [N, V] of a job's nodes, or its pass's error."""
 
 
@@ -49,12 +55,12 @@ class LateNodeError(SpecInferError):
 class LogitsTarget:
     """Predictions from logits [N, V] on the host, computed on first use."""
 
-    def __init__(self, logits: torch.Tensor, sampling: Sampling) -> None:
+    def __init__(self, logits: Logits, sampling: Sampling) -> None:
         self.logits, self._sampling = logits, sampling
 
     def best(self, node: int) -> int:
         """Return the most probable next token."""
-        row = self.row(node).cpu().numpy()
+        row = as_floats(self.row(node))
         index = int(row.argmax())  # NaN if the row has one
         if not math.isfinite(row[index]):
             raise BrokenModelError(_NOT_FINITE)
@@ -74,7 +80,7 @@ class LogitsTarget:
         except ValueError as error:
             raise BrokenModelError(_NOT_FINITE) from error
 
-    def row(self, node: int) -> torch.Tensor:
+    def row(self, node: int) -> Logits:
         """Return the logits [V] after a node."""
         return self.logits[node]
 
@@ -84,25 +90,25 @@ class AdjustedTarget(LogitsTarget):
 
     def __init__(
         self,
-        logits: torch.Tensor,
+        logits: Logits,
         sampling: Sampling,
         tree: TokenTree,
         adjustment: RequestAdjustment,
     ) -> None:
         super().__init__(logits, sampling)
         self._tree, self._adjustment = tree, adjustment
-        self._rows: dict[int, torch.Tensor] = {}
+        self._rows: dict[int, NDArray[np.float32]] = {}
         """Node -> adjusted logits [V]."""
 
-    def row(self, node: int) -> torch.Tensor:
+    def row(self, node: int) -> Logits:
         """Return the adjusted logits [V] after a node."""
         if node not in self._rows:
-            row = self.logits[node].cpu().numpy().copy()
+            row = as_floats(self.logits[node]).copy()
             try:
                 self._adjustment.change(row, self._tree.token_ids[self._tree.path_to(node)].tolist())
             except MaskLateError:
                 raise LateNodeError(node) from None
-            self._rows[node] = torch.from_numpy(row)
+            self._rows[node] = row
         return self._rows[node]
 
 
@@ -169,22 +175,22 @@ def _targets_of(
     here = [
         i for i in verified if chooser is None or adjustments[i] is not None or not jobs[i].sampling.lossless
     ]
-    targets |= {i: _target_here(jobs[i], _tensor(logits[i]), adjustments[i]) for i in here}
+    targets |= {i: _target_here(jobs[i], _logits(logits[i]), adjustments[i]) for i in here}
     there = [i for i in verified if i not in here]
     if chooser is not None and there:
-        tasks = [_task(jobs[i], _tensor(logits[i])) for i in there]
+        tasks = [_task(jobs[i], as_tensor(_logits(logits[i]))) for i in there]
         targets |= {i: ChosenTarget(choices) for i, choices in zip(there, chooser.choose(tasks), strict=True)}
     return [targets.get(index) for index in range(len(jobs))]
 
 
-def _target_here(job: VerifyJob, rows: torch.Tensor, adjustment: RequestAdjustment | None) -> Target:
+def _target_here(job: VerifyJob, rows: Logits, adjustment: RequestAdjustment | None) -> Target:
     if adjustment is None or job.tree is None:
         return LogitsTarget(rows, job.sampling)
     return AdjustedTarget(rows, job.sampling, job.tree, adjustment)
 
 
-def _tensor(rows: Rows) -> torch.Tensor:
-    assert isinstance(rows, torch.Tensor)
+def _logits(rows: Rows) -> Logits:
+    assert not isinstance(rows, Exception)
     return rows
 
 

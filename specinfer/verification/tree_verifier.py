@@ -4,14 +4,19 @@ Log-probabilities of returned tokens are computed before adjustments, temperatur
 So they do not depend on the request's parameters, and equal those of plain decoding.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from specinfer.errors import ConstraintError, FaultError, SpecInferError, UnavailableError
+from specinfer.model.arrays import as_floats
 from specinfer.model.batch import Segment
+from specinfer.model.executor import Logits
 from specinfer.model.runner import ModelRunner
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.distributions import most_probable
@@ -26,23 +31,28 @@ from specinfer.verification.jobs import VerifyJob
 from specinfer.verification.target import BrokenModelError, LateNodeError, Rows, targets_of
 
 
-def logprobs_of(tree: TokenTree, verdict: Acceptance, rows: torch.Tensor, top: int) -> list[LogprobRow]:
+def logprobs_of(tree: TokenTree, verdict: Acceptance, rows: Logits, top: int) -> list[LogprobRow]:
     """Return log-probabilities of all output tokens, from logits [N, V].
 
     `top` is the number of most probable tokens to add to each.
     """
     nodes = [0, *verdict.accepted]
     tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
-    logp = rows[nodes].log_softmax(-1)
-    chosen = logp[torch.arange(len(nodes)), tokens].tolist()
+    logp = _log_softmax(as_floats(rows[nodes]))
+    chosen = logp[np.arange(len(nodes)), tokens].tolist()
     if not top:
         return [LogprobRow(value) for value in chosen]
     ids = most_probable(logp, top)
     lists = [
         list(zip(row, values, strict=True))
-        for row, values in zip(ids.tolist(), logp.gather(1, ids).tolist(), strict=True)
+        for row, values in zip(ids.tolist(), np.take_along_axis(logp, ids, 1).tolist(), strict=True)
     ]
     return [LogprobRow(value, best) for value, best in zip(chosen, lists, strict=True)]
+
+
+def _log_softmax(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    rows = rows - rows.max(-1, keepdims=True)
+    return np.asarray(rows - np.log(np.exp(rows).sum(-1, keepdims=True)))
 
 
 class TreeVerifier:
@@ -159,7 +169,7 @@ def _cut_at_end(
     return Acceptance(found.accepted[: end - 1], tokens[end - 1]), True
 
 
-def _top_k(rows: torch.Tensor, k: int) -> tuple[tuple[int, ...], ...]:
+def _top_k(rows: Logits, k: int) -> tuple[tuple[int, ...], ...]:
     if not k:
         return ()
     return tuple(tuple(row) for row in most_probable(rows, k).tolist())
@@ -191,7 +201,7 @@ class Passes:
             return []
         started = time.perf_counter()
         try:
-            logits: list[Rows] = list(self._runner.forward(segments))
+            logits: list[Rows] = list(self._runner.run(segments))
             tokens = sum([len(segment.delta) + len(segment.nodes) for segment in segments])
             self.done.append((tokens, time.perf_counter() - started))
             return logits

@@ -26,7 +26,13 @@ PROGRAMS = ("gateway", "verifier_svc", "speculator_svc", "http_svc", "all_in_one
 FORK_SERVER.set_forkserver_preload(
     [
         *(f"{program}.__main__" for program in PROGRAMS),
-        *("specinfer.cli.main", "specinfer.drafters.ssm", "verifier_svc.app", "http_svc.app"),
+        *(
+            "specinfer.cli.main",
+            "specinfer.drafters.ssm",
+            "verifier_svc.app",
+            "http_svc.app",
+            "all_in_one.app",
+        ),
         "tests.support.tiny_models",
     ]
 )

@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 
 
 def pull(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path:
-    """Pull a model with a progress display."""
+    """Pull a model with a progress display, and check a GGUF file for later starts."""
     with waiting(f"pulling {model}"):
-        return pull_model(model, source, tokenizer_only)
+        directory = pull_model(model, source, tokenizer_only)
+        if not tokenizer_only:
+            from specinfer.model.probe.load import check_ahead  # imports numpy
+
+            check_ahead(directory)
+        return directory
 
 
 @contextmanager
@@ -41,7 +46,7 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
 
 def load_in_process(model: str, **options: Any) -> "AsyncLLM":
     """Load a model into this process, with progress."""
-    from specinfer.llm import AsyncLLM  # loads torch
+    from specinfer.llm import AsyncLLM
 
     with waiting("loading"):
         return AsyncLLM(model, **options)

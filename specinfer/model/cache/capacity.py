@@ -1,6 +1,6 @@
 """Computes the size of the KV cache that fits in memory."""
 
-import torch
+from __future__ import annotations
 
 from specinfer.errors import SettingError
 from specinfer.model.weights.config import ModelConfig
@@ -15,8 +15,8 @@ _MIN_TOKENS = 512
 _SCALE_BYTES = 4
 
 
-def token_bytes(config: ModelConfig, dtype: torch.dtype, kv_type: str) -> int:
-    element = {"q8_0": 1, "bf16": 2}.get(kv_type, dtype.itemsize)
+def token_bytes(config: ModelConfig, dtype: str, kv_type: str) -> int:
+    element = {"q8_0": 1, "bf16": 2}.get(kv_type, 4 if dtype == "float32" else 2)
     scale = _SCALE_BYTES if kv_type == "q8_0" else 0
     return 2 * config.kv_layers * config.kv_heads * (config.head_dim * element + scale)
 

@@ -18,15 +18,17 @@ The compiled kernels grow the same trees in one call (`native/csrc/drafting/grow
 this file is their reference.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
+from specinfer.model.lazy_torch import torch
 from specinfer.model.sampling.distributions import Float32, Float64, generator, probabilities
 from specinfer.model.sampling.drawing import Drawing, draft_distribution
 from specinfer.model.sampling.noise import perturbed

@@ -1,12 +1,13 @@
 """Defines the tasks of tree growth, and the drafter's settings for it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol, runtime_checkable
 
-import torch
-
+from specinfer.model.arrays import Array
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
 from specinfer.request.sampling import Sampling
@@ -152,9 +153,7 @@ class Grower(Protocol):
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
         """Return whether `grow` supports these trees; otherwise use `ReferenceGrowth`."""
 
-    def grow(
-        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: Array) -> list[TokenTree]:
         """Grow one tree per task; write its nodes' keys and values.
 
         Each sequence must have space for its delta and nodes.

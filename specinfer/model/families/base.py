@@ -7,14 +7,15 @@ names, and two more norms under GLM-4's names:
     post_mlp_layernorm          norm of the MLP's output
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.positions import head_width, rotary
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.keys import Metadata
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 

@@ -9,15 +9,16 @@ Our decoder reads these tensors of a layer with experts:
     self_attn.sinks                     [heads] attention sinks, in any layer of some families
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import Any, TypeAlias
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import Fields, HeadSizes, TensorSource, nth_part
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
 ROUTER, ROUTER_BIAS = "mlp.router.weight", "mlp.router.bias"
@@ -94,7 +95,7 @@ def _one_row(vector: torch.Tensor) -> torch.Tensor:
     return vector.reshape(1, -1)
 
 
-Pick = Callable[[torch.Tensor], torch.Tensor] | None
+Pick: TypeAlias = "Callable[[torch.Tensor], torch.Tensor] | None"
 Stacks = dict[str, dict[str, Pick]]
 """Stacked tensor -> our tensors of each expert, and how to get them.
 

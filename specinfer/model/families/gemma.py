@@ -4,9 +4,9 @@ Gemma 2 and 3 also have norms after attention and MLP. Gemma 2 has soft caps; Ge
 rotary frequencies in layers with a window.
 """
 
-from typing import Any
+from __future__ import annotations
 
-import torch
+from typing import Any
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import (
@@ -21,6 +21,7 @@ from specinfer.model.families.base import (
     replaced,
 )
 from specinfer.model.families.positions import fields_by_kind, windows
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
 _NAMES = {

@@ -3,13 +3,14 @@
 They have layer norms and biases. One matrix has query, key and value rows, head by head.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from specinfer.model.families.base import Family, Fields, HeadSizes, TensorSource, replaced
 from specinfer.model.families.positions import rotary
+from specinfer.model.lazy_torch import torch
 
 _NAMES = {
     ".attention.dense.": ".self_attn.o_proj.",

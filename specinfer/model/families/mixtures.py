@@ -1,9 +1,9 @@
 """Mixtures of experts: Qwen 2 and 3, Mixtral, OLMoE, Granite 3, gpt-oss."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any
-
-import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import GGUF_PARTS, Family, Fields, GgufLayout, llama_fields
@@ -20,6 +20,7 @@ from specinfer.model.families.experts import (
 )
 from specinfer.model.families.granite import FACTOR_NUMBERS, granite_factors, granite_fields
 from specinfer.model.families.positions import windows
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
 

@@ -3,10 +3,10 @@
 LongRoPE uses the factors for short texts; contexts beyond the original length are not served.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from specinfer.model.families.base import (
     GGUF_PARTS,
@@ -19,6 +19,7 @@ from specinfer.model.families.base import (
     nth_part,
 )
 from specinfer.model.families.positions import rotary, windows
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.metadata import ROPE_LONG, ROPE_SHORT, GgufFile
 
 _QKV, _GATE_UP = ".self_attn.qkv_proj.", ".mlp.gate_up_proj."

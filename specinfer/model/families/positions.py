@@ -1,11 +1,12 @@
 """Reads rotary frequencies, windows and maximum context from `transformers`' configurations."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from specinfer.errors import IncompatibleError
+from specinfer.model.lazy_torch import torch
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 """Kinds of layers in `layer_types`."""

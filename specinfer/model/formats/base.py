@@ -1,19 +1,22 @@
 """Defines kinds of weight formats, and the executors that support them."""
 
+from __future__ import annotations
+
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specinfer.system.threads import default_threads
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command names formats without numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
     from specinfer.model.weights.config import ModelConfig
 
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
+    Floats = NDArray[np.float32]
+    Bytes = NDArray[np.uint8]
+
 _WEIGHTS_AT_ONCE = 1 << 18
 """Maximum weights per task of a thread; limits temporary memory."""
 
@@ -24,7 +27,7 @@ class Format:
 
     name: str
 
-    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+    def fits(self, config: ModelConfig | None, backend: str, dtype: str) -> str:
         """Return the reason why a backend lacks the format; empty if supported."""
         return ""
 
@@ -35,7 +38,7 @@ class NumberFormat(Format):
 
     dtype: str
 
-    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+    def fits(self, config: ModelConfig | None, backend: str, dtype: str) -> str:
         return "" if dtype == self.dtype else f"needs dtype = {self.dtype}"
 
 
@@ -46,7 +49,7 @@ class GpuFormat(Format):
     instead: str
     """Format for a CPU with as many bits."""
 
-    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+    def fits(self, config: ModelConfig | None, backend: str, dtype: str) -> str:
         return (
             "" if backend == "gpu" else f"needs the gpu executor; on a CPU {self.instead} has 8 bits a weight"
         )
@@ -60,13 +63,14 @@ class BlockFormat(Format):
     block: int
     block_bytes: int
 
-    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+    def fits(self, config: ModelConfig | None, backend: str, dtype: str) -> str:
         fits = backend == "native" and dtype == "bfloat16"
         return "" if fits else "needs the native executor in bfloat16"
 
     def quantise(self, x: Floats) -> Bytes:
         """Quantise [N, K] float32 to rows [N, bytes], in parallel; `block` must divide K."""
         import gguf
+        import numpy as np
 
         out = np.empty((len(x), x.shape[1] // self.block * self.block_bytes), np.uint8)
         step = max(1, _WEIGHTS_AT_ONCE // x.shape[1])

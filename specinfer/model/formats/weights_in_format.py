@@ -1,18 +1,20 @@
 """Reads weights in the format that an executor needs, and counts types."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
-
+from specinfer.model.arrays import as_floats, like
 from specinfer.model.families.experts import ROUTER, SHARED_GATE
 from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
 
-_TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_TYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,13 @@ NOT_COUNTED = WeightFormats("not counted", {})
 def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> WeightFormats:
     """Return the formats of a model that `transformers` loaded."""
     counts = Counter(
-        _TYPE_NAMES.get(parameter.dtype, name_of(parameter.dtype).upper()) for parameter in parameters
+        _TYPE_NAMES.get(name_of(parameter.dtype), name_of(parameter.dtype).upper())
+        for parameter in parameters
     )
     return WeightFormats("as transformers loaded them", counts)
 
 
-def name_of(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -56,7 +59,7 @@ class WeightsInFormat(NamedTensors):
         weights: Mapping[str, torch.Tensor],
         chosen: Format,
         backend: str,
-        dtype: torch.dtype,
+        dtype: torch.dtype | str,
         asked: bool = True,
     ) -> None:
         """Prepare reading.
@@ -67,14 +70,14 @@ class WeightsInFormat(NamedTensors):
             dtype: type of all tensors that are not in blocks.
             asked: True if the user chose the format.
         """
-        self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
+        self.format, self._backend, self._dtype, self._asked = chosen, backend, name_of(dtype), asked
         self._in_blocks = isinstance(weights, BlockWeights)
         self._names = self._source = (
             QuantisedWeights(weights, chosen) if isinstance(chosen, BlockFormat) else weights
         )
         self.gives_blocks = (
             backend == "native"
-            and dtype is torch.bfloat16
+            and self._dtype == "bfloat16"
             and not isinstance(chosen, NumberFormat)
             and isinstance(self._source, BlockWeights)
         )
@@ -84,7 +87,7 @@ class WeightsInFormat(NamedTensors):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._source[name]
-        self._numbers[name] = self._type_of(name, tensor.dim())
+        self._numbers[name] = self._type_of(name, tensor.ndim)
         if name != EMBEDDING:  # the embedding is looked up, and may be the head
             self._blocks.pop(name, None)
         return tensor
@@ -104,7 +107,7 @@ class WeightsInFormat(NamedTensors):
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         tensor = read_part(self._source, name, span)
-        self._numbers[name] = self._type_of(name, tensor.dim())
+        self._numbers[name] = self._type_of(name, tensor.ndim)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -126,7 +129,7 @@ class WeightsInFormat(NamedTensors):
         return _TYPE_NAMES[self._dtype]
 
     def _reason(self) -> str:
-        dtype = name_of(self._dtype)
+        dtype = self._dtype
         if isinstance(self.format, NumberFormat):
             return f"in {dtype}, as asked"
         if isinstance(self.format, GpuFormat):
@@ -174,5 +177,5 @@ class QuantisedWeights(NamedTensors):
             stored = self._weights.blocks(name)
             if stored is not None and stored[0] == self._format.type_name:
                 return stored
-        numbers = self._weights[name].float().numpy()
-        return self._format.type_name, torch.from_numpy(self._format.quantise(numbers))
+        numbers = self._weights[name]
+        return self._format.type_name, like(self._format.quantise(as_floats(numbers)), numbers)

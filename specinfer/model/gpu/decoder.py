@@ -13,11 +13,12 @@ from specinfer.model.gpu.description import power_above
 from specinfer.model.gpu.layer_kernels import add_norm, gate, turn_heads
 from specinfer.model.gpu.weights import Quantise, ShownWeights, few_rows
 from specinfer.model.torch.layer import Attend, Layer, Mlp
-from specinfer.model.torch.parts import Norm, Parts, RMSNorm, Weights
+from specinfer.model.torch.parts import Norm, Parts, RMSNorm
 from specinfer.model.torch.transformer import (
     Transformer,
 )
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Weights
 
 _GATE_BLOCK = 1024
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from specinfer.model.arrays import Array
 from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
@@ -31,9 +32,9 @@ from specinfer.model.gpu.launch import Inputs, check_device, processors
 from specinfer.model.gpu.layer_kernels import move
 from specinfer.model.gpu.weights import quantiser
 from specinfer.model.sampling.choices import Choices, ChoiceTask
-from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.rotary import rotate
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Weights
 from specinfer.options.model_options import AUTO
 from specinfer.tree import TokenTree
 
@@ -102,9 +103,7 @@ class GpuExecutor:
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
         return can_grow(tasks, shape)
 
-    def grow(
-        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: Array) -> list[TokenTree]:
         return self._growth.grow(tasks, shape, token_ids)
 
     def _graphs_of(self, run: Callable[[Sizes], torch.Tensor]) -> Graphs[Sizes]:

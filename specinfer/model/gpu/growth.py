@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specinfer.model.arrays import Array, as_tensor
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
 from specinfer.model.gpu.choice import cut_rows
@@ -86,12 +87,10 @@ class GpuGrowth:
         self._read, self._score, self._model = read, score, model
         self._graphs = graphs(self._sequence)
         self._memory: dict[Levels, GrowthMemory] = {}
-        self._token_ids: torch.Tensor | None = None
+        self._token_ids: Array | None = None
         self._vocabulary = torch.zeros(0, dtype=torch.int32)
 
-    def grow(
-        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: Array) -> list[TokenTree]:
         roots = self._read(flatten([Segment(t.sequence, t.delta, (), (), not t.limits.empty) for t in tasks]))
         growing = [task for task in tasks if not task.limits.empty]
         trees = iter(self._trees(growing, shape, token_ids, roots) if growing else ())
@@ -101,7 +100,7 @@ class GpuGrowth:
         self,
         tasks: Sequence[GrowthTask],
         shape: GrowthShape,
-        token_ids: torch.Tensor,
+        token_ids: Array,
         roots: torch.Tensor,
     ) -> list[TokenTree]:
         levels = self._levels(tasks, shape)
@@ -116,10 +115,11 @@ class GpuGrowth:
         tables = self._graphs.run(levels)[: len(tasks)].cpu().numpy()
         return [_tree(rows, task) for rows, task in zip(tables, tasks, strict=True)]
 
-    def _know(self, token_ids: torch.Tensor) -> None:
+    def _know(self, token_ids: Array) -> None:
         """Store the draft vocabulary on the device; if new, drop captured sequences."""
         if self._token_ids is not token_ids:
-            self._token_ids, self._vocabulary = token_ids, token_ids.to(self._model.device, torch.int32)
+            self._token_ids = token_ids
+            self._vocabulary = as_tensor(token_ids).to(self._model.device, torch.int32)
             self._memory.clear()
 
     def _levels(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> Levels:

@@ -9,7 +9,7 @@ import torch
 
 from specinfer.model.drafting.stack import DraftWeights, DroppedRows, RowsTask
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.formats.weights_in_format import WeightsInFormat
+from specinfer.model.formats.weights_in_format import WeightsInFormat, name_of
 from specinfer.model.native.model import NativeModel
 from specinfer.tree import TokenTree
 
@@ -21,7 +21,7 @@ class NativeEagle(DroppedRows):
         self,
         weights: DraftWeights,
         in_format: WeightsInFormat,
-        dtype: torch.dtype,
+        dtype: torch.dtype | str,
         num_blocks: int,
         kv_type: str,
     ) -> None:
@@ -29,7 +29,9 @@ class NativeEagle(DroppedRows):
         tensors = weights.tensors
         self.config = weights.config
         self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
-        self.model = NativeModel(self.config, dtype, kv_type, self.states, weights.norm_before_residual)
+        self.model = NativeModel(
+            self.config, name_of(dtype), kv_type, self.states, weights.norm_before_residual
+        )
         # hidden states have a few very large numbers: with bytes, all others would be rounded to 0
         self.model.packer(tensors).pack_states()
         packer = self.model.packer(in_format)

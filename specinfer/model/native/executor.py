@@ -4,28 +4,32 @@ The file knows flattened passes and cache slots, not requests. A token's result 
 the pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
 """
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.arrays import Array, address
 from specinfer.model.batch import Batch
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.formats.weights_in_format import name_of
+from specinfer.model.lazy_torch import torch
 from specinfer.model.native.bindings import BLOCK, MatrixSlot, Pass, Storage
 from specinfer.model.native.model import NativeModel
 from specinfer.model.native.recurrent import NativeStates, TokenState
 from specinfer.model.native.stream import StreamedMatrices
 from specinfer.model.offload.stores import LayerStore
-from specinfer.model.torch.parts import Weights
+from specinfer.model.threads import pass_threads
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.interfaces import Blocks
+from specinfer.model.weights.interfaces import Blocks, Weights
 from specinfer.system.progress import progress
 from specinfer.tree import TokenTree
 
@@ -71,14 +75,14 @@ class NativeExecutor:
         self,
         config: ModelConfig,
         weights: Weights,
-        dtype: torch.dtype,
+        dtype: torch.dtype | str,
         num_blocks: int,
         store: LayerStore | None = None,
         kv_type: str = "auto",
     ) -> None:
         """Load the model; `store`, if given, stores the layers' matrices."""
-        self.config, self.dtype = config, dtype
-        self._model = NativeModel(config, dtype, kv_type)
+        self.config, self.dtype = config, name_of(dtype)
+        self._model = NativeModel(config, self.dtype, kv_type)
         self._library, self._address = self._model.library, self._model.address
         own = (self._library, self._address, config)
         self._streamed = None if store is None else StreamedMatrices(*own, store)
@@ -91,7 +95,7 @@ class NativeExecutor:
     def recurrent_states(self) -> RecurrentStates[TokenState] | None:
         return self._recurrent.states if self._recurrent is not None else None
 
-    def _pack(self, weights: Weights) -> torch.Tensor:
+    def _pack(self, weights: Weights) -> Array:
         """Pack all weights; return the embeddings, which the kernels read in place."""
         packer = self._model.packer(weights)
         with progress("reading and packing weights") as report:
@@ -127,13 +131,13 @@ class NativeExecutor:
         for to, part in zip(self._memory.block(block), content, strict=True):
             to[:] = part
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        logits = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
         wanted = batch.features
         layers = np.array(wanted.layers if wanted else (), np.int32)
         task, _numbers = pass_of(batch)
         self._memory.put(task)
-        task.logits_out, task.threads = logits.data_ptr(), torch.get_num_threads()
+        task.logits_out, task.threads = logits.ctypes.data, pass_threads()
         task.sparse = len(batch.rows) < len(
             batch.logit_rows
         )  # trees: acceptance only reads the rows of one path
@@ -156,15 +160,13 @@ class NativeExecutor:
 
     def set_head(self, blocks: Blocks) -> None:
         kind, rows = blocks
-        self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], rows.data_ptr())
+        self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], address(rows))
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
         """Return whether the kernels can grow trees: not with recurrent layers."""
         return self._recurrent is None
 
-    def grow(
-        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
+    def grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: Array) -> list[TokenTree]:
         if self._streamed is not None:
             raise IncompatibleError("offload: must be none for a draft model, whose layers must be in memory")
         return self._growth.grow(tasks, shape, token_ids)
@@ -181,14 +183,14 @@ class NativeExecutor:
         )
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        angles = torch.tensor(self.config.inv_freq) * delta
-        cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
+        angles = np.array(self.config.inv_freq, np.float32) * np.float32(delta)
+        cos, sin, here = np.cos(angles), np.sin(angles), np.array(slots, np.int32)
         self._library.si_rotate(
             self._address,
             self._memory.keys.ctypes.data,
             self._memory.blocks,
             len(here),
             here.ctypes.data,
-            cos.data_ptr(),
-            sin.data_ptr(),
+            cos.ctypes.data,
+            sin.ctypes.data,
         )

@@ -1,17 +1,21 @@
 """Grows whole trees in the compiled kernels, and converts the results."""
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from specinfer.model.arrays import Array, as_ids
 from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask, LevelTimes
+from specinfer.model.lazy_torch import torch
 from specinfer.model.native.bindings import PLACES, Growth, GrowthJob, Pass
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
+from specinfer.model.threads import pass_threads
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.builder import point_tree
 from specinfer.tree.draws import AGREEMENT
@@ -64,7 +68,7 @@ class _Results:
     q: NDArray[np.float32]
 
     @classmethod
-    def sized(cls, jobs: int, most: int, support: int) -> "_Results":
+    def sized(cls, jobs: int, most: int, support: int) -> _Results:
         """Allocate buffers.
 
         Args:
@@ -132,7 +136,7 @@ class NativeGrowth:
         self,
         tasks: Sequence[GrowthTask],
         shape: GrowthShape,
-        token_ids: torch.Tensor,
+        token_ids: Array,
         states: torch.Tensor | None = None,
     ) -> list[TokenTree]:
         """Grow one tree per task.
@@ -154,7 +158,7 @@ class NativeGrowth:
             "blocks": np.array([block for task in tasks for block in task.sequence.blocks], np.int32),
             "widths": np.array(widths, np.int32),
         }
-        vocabulary = token_ids.to(torch.int32).contiguous()  # no copy if they are so already
+        vocabulary = as_ids(token_ids)
         call = Growth(
             jobs=len(tasks),
             most=most,
@@ -163,8 +167,8 @@ class NativeGrowth:
             rivals=NOISY_RIVALS,
             replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
             levels=len(widths),
-            threads=torch.get_num_threads(),
-            vocabulary=vocabulary.data_ptr(),
+            threads=pass_threads(),
+            vocabulary=vocabulary.ctypes.data,
             states=states.data_ptr() if states is not None else None,
             least_level=self._times.least_level(tasks),
             agreement=_AGREEMENT,

@@ -1,27 +1,29 @@
 """Creates models in the compiled kernels, and the memory of their caches."""
 
+from __future__ import annotations
+
 import ctypes
 from dataclasses import asdict
 
 import numpy as np
-import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.arrays import stored_as
 from specinfer.model.families.base import RecurrentShape
 from specinfer.model.native.bindings import BLOCK, LANES, Activation, CacheKind, RecurrentKind, Shape
 from specinfer.model.native.build import load_library
 from specinfer.model.native.expansion import CacheMemory, NativeGrowth
 from specinfer.model.native.weights import WeightPacker
-from specinfer.model.torch.parts import Weights
-from specinfer.model.torch.rotary import all_rotary_tables
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Weights
+from specinfer.model.weights.rotary import all_rotary_tables
 
 
-def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+def check_supported(config: ModelConfig, dtype: str, device: str) -> None:
     """Check that the kernels can run a model."""
     if device != "cpu":
         raise IncompatibleError(f"native kernels: device = {device!r}: must be cpu")
-    if dtype not in (torch.float32, torch.bfloat16):
+    if dtype not in ("float32", "bfloat16"):
         raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
     sizes = [config.hidden_size, config.intermediate_size]
     if config.experts is not None:
@@ -53,10 +55,16 @@ def _recurrent_fields(shape: RecurrentShape | None) -> dict[str, int]:
     return found | {"recurrent_kind": RecurrentKind[found.pop("kind").upper()]}
 
 
-def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
+def _rounded(factor: float, dtype: str) -> float:
+    """Return a factor as a number of the model's type."""
+    stored = np.asarray(stored_as(np.array([factor], np.float32), dtype))
+    return float(stored[0] if dtype == "float32" else (stored.astype(np.uint32) << 16).view(np.float32)[0])
+
+
+def cache_kind(kv_type: str, dtype: str) -> CacheKind:
     if kv_type == "q8_0":
         return CacheKind.BYTES_CACHE
-    if kv_type == "bf16" or dtype is torch.bfloat16:
+    if kv_type == "bf16" or dtype == "bfloat16":
         return CacheKind.BFLOAT16_CACHE
     return CacheKind.FLOAT32_CACHE
 
@@ -67,7 +75,7 @@ class NativeModel:
     def __init__(
         self,
         config: ModelConfig,
-        dtype: torch.dtype,
+        dtype: str,
         kv_type: str,
         states: int = 0,
         residual_normed: bool = False,
@@ -100,7 +108,7 @@ class NativeModel:
             states=states,
             residual_normed=residual_normed,
             eps=config.norm_eps,
-            embedding_scale=float(torch.tensor(config.embedding_scale, dtype=dtype)),
+            embedding_scale=_rounded(config.embedding_scale, dtype),
             score_scale=config.score_scale,
             residual_scale=config.residual_scale,
             score_cap=config.score_cap,
@@ -110,11 +118,9 @@ class NativeModel:
             output_gate=config.output_gate,
             **_recurrent_fields(config.recurrent_shape),
         )
-        cos, sin = (
-            torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True)
-        )
+        cos, sin = (np.concatenate(parts) for parts in zip(*tables, strict=True))
         self.address = self.library.si_model_new(
-            ctypes.byref(shape), self.cache, cos.data_ptr(), sin.data_ptr()
+            ctypes.byref(shape), self.cache, cos.ctypes.data, sin.ctypes.data
         )
         for layer in range(config.layers):
             self.library.si_set_layer(

@@ -4,11 +4,13 @@ A store has the packed matrices of all layers; memory has those of two layers. M
 blocks) are packed once, while loading. Norms, biases and column scales stay in memory: they are small.
 """
 
+from __future__ import annotations
+
 import ctypes
 
 import numpy as np
-import torch
 
+from specinfer.model.lazy_torch import torch
 from specinfer.model.native.bindings import MatrixSlot, Pass
 from specinfer.model.native.experts import expert_matrices
 from specinfer.model.offload.stores import LayerStore

@@ -1,20 +1,23 @@
 """Packs a model's weights into the layouts of the compiled kernels."""
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.arrays import Array, address, as_floats, contiguous, stored_as
 from specinfer.model.families.base import RecurrentShape
 from specinfer.model.families.experts import ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS, Experts
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.native.experts import EXPERT_BIASES, expert_matrices, expert_shape
-from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
 from specinfer.model.weights.files import shape_of
-from specinfer.model.weights.interfaces import BlockWeights
+from specinfer.model.weights.interfaces import BlockWeights, Weights
 
 
 def matrix_shape(
@@ -81,7 +84,7 @@ class WeightPacker:
         library: ctypes.CDLL,
         model: int,
         config: ModelConfig,
-        dtype: torch.dtype,
+        dtype: str,
         weights: Weights,
         states: int = 0,
     ) -> None:
@@ -139,8 +142,8 @@ class WeightPacker:
             names[f"{prefix}{SHARED_GATE}"] = 1
         for name, rows in names.items():
             self._check_shapes([name], (rows, hidden))
-        router = torch.cat([self._read(name).float() for name in names]).contiguous()
-        self._library.si_set_matrix(self._model, layer, MatrixSlot.ROUTER, Storage.F32, router.data_ptr())
+        router = np.concatenate([as_floats(self._read(name)) for name in names])
+        self._library.si_set_matrix(self._model, layer, MatrixSlot.ROUTER, Storage.F32, address(router))
         for slot, name, wanted in expert_matrices(experts, hidden):
             self._shaped_matrix(layer, slot, f"{prefix}{name}.weight", wanted)
         if experts.biased:
@@ -171,9 +174,9 @@ class WeightPacker:
         else:
             self._pack_gates(layer, prefix, shape)
         self._check_shapes([f"{prefix}conv1d.weight"], (shape.channels, 1, shape.convolved))
-        kernel = self._read(f"{prefix}conv1d.weight").float()[:, 0].T
+        kernel = as_floats(self._read(f"{prefix}conv1d.weight"))[:, 0].T
         keys = shape.key_heads * shape.key_dim
-        factors = torch.tensor(shape.factors).repeat_interleave(torch.tensor([keys, keys, shape.values]))
+        factors = np.repeat(np.array(shape.factors, np.float32), [keys, keys, shape.values])
         self._put(layer, VectorSlot.CONVOLUTION, kernel * factors)
         if f"{prefix}conv1d.bias" in self._weights:
             self._sized(layer, VectorSlot.CONVOLUTION_BIAS, f"{prefix}conv1d.bias", shape.channels)
@@ -182,12 +185,12 @@ class WeightPacker:
         heads, space = shape.value_heads, shape.kind == "state_space"
         names = [f"{prefix}in_proj_{name}.weight" for name in ("a" if space else "ba")]
         self._check_shapes(names, (len(names) * heads, self._config.hidden_size))
-        rows = torch.cat([self._fetch(name) for name in names])
+        rows = stored_as(np.concatenate([as_floats(self._read(name)) for name in names]), self._dtype)
         storage = self._number_storage()
-        self._library.si_set_matrix(self._model, layer, MatrixSlot.STATE_GATES, storage, rows.data_ptr())
+        self._library.si_set_matrix(self._model, layer, MatrixSlot.STATE_GATES, storage, address(rows))
         decays = f"{prefix}A_log"
         self._check_shapes([decays], (heads,))
-        self._put(layer, VectorSlot.DECAY, -self._read(decays).float().exp())
+        self._put(layer, VectorSlot.DECAY, -np.exp(as_floats(self._read(decays))))
         self._sized(layer, VectorSlot.TIME_BIAS, f"{prefix}dt_bias", heads)
         normed = shape.values if space else shape.value_dim
         if not space or f"{prefix}norm.weight" in self._weights:
@@ -197,14 +200,14 @@ class WeightPacker:
 
     def _sized(self, layer: int, which: VectorSlot, name: str, size: int) -> None:
         self._check_shapes([name], (size,))
-        self._put(layer, which, self._read(name).float())
+        self._put(layer, which, as_floats(self._read(name)))
 
     def pack_states(self) -> None:
         """Pack EAGLE's fc and the norm of its hidden states."""
         self._matrix(0, MatrixSlot.FC, "fc.weight")
         self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
 
-    def pack_ends(self) -> torch.Tensor:
+    def pack_ends(self) -> Array:
         """Pack embeddings, final norm and head; return the embeddings.
 
         The kernels read the returned memory.
@@ -216,7 +219,7 @@ class WeightPacker:
         ):  # a draft has fewer tokens than rows
             wanted = [self._config.vocab_size, self._config.hidden_size]
             raise IncompatibleError(f"{EMBEDDING} has shape {[rows, hidden]}: must be at least {wanted}")
-        self._library.si_set_embedding(self._model, storage, embedding.data_ptr())
+        self._library.si_set_embedding(self._model, storage, address(embedding))
         tied = self._config.tied_embeddings
         self._matrix(0, MatrixSlot.HEAD, EMBEDDING if tied else "lm_head.weight")
         scale = self._config.logit_scale
@@ -237,20 +240,20 @@ class WeightPacker:
     def _shaped_matrix(self, layer: int, which: int, name: str, wanted: tuple[int, int]) -> None:
         self._check_shapes([name], wanted)
         storage, rows = self._stored(name)
-        self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
+        self._library.si_set_matrix(self._model, layer, which, storage, address(rows))
 
-    def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, torch.Tensor]:
+    def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, Array]:
         """Return a matrix in blocks, otherwise in the model's type.
 
         `looked_up`: the embeddings, for which only blocks of the file are used.
         """
         blocks = self._weights.blocks(name, looked_up) if isinstance(self._weights, BlockWeights) else None
         if blocks is not None:
-            return Storage[blocks[0]], blocks[1].contiguous()
+            return Storage[blocks[0]], contiguous(blocks[1])
         return self._number_storage(), self._fetch(name)
 
     def _number_storage(self) -> Storage:
-        return Storage.F32 if self._dtype is torch.float32 else Storage.BF16
+        return Storage.F32 if self._dtype == "float32" else Storage.BF16
 
     def _vector(
         self,
@@ -261,11 +264,13 @@ class WeightPacker:
         wanted: tuple[int, ...] | None = None,
     ) -> None:
         self._check_shapes(names, wanted or vector_shape(which, self._config))
-        self._put(layer, which, torch.cat([self._read(name).float() for name in names]) * scale)
+        self._put(
+            layer, which, np.concatenate([as_floats(self._read(name)) for name in names]) * np.float32(scale)
+        )
 
-    def _put(self, layer: int, which: VectorSlot, vector: torch.Tensor) -> None:
-        vector = vector.contiguous()
-        self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
+    def _put(self, layer: int, which: VectorSlot, vector: NDArray[np.float32]) -> None:
+        vector = np.ascontiguousarray(vector, np.float32)
+        self._library.si_set_vector(self._model, layer, which, vector.ctypes.data, vector.size)
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:
         """Check shapes of present tensors that are concatenated along dimension 0."""
@@ -276,10 +281,10 @@ class WeightPacker:
                 f"{', '.join(names)}: shapes {[*map(list, shapes)]}: must be {list(wanted)} in total"
             )
 
-    def _fetch(self, name: str) -> torch.Tensor:
-        return self._read(name).to(self._dtype).contiguous()
+    def _fetch(self, name: str) -> Array:
+        return stored_as(self._read(name), self._dtype)
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str) -> Array:
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
         return self._weights[name]

@@ -4,6 +4,8 @@ Only the executor knows the bytes' meaning. A store is filled layer by layer whi
 model is never in memory; afterwards it is only read.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import tempfile
@@ -13,10 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError, UnavailableError
+from specinfer.model.lazy_torch import torch
 from specinfer.system.cache_directory import cache_directory
 
 log = logging.getLogger(__name__)

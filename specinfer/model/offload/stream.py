@@ -9,6 +9,8 @@ c and w seconds for copying and computing one of L layers, a pass takes
 instead of L (c + w); c does not depend on the number of tokens.
 """
 
+from __future__ import annotations
+
 import logging
 import mmap
 import threading
@@ -20,9 +22,8 @@ from itertools import cycle
 from queue import SimpleQueue
 from typing import Protocol
 
-import torch
-
 from specinfer.errors import UnavailableError
+from specinfer.model.lazy_torch import torch
 from specinfer.model.offload.stores import PAGE, LayerStore
 
 

@@ -9,9 +9,10 @@ from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.stream import BUFFERS, LayerStream, make_buffers
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import DenseLinear, Linear
-from specinfer.model.torch.parts import Parts, Weights
+from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.transformer import LayerCall, Transformer
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Weights
 
 _ALIGNMENT = 256
 """Alignment of a layer's tensors in bytes, as in a GPU's allocator."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ import torch
 from specinfer.errors import SettingError
 from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
-from specinfer.model.executor import TorchExecutor
-from specinfer.model.parallel.layout import ShardedWeights, check_layout
+from specinfer.model.parallel.layout import RankMemory, ShardedWeights, StageSeconds, check_layout
 from specinfer.model.parallel.ranks import Ranks, end_process
 from specinfer.model.parallel.stage import Stage, micro_batches
+from specinfer.model.torch.executor import TorchExecutor
 from specinfer.model.torch.linear import Linear, Surgery
-from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Weights
 
 
 class SummedLinear:
@@ -86,26 +86,6 @@ _LOAD_SECONDS = 3600.0
 """Timeout in seconds until all ranks have loaded their weights."""
 _NO_STATES = np.empty((0, 0, 0), np.float32)
 """Placeholder for hidden states: followers return theirs to rank 0."""
-
-
-class RankMemory(NamedTuple):
-    """Bytes of one rank's weights and cache."""
-
-    weight_bytes: int
-    cache_bytes: int
-
-
-class StageSeconds(NamedTuple):
-    """Seconds of a pipeline since the start, summed over all ranks."""
-
-    busy: float = 0.0
-    idle: float = 0.0
-    """Seconds of waiting for other stages (GPipe's bubble)."""
-
-    @property
-    def bubble(self) -> float:
-        """Share of the time in which ranks were idle."""
-        return self.idle / (self.busy + self.idle) if self.busy else 0.0
 
 
 class ParallelExecutor:

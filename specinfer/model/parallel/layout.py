@@ -15,16 +15,38 @@ count the layers from the stage's first:
 Tensors of other stages have no rows here.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-
-import torch
+from typing import NamedTuple
 
 from specinfer.errors import SettingError
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
 from specinfer.model.weights.files import TensorSlice, read_part
+
+
+class RankMemory(NamedTuple):
+    """Bytes of one rank's weights and cache."""
+
+    weight_bytes: int
+    cache_bytes: int
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of a pipeline since the start, summed over all ranks."""
+
+    busy: float = 0.0
+    idle: float = 0.0
+    """Seconds of waiting for other stages (GPipe's bubble)."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the time in which ranks were idle."""
+        return self.idle / (self.busy + self.idle) if self.busy else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +160,7 @@ _INNER = ("mlp.gate_proj", "mlp.up_proj")
 _ATTENDED, _DOWN = "self_attn.o_proj", "mlp.down_proj"
 
 
-class ShardedWeights(Mapping[str, torch.Tensor]):
+class ShardedWeights(Mapping[str, "torch.Tensor"]):
     """One rank's part of a model's weights."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], place: Place) -> None:

@@ -15,7 +15,7 @@ from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.loading import LoadedModel, load_model
 from specinfer.model.options import RunnerOptions
-from specinfer.model.probe.records import WHAT, record_path, write_record
+from specinfer.model.probe.records import WHAT, record_path
 from specinfer.model.probe.reference import (
     ReferenceModel,
     few_layers,
@@ -34,6 +34,7 @@ from specinfer.model.weights.files import TensorSlice
 from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
+from specinfer.system.derived import store_value
 from specinfer.system.progress import progress
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ def require_right(directory: Path, loaded: LoadedModel) -> Probe:
 def _keep(directory: Path, executor: str, probe: Probe) -> None:
     distances = {difference.way: difference.distance for difference in probe.differences}
     content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}
-    write_record(record_path(directory, executor), content)
+    store_value(record_path(directory, executor), content)
     farthest = max(distances.values())
     log.info("%s: logits agree with transformers (maximum difference %.1e)", directory, farthest)
 

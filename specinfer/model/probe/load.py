@@ -5,21 +5,27 @@ that `transformers` takes to build a model is not returned: 200 MB, and as much 
 """
 
 import logging
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.backends import BACKENDS, refusal
-from specinfer.model.loading import load_model
-from specinfer.model.options import DTYPES, RunnerOptions
-from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.loading import LoadedModel, load_model
+from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.records import WHAT, record_path
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config_files import from_transformers, load_transformers_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.source import LARGE_FILE, kept_gguf
 from specinfer.system.apart import apart
 from specinfer.system.progress import progress
+from specinfer.text.constraints.compiler import compiler_of
+from specinfer.text.tokenizer import Tokenizer, tokenizer_facts
+
+if TYPE_CHECKING:
+    from specinfer.model.parallel.ranks import Ranks
 
 
 @contextmanager
@@ -36,7 +42,7 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
     elif gguf.stat().st_size < LARGE_FILE:
         from specinfer.model.probe.check import check_gguf_model
 
-        with progress(WHAT):
+        with _IN_THIS_PROCESS, progress(WHAT):
             check_gguf_model(directory, name)
         yield True
     else:
@@ -64,33 +70,52 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
     if options.executor == "generic":
         return None
     try:
-        config = from_transformers(*load_transformers_config(directory))
+        config = load_config(directory)
     except IncompatibleError:
         return None
-    if options.executor == "auto" and refusal(config, DTYPES[options.dtype], options.device):
+    if options.executor == "auto" and refusal(config, options.dtype, options.device):
         return None
     if options.executor in ("auto", "native"):
-        refused = BACKENDS["native"].supports(config, DTYPES[options.dtype], options.device)
+        refused = BACKENDS["native"].supports(config, options.dtype, options.device)
         return "torch" if refused else "native"
     return options.executor
 
 
 log = logging.getLogger(__name__)
+_IN_THIS_PROCESS = threading.Lock()
+"""Lock of probes in this process: `transformers` sets torch's default type for all threads."""
 
 
-def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> ModelRunner:
+def load_checked(directory: Path, options: RunnerOptions, ranks: "Ranks | None" = None) -> ModelRunner:
     """Load a model directory (see `load_model`), unless the probe fails."""
-    if ranks is None:
-        with checked_early(directory, options) as checked:
-            loaded = load_model(directory, options, accounted=checked)
+    if ranks is not None:
+        loaded = load_model(directory, options, ranks)
+        _require_right(directory, loaded, ranks.place.rank > 0)
     else:
-        loaded, checked = load_model(directory, options, ranks), ranks.place.rank > 0
-    if not checked and not _is_recorded(directory, loaded.executor.name):
-        from specinfer.model.probe.check import (
-            require_right,
-        )  # imported late: it imports the models of transformers
-
-        require_right(directory, loaded)
+        with checked_early(directory, options) as checked, nullcontext() if checked else _IN_THIS_PROCESS:
+            loaded = load_model(directory, options, accounted=checked)
+            _require_right(directory, loaded, checked)
     if ranks is None or ranks.place.rank == 0:
         log.info("%s: weights %s", directory.name, loaded.weights)
     return ModelRunner(*loaded)
+
+
+def check_ahead(directory: Path) -> None:
+    """Check a GGUF file and derive what its first start needs; an error is only logged."""
+    try:
+        with checked_early(directory, RunnerOptions()):
+            tokenizer, config = Tokenizer.load(directory), load_config(directory)
+            tokenizer_facts(directory)
+            tokenizer.text_fingerprint()
+            _ = tokenizer.byte_decoder
+        with suppress(IncompatibleError):  # a tokenizer without constraints
+            compiler_of(tokenizer, config.vocab_size, config.eos_token_ids)
+    except (SpecInferError, OSError) as error:
+        log.warning("%s is checked again at its first start: %s", directory.name, error)
+
+
+def _require_right(directory: Path, loaded: LoadedModel, checked: bool) -> None:
+    if not checked and not _is_recorded(directory, loaded.executor.name):
+        from specinfer.model.probe.check import require_right  # imports the models of transformers
+
+        require_right(directory, loaded)

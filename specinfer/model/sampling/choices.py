@@ -12,14 +12,16 @@ A `Chooser` computes them for all rows of a pass at once (`specinfer.model.gpu.c
 read whole rows (`specinfer.verification.acceptance`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from specinfer.model.lazy_torch import torch
 from specinfer.request.sampling import Sampling
 
 Int32 = NDArray[np.int32]

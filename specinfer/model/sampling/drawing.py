@@ -1,15 +1,17 @@
 """Draws children of tree nodes from a draft's distribution."""
 
-import numpy as np
-import torch
+from __future__ import annotations
 
+import numpy as np
+
+from specinfer.model.arrays import Array
 from specinfer.model.sampling.distributions import draw, probabilities
 from specinfer.request.sampling import Sampling
 from specinfer.tree import Draws, Proposal, ProposalKind
 from specinfer.tree.token_tree import Float32, Int32
 
 
-def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -> tuple[Int32, Float32]:
+def draft_distribution(logits: Array, sampling: Sampling, support: int) -> tuple[Int32, Float32]:
     """Return q: the distribution of the `support` most probable draft tokens.
 
     q is restricted *before* any draw, so the verifier gets the distribution that was sampled.

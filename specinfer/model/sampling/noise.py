@@ -10,13 +10,15 @@ and Drafter-Invariant Speculative Decoding", 2024).
 The compiled kernels choose alike (`native/csrc/sampling/gumbel.h`); this file is their reference.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from specinfer.model.arrays import Array, as_floats
 from specinfer.model.native.noise import native_choose, native_choose_by_logits
 from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, probabilities, softmax
@@ -42,11 +44,11 @@ class Noise:
         token = native_choose(p, key)
         return reference_choice(p, key) if token is None else token
 
-    def choose_by_logits(self, logits: torch.Tensor, sampling: Sampling) -> int:
+    def choose_by_logits(self, logits: Array, sampling: Sampling) -> int:
         """Return the token that the noise chooses from `probabilities(logits)`."""
         if sampling.greedy or sampling.cuts:
             return self.choose(probabilities(logits, sampling))
-        row, key = logits.float().cpu().numpy(), noise_key(self.seed, self.position)
+        row, key = as_floats(logits), noise_key(self.seed, self.position)
         temperature = max(sampling.temperature, SMALLEST_TEMPERATURE)
         token = native_choose_by_logits(row, temperature, key)
         return reference_choice(softmax(row, temperature), key) if token is None else token

@@ -1,6 +1,6 @@
 """Creates norms and linear layers from weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from specinfer.errors import IncompatibleError
 from specinfer.model.torch.linear import Linear, make_linear
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Weights
 
-Weights = Mapping[str, torch.Tensor]
 Norm = Callable[[torch.Tensor], torch.Tensor]
 """Norm over the last dimension; the identity if the model has none."""
 

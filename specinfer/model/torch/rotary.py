@@ -1,9 +1,8 @@
 """Computes rotary position embeddings."""
 
-from collections.abc import Sequence
-
 import torch
 
+from specinfer.model.weights import rotary as tables
 from specinfer.model.weights.config import ModelConfig
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -12,19 +11,17 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 def rotary_tables(config: ModelConfig) -> Angles:
     """Return the tables of `inv_freq`: cos and sin, [positions, R] float32 each."""
-    return _table(config.max_positions, config.inv_freq, config.rotary_scale)
+    return _doubled(tables.rotary_table(config))
 
 
 def all_rotary_tables(config: ModelConfig) -> list[Angles]:
     """Return one pair of tables per list of frequencies in `ModelConfig`."""
-    local = _table(config.max_positions, config.local_inv_freq, 1.0)
-    return [rotary_tables(config), *([local] if config.local_inv_freq else [])]
+    return [_doubled(table) for table in tables.all_rotary_tables(config)]
 
 
-def _table(count: int, inv_freq: Sequence[float], scale: float) -> Angles:
-    angles = torch.outer(torch.arange(count, dtype=torch.float32), torch.tensor(inv_freq))
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos() * scale, angles.sin() * scale
+def _doubled(table: tables.Table) -> Angles:
+    cos, sin = (torch.from_numpy(part).repeat(1, 2) for part in table)
+    return cos, sin
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,11 @@ from specinfer.model.families.experts import SINKS
 from specinfer.model.families.positions import NO_ROTARY
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import Linear, Surgery
-from specinfer.model.torch.parts import Parts, Weights
+from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.rotary import Angles, all_rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
+from specinfer.model.weights.interfaces import Weights
 from specinfer.system.progress import progress
 
 LayerCall = Callable[[torch.Tensor, Angles | None, Attend], torch.Tensor]

@@ -4,17 +4,20 @@ The expected names and shapes are those of the configuration's `transformers` mo
 of the file must be expected, so that no tensor that changes the output remains unread.
 """
 
+from __future__ import annotations
+
 import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families import family_of
 from specinfer.model.families.experts import merged_experts
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
@@ -55,7 +58,7 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
             raise IncompatibleError(
                 f"{originals[name]} has shape {list(shape)}: config.json requires {list(right)}"
             )
-    if config.tied_embeddings and HEAD in originals and not torch.equal(weights[HEAD], weights[EMBEDDING]):
+    if config.tied_embeddings and HEAD in originals and bool((weights[HEAD] != weights[EMBEDDING]).any()):
         raise IncompatibleError(
             f"tie_word_embeddings = true: {originals[HEAD]} must equal {originals[EMBEDDING]}"
         )
@@ -111,7 +114,7 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
         return
     stated = from_transformers(weights.config())
     same = all(
-        len(a) == len(b) and torch.allclose(torch.tensor(a), torch.tensor(b), rtol=1e-4, atol=0.0)
+        len(a) == len(b) and np.allclose(a, b, rtol=1e-4, atol=0.0)
         for a, b in (
             (stated.inv_freq, config.inv_freq),
             (stated.local_inv_freq, config.local_inv_freq),

@@ -1,7 +1,7 @@
 """Defines the configuration of our decoder."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specinfer.errors import IncompatibleError, SettingError
@@ -223,3 +223,23 @@ def with_shape(original: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
     """
     shape = {field_name: fields[name] for field_name, name in _SHAPE.items() if fields.get(name) is not None}
     return replace(original, **shape)
+
+
+def shown_config(config: ModelConfig) -> dict[str, Any]:
+    """Return a configuration as values of JSON."""
+    fields = asdict(config)
+    if config.experts is not None:
+        fields["experts"]["dense_layers"] = sorted(config.experts.dense_layers)
+    return fields | {"factors": dict(config.factors)}
+
+
+def read_config(fields: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration that `shown_config` converted."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    if (experts := values["experts"]) is not None:
+        values["experts"] = Experts(**experts | {"dense_layers": frozenset(experts["dense_layers"])})
+    if (shape := values["recurrent_shape"]) is not None:
+        values["recurrent_shape"] = RecurrentShape(**shape | {"factors": tuple(shape["factors"])})
+    return ModelConfig(**values)

@@ -1,5 +1,6 @@
 """Reads configurations from `config.json`, through `transformers`."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ from specinfer.errors import IncompatibleError, SettingError, naming
 from specinfer.model.families import FAMILIES, family_of
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
-from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
+from specinfer.model.weights.config import ACTIVATIONS, ModelConfig, read_config, shown_config
+from specinfer.system.derived import code_digest, derived, texts_digest
 from specinfer.system.json_files import parse_json
 from specinfer.text.special_tokens import tokenizer_end
 
@@ -18,8 +20,16 @@ _WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
 
 
 def load_config(directory: Path) -> ModelConfig:
+    """Return a directory's configuration; `transformers` reads each configuration once."""
+    parts = [texts_digest(directory), code_digest(Path(__file__).parents[1]), version("transformers")]
     with naming(directory / "config.json"):
-        return from_transformers(*load_transformers_config(directory))
+        return read_config(
+            derived("configurations", parts, lambda: shown_config(_read_by_transformers(directory)))
+        )
+
+
+def _read_by_transformers(directory: Path) -> ModelConfig:
+    return from_transformers(*load_transformers_config(directory))
 
 
 def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:

@@ -6,6 +6,8 @@ learnt positions if any, are read from the target. `config.json` names the targe
 its embeddings; another target is refused.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -13,10 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from safetensors.torch import save_file
-
 from specinfer.errors import IncompatibleError, naming
+from specinfer.model.lazy_torch import torch
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, shape_fields, with_shape
 from specinfer.model.weights.config_files import load_config
@@ -104,6 +104,8 @@ def save_checkpoint(
     vocab_size = load_config(target_directory).vocab_size
     stored[_OFFSETS] = token_ids - torch.arange(len(token_ids))
     stored[_DRAFTED] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, token_ids, True)
+    from safetensors.torch import save_file
+
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
         KIND: algorithm,
@@ -243,7 +245,7 @@ def frozen_names(target: ModelConfig) -> tuple[str, ...]:
     return (EMBEDDING, POSITIONS) if target.learnt_positions else (EMBEDDING,)
 
 
-class _Overlay(Mapping[str, torch.Tensor]):
+class _Overlay(Mapping[str, "torch.Tensor"]):
     """A draft's tensors by name; tensors named in `shared` are its target's."""
 
     def __init__(

@@ -1,12 +1,13 @@
 """Renames weights to Llama's names, which our decoder reads."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from specinfer.errors import IncompatibleError
 from specinfer.model.families import base, family_of
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors, StackedBlocks

@@ -3,14 +3,16 @@
 Tensors are read one at a time on request, so that memory never has two copies of a model.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.interfaces import NamedTensors
 from specinfer.system.json_files import parse_json
 

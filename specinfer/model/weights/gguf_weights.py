@@ -3,6 +3,8 @@
 Tensors get Hugging Face's names. They are read one at a time on request.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families import gguf_layout
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.files import TensorSlice
 from specinfer.model.weights.gguf_files.keys import Metadata
 from specinfer.model.weights.gguf_files.metadata import ROPE_TENSORS, GgufFile, hf_names
@@ -34,6 +37,8 @@ MATRICES = frozenset(
 class GgufWeights(NamedTensors):
     """Tensors of a GGUF file under Hugging Face names, in float32.
 
+    With `in_numpy` set, arrays take the place of tensors, and torch is not loaded.
+
     They are read from the file on request: pages of a mapped file would count as memory of the process.
     """
 
@@ -44,7 +49,7 @@ class GgufWeights(NamedTensors):
             blocks: False: `blocks` returns None for all tensors, so they are dequantised.
             mtp: True: only the layers for multi-token prediction; False: all other tensors.
         """
-        self._blocks = blocks
+        self._blocks, self.in_numpy = blocks, False
         readers = read_parts(path)
         self.parts = len(readers)
         """Number of files of the model."""
@@ -120,6 +125,14 @@ class GgufWeights(NamedTensors):
         self.metadata.check_used()
         return config(**(common | metadata_config))
 
+    @property
+    def plain(self) -> bool:
+        """True if tensors need no change but the order of their rows."""
+        return self._layout.undo_converter is None
+
+    def _made(self, array: NDArray[Any]) -> Any:
+        return array if self.in_numpy else torch.from_numpy(array)
+
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._numbers(name)
 
@@ -143,7 +156,7 @@ class GgufWeights(NamedTensors):
 
         reader, stored = self._tensors[self._names[name]]
         array = gguf.dequantize(reader.bytes_of(stored, start, stop), stored.tensor_type)
-        tensor = self._in_order(name, torch.from_numpy(np.asarray(array, np.float32)))
+        tensor = self._in_order(name, self._made(np.asarray(array, np.float32)))
         if self._layout.undo_converter is not None:
             return self._undone(name, tensor)
         return tensor - 1 if self._layout.norms_plus_one and name.endswith("norm.weight") else tensor
@@ -159,7 +172,7 @@ class GgufWeights(NamedTensors):
         reader, stored = self._tensors[self._names[name]]
         if not self.in_blocks(name):
             return None
-        rows = self._in_order(name, torch.from_numpy(reader.bytes_of(stored)).view(torch.uint8))
+        rows = self._in_order(name, self._made(reader.bytes_of(stored).view(np.uint8)))
         if self._layout.undo_converter is not None:
             import gguf
 
@@ -178,14 +191,15 @@ class GgufWeights(NamedTensors):
         reader, stored = self._tensors[self._names[name]]
         if not self._blocks or stored.tensor_type.name not in MATRICES:
             return None
-        rows = torch.from_numpy(reader.bytes_of(stored, index, index + 1)).view(torch.uint8)
+        rows = self._made(reader.bytes_of(stored, index, index + 1).view(np.uint8))
         return stored.tensor_type.name, rows[0]
 
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Read some rows of a matrix as stored, [rows, bytes per row]."""
         reader, stored = self._tensors[self._names[name]]
         read = [reader.bytes_of(stored, row, row + 1) for row in rows]
-        return torch.from_numpy(np.concatenate(read)).view(torch.uint8)
+        stored_rows: torch.Tensor = self._made(np.concatenate(read).view(np.uint8))
+        return stored_rows
 
     def _row_heads(self, name: str) -> int:
         """Return the number of heads with reordered rows; 0: none are reordered."""
@@ -207,6 +221,5 @@ def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
     Rows (h, D/2, 2, ...) become (h, 2, D/2, ...).
     """
-    rest = tensor.shape[1:]
-    pairs = tensor.view(heads, tensor.shape[0] // heads // 2, 2, *rest)
-    return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()
+    pairs = tensor.reshape(heads, tensor.shape[0] // heads // 2, 2, *tensor.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(tensor.shape)

@@ -1,18 +1,21 @@
 """Interfaces of weights: tensors by name, and matrices in GGUF blocks."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import torch
+from specinfer.model.lazy_torch import torch
 
-Blocks = tuple[str, torch.Tensor]
+Weights: TypeAlias = Mapping[str, "torch.Tensor"]
+Blocks: TypeAlias = tuple[str, "torch.Tensor"]
 """GGUF type, and rows as bytes [N, bytes of a row].
 
 The type may also be F32, F16 or BF16.
 """
 
 
-class NamedTensors(Mapping[str, torch.Tensor]):
+class NamedTensors(Mapping[str, "torch.Tensor"]):
     """Tensors by name; asking for names does not read tensors."""
 
     _names: Mapping[str, Any]

@@ -1,10 +1,13 @@
 """Keeps only some rows of a draft's head: heads are large."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import torch
+import numpy as np
 
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.account import HEAD
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
@@ -15,7 +18,7 @@ class TrimmedWeights(NamedTensors):
     """Weights under Llama's names, with only some rows of the head."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> None:
-        self._weights, self._token_ids = weights, torch.tensor(token_ids)
+        self._weights, self._token_ids = weights, np.array(token_ids)
         self._names = dict.fromkeys([*weights, HEAD])
         self._head = HEAD if HEAD in weights else EMBEDDING
         """Name of the tensor from which the head's rows are read."""
@@ -67,7 +70,7 @@ class TrimmedHead:
         self._weights, self._name, self._set_head = weights, name, set_head
         blocks = weights.blocks(name)
         assert blocks is not None, name
-        self._blocks: Blocks = blocks[0], blocks[1][torch.tensor(token_ids)]
+        self._blocks: Blocks = blocks[0], blocks[1][np.array(token_ids)]
 
     def replace(self, tokens: Mapping[int, int]) -> None:
         """Replace rows of the head; `tokens` maps rows to new tokens."""

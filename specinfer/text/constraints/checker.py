@@ -5,7 +5,7 @@ import json
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -35,9 +35,10 @@ _LINE_BYTES = 1 << 20
 class Checker:
     """Run a checker process, started on demand and restarted after its end."""
 
-    def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Create a checker, with the arguments of `Compiler`; starts no process."""
-        self._compiler = {"tokenizer": tokenizer, "vocab_size": vocab_size, "eos_token_ids": [*eos_token_ids]}
+        self._tokenizer = tokenizer
+        self._compiler = {"vocab_size": vocab_size, "eos_token_ids": [*eos_token_ids]}
         self._process: Process | None = None
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
@@ -122,7 +123,7 @@ class Checker:
         assert process.stdout is not None
         ready = b""
         try:
-            _write(process, self._compiler)
+            _write(process, self._compiler | {"tokenizer": self._tokenizer()})
             async with asyncio.timeout(_STARTING_S):
                 ready = await process.stdout.readline()
         except TimeoutError:

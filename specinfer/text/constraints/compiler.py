@@ -7,8 +7,10 @@ llguidance's limits ("fuel") keep each step of a matcher below about 20 ms.
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import cached_property, lru_cache
+from importlib.metadata import version
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -18,6 +20,7 @@ from specinfer.text.constraints.constraint import Constraint, ConstraintKind, fo
 from specinfer.text.constraints.digits import DigitRows, DigitTokens
 from specinfer.text.constraints.grammars import grammars_of
 from specinfer.text.constraints.matcher import Matcher
+from specinfer.text.tokenizer import Tokenizer
 
 _LARK = re.compile(r"(?:at )?(?P<line>\d+)\((?P<column>\d+)\): (?P<why>[^\n]*)")
 _REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
@@ -45,27 +48,33 @@ Compiled ones take about 50 times the bytes.
 class Compiler:
     """Compiler for one tokenizer. Not thread-safe."""
 
-    def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: str | Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
         """Load the tokenizer, which takes 0.5 s for 50,000 tokens.
 
         Args:
-            tokenizer: the content of `tokenizer.json`.
+            tokenizer: the content of `tokenizer.json`; a function that returns it is called for the first constraint.
             vocab_size: vocabulary size V of the model; tokens of the tokenizer with larger ids are ignored.
             eos_token_ids: tokens allowed after a complete text.
         """
-        try:
-            self._tokenizer = LLTokenizer(
-                _within(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
-            )
-        except ValueError as error:
-            reason = "the model's tokenizer does not allow constraints"
-            raise IncompatibleError(f"tokenizer.json: {reason}: {error}") from error
+        self._source, self._ends = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._eos = vocab_size, [token for token in eos_token_ids if token < vocab_size]
-        self._digits = DigitTokens(self._tokenizer, vocab_size)
+        if isinstance(tokenizer, str):
+            _ = self._tokenizer
         self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
         self._expensive: OrderedDict[int, None] = OrderedDict()
         """Hashes of constraints, as sources may be large."""
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        text = self._source if isinstance(self._source, str) else self._source()
+        return _loaded(text, self._vocab_size, self._ends)
+
+    @cached_property
+    def _digits(self) -> DigitTokens:
+        return DigitTokens(self._tokenizer, self._vocab_size)
 
     def compile(self, constraint: Constraint) -> Matcher:
         """Compile in the calling thread, without caching."""
@@ -110,6 +119,38 @@ class Compiler:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def compiler_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> Compiler:
+    """Return a compiler that loads its vocabulary for the first constraint.
+
+    Raises:
+        IncompatibleError: if the tokenizer allows no constraints; its first start finds out.
+    """
+
+    def problem() -> str:
+        try:
+            Compiler(tokenizer.to_json(), vocab_size, eos_token_ids)
+        except IncompatibleError as error:
+            return str(error)
+        return ""
+
+    name = f"constraints {version('llguidance')} {vocab_size} {[*eos_token_ids]}"
+    if found := tokenizer.derived(name, problem):
+        raise IncompatibleError(found)
+    return Compiler(tokenizer.to_json, vocab_size, eos_token_ids)
+
+
+@lru_cache(maxsize=2)
+def _loaded(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    """Load a vocabulary; the verifier and the gateway of one process share it."""
+    try:
+        return LLTokenizer(
+            _within(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+        )
+    except ValueError as error:
+        reason = "the model's tokenizer does not allow constraints"
+        raise IncompatibleError(f"tokenizer.json: {reason}: {error}") from error
 
 
 def _within(tokenizer: str, vocab_size: int) -> str:

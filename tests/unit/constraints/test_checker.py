@@ -31,7 +31,7 @@ AMPLE_S = 60.0
 
 @pytest.fixture
 async def checking() -> AsyncIterator[Checker]:
-    checker = Checker(ascii_tokenizer().to_json(), VOCABULARY, [0])
+    checker = Checker(ascii_tokenizer().to_json, VOCABULARY, [0])
     yield checker
     await checker.close()
 

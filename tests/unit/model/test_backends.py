@@ -4,7 +4,6 @@ import logging
 import re
 
 import pytest
-import torch
 
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.model.backends import BACKENDS, choose_backend
@@ -18,9 +17,7 @@ from tests.support.tiny_models import runner_of, tiny_transformers
 CONFIG: ModelConfig = from_transformers(tiny_transformers("llama").config)
 
 
-def chosen(
-    executor: str, weights: str = "auto", dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
-) -> str:
+def chosen(executor: str, weights: str = "auto", dtype: str = "bfloat16", device: str = "cpu") -> str:
     return choose_backend(executor, CONFIG, FORMATS[weights], dtype, device).name
 
 
@@ -73,7 +70,7 @@ def test_a_format_that_does_not_fit_is_named() -> None:
     with pytest.raises(SettingError, match="weights = 'q4_1':"):
         chosen("torch", "q4_1")
     with pytest.raises(SettingError, match="weights = 'bf16':"):
-        chosen("auto", "bf16", torch.float32)
+        chosen("auto", "bf16", "float32")
     with pytest.raises(SettingError, match="weights = 'fp8':"):
         chosen("native", "fp8")
 

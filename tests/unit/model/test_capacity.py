@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from specinfer.cli.show import room_words
 from specinfer.errors import SettingError
@@ -37,7 +36,7 @@ def test_a_model_is_loaded_with_the_cache_that_fits(
     MODEL.save_pretrained(tmp_path)
     weights = (tmp_path / "model.safetensors").stat().st_size
     monkeypatch.setattr(loading, "available_memory", lambda: weights + 2_000_000)
-    per_token = token_bytes(CONFIG, torch.float32, kv_type)
+    per_token = token_bytes(CONFIG, "float32", kv_type)
     options = RunnerOptions("float32", executor="native", kv_tokens=AUTO_TOKENS, kv_type=kv_type)
     runner = ModelRunner(*load_model(tmp_path, options))
     assert 1_500_000 - 16 * per_token < runner.cache_bytes <= 1_500_000 + 16 * per_token

@@ -11,12 +11,12 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.executor import TorchExecutor
 from specinfer.model.offload.stores import PAGE, DiskStore, HostStore, LayerStore, open_store
 from specinfer.model.offload.stream import DeviceBuffer, HostBuffer, LayerStream
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
+from specinfer.model.torch.executor import TorchExecutor
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.request.sampling import GREEDY
 from specinfer.tree import TreeLimits

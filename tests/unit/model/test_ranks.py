@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
-from specinfer.model.parallel.executor import RankMemory
-from specinfer.model.parallel.layout import Layout
+from specinfer.model.parallel.layout import Layout, RankMemory
 from specinfer.model.parallel.ranks import LOST_GROUP, Ranks
 from specinfer.model.parallel.stage import StageCost
 from specinfer.model.runner import ModelRunner

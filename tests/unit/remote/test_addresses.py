@@ -3,7 +3,8 @@
 import pytest
 
 from specinfer.errors import SettingError
-from specinfer.remote.replicas import ReplicaShares, replica_addresses, service_addresses
+from specinfer.remote.replicas import ReplicaShares
+from specinfer.service.channel import replica_addresses, service_addresses
 
 
 @pytest.mark.parametrize(

@@ -85,15 +85,15 @@ def test_a_wrong_base_asks_for_resync_and_changes_nothing() -> None:
 
 def test_non_finite_logits_fail_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make()
-    forward = engine.runner.forward
+    run = engine.runner.run
 
     def poisoned(segments):  # type: ignore[no-untyped-def]
-        logits = forward(segments)
+        logits = run(segments)
         logits[0] = logits[0].clone()
         logits[0][:, 5] = float("nan")
         return logits
 
-    monkeypatch.setattr(engine.runner, "forward", poisoned)
+    monkeypatch.setattr(engine.runner, "run", poisoned)
     bad, good = engine.verify([job("bad", 0, PROMPT), job("good", 0, PROMPT)])
     assert (bad.status, bad.message) == (
         EntryStatus.ERROR,
@@ -161,10 +161,10 @@ def test_a_common_prompt_is_computed_once_and_changes_nothing(executor: str) -> 
     prompt = [(7 * i) % 97 for i in range(70)]
     first = only(engine.verify([job("a", 0, [*prompt, 3])]))
     read: list[int] = []
-    forward = engine.runner.forward
-    engine.runner.forward = lambda segments: (  # type: ignore[method-assign]
+    run = engine.runner.run
+    engine.runner.run = lambda segments: (  # type: ignore[method-assign]
         read.extend(len(s.delta) for s in segments),
-        forward(segments),
+        run(segments),
     )[1]
     again, other = engine.verify([job("b", 0, [*prompt, 3]), job("c", 0, [*prompt, 4])])
     assert read == [71 - 64, 71 - 64]

@@ -126,7 +126,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, 
         ),
         "reading": (RequestAdjustment, "read", lambda adjustment, *_: its_adjustment(adjustment)),
         "changing": (RequestAdjustment, "change", lambda adjustment, *_: its_adjustment(adjustment)),
-        "pass": (engine.runner, "forward", lambda segments: any(its_sequence(s.sequence) for s in segments)),
+        "pass": (engine.runner, "run", lambda segments: any(its_sequence(s.sequence) for s in segments)),
     }[where]
     monkeypatch.setattr(owner, attribute, hits(getattr(owner, attribute), is_poison))
 

@@ -33,13 +33,13 @@ def test_every_size_is_measured_and_nothing_is_kept() -> None:
 def test_measured_rows_are_of_different_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal rows would choose the same experts of a mixture."""
     runner = runner_of(MODEL, kv_tokens=2048)
-    forward, rows = runner.forward, list[list[int]]()
+    forward, rows = runner.run, list[list[int]]()
 
     def spy(segments: Sequence[Segment]) -> list[torch.Tensor]:
         rows.extend(list(segment.nodes) for segment in segments)
         return forward(segments)
 
-    monkeypatch.setattr(runner, "forward", spy)
+    monkeypatch.setattr(runner, "run", spy)
     measure_passes(runner, clock=quick())
     assert max(map(len, rows)) == 64
     assert all(len(set(nodes)) == len(nodes) for nodes in rows)
@@ -157,14 +157,14 @@ def test_a_pass_ends_when_its_logits_have_arrived(monkeypatch: pytest.MonkeyPatc
 
 def measured_context(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, per_token_s: float) -> float:
     """Measure with a clock that counts only rows and their context."""
-    forward, now = runner.forward, [0.0]
+    forward, now = runner.run, [0.0]
 
     def slow(segments: Sequence[Segment]) -> list[torch.Tensor]:
         for segment in segments:
             now[0] += len(segment.nodes) * (0.001 + per_token_s * segment.sequence.length)
         return forward(segments)
 
-    monkeypatch.setattr(runner, "forward", slow)
+    monkeypatch.setattr(runner, "run", slow)
     return measure_context(runner, [(1, 0.001), (8, 0.008), (32, 0.032)], clock=lambda: now[0])
 
 

@@ -1,8 +1,8 @@
 """LFM2: short convolutions in place of most attention layers."""
 
-from typing import Any
+from __future__ import annotations
 
-import torch
+from typing import Any
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import (
@@ -16,6 +16,7 @@ from specinfer.model.families.base import (
     replaced,
 )
 from specinfer.model.families.positions import FULL, rotary
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.keys import Metadata
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 

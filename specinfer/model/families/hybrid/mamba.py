@@ -1,15 +1,16 @@
 """Mamba 2 (arXiv 2405.21060), and names shared by families with such layers."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-
-import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import Family, Fields, HeadSizes, RecurrentShape, TensorSource, replaced
 from specinfer.model.families.hybrid.mamba_gguf import MAMBA_LAYOUT
 from specinfer.model.families.positions import NO_ROTARY, UNBOUNDED
+from specinfer.model.lazy_torch import torch
 
 MAMBA_COUNTS = tuple(
     f"mamba_{name}" for name in ("n_groups", "n_heads", "d_state", "d_head", "d_conv", "expand")

@@ -4,16 +4,17 @@ The models are Mamba 2, Granite 4 and Falcon H1. The converter stores decays A i
 as columns, norms with a row per group, and convolutions as matrices. It multiplies weights by Falcon's factors.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-
-import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import GGUF_PARTS, Fields, GgufLayout
 from specinfer.model.families.experts import expert_counts, gguf_experts
 from specinfer.model.families.granite import granite_factors
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.keys import Metadata
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 

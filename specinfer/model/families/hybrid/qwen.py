@@ -3,10 +3,10 @@
 Three of four layers are gated delta nets; attention has output gates, and norms multiply by 1 + w.
 """
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any
-
-import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import (
@@ -21,6 +21,7 @@ from specinfer.model.families.base import (
 from specinfer.model.families.experts import qwen_experts, rename_experts
 from specinfer.model.families.hybrid.qwen_gguf import LAYOUT, MIXTURE, NEXT, joined_projections
 from specinfer.model.families.positions import FULL, LINEAR, rotary
+from specinfer.model.lazy_torch import torch
 
 _NAMES = {"model.language_model.": "model."}
 _OTHER_PARTS = ("model.visual.", "mtp.")

@@ -5,10 +5,10 @@ first head of each key head's group, then the second of each group, and so on; `
 Qwen 3 Next has one matrix with all queries, then keys, then values.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from specinfer.model.families.base import GGUF_PARTS, Fields, GgufLayout
 from specinfer.model.families.experts import (
@@ -19,6 +19,7 @@ from specinfer.model.families.experts import (
     shared_size,
 )
 from specinfer.model.families.hybrid.mamba_gguf import decay_logarithms, head_sizes
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.gguf_files.keys import Metadata, whole_number
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 from specinfer.model.weights.source import MTP_LAYERS

@@ -8,12 +8,13 @@
 Activations are not quantised. Any other quantisation is refused by name.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed.dequantised import DequantisedWeights

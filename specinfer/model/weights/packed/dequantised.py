@@ -1,10 +1,11 @@
 """Dequantises the tensors of a checkpoint when they are read."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 
-import torch
-
 from specinfer.errors import IncompatibleError
+from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.files import shape_of
 from specinfer.model.weights.interfaces import NamedTensors
 from specinfer.model.weights.packed.scheme import Scheme

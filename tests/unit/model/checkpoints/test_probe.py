@@ -14,12 +14,12 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
-from specinfer.model.probe import records
 from specinfer.model.probe.check import probe_generic, probe_loaded
 from specinfer.model.probe.load import load_checked
 from specinfer.model.probe.reference import few_layers
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch import generic_attention
+from specinfer.system import derived
 from tests.support.models.families import FAMILIES, SHAPE, random_model, save_random
 from tests.support.models.models_table import row, stored_rows
 
@@ -47,7 +47,7 @@ REFUSED = {
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(records, "cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr(derived, "cache_directory", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "probes"
 
 
@@ -115,9 +115,9 @@ def test_a_cache_that_cannot_be_written_keeps_no_record(
 ) -> None:
     save_random("gemma", tmp_path / "model")
     (tmp_path / "file").touch()
-    monkeypatch.setattr(records, "cache_directory", lambda: tmp_path / "file")
+    monkeypatch.setattr(derived, "cache_directory", lambda: tmp_path / "file")
     load_checked(tmp_path / "model", OPTIONS)
-    assert "the probe's result cannot be cached" in caplog.text
+    assert "probes cannot be kept" in caplog.text
 
 
 def test_few_layers_have_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
-from specinfer.model.executor import TorchExecutor
 from specinfer.model.native import build
 from specinfer.model.native.build import (
     VARIANTS,
@@ -28,6 +27,7 @@ from specinfer.model.native.build import (
 )
 from specinfer.model.native.model import check_supported
 from specinfer.model.sampling.distributions import probabilities
+from specinfer.model.torch.executor import TorchExecutor
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.request.sampling import Sampling
 from specinfer.system.cache_directory import cache_directory
@@ -206,7 +206,7 @@ def test_unsupported_models_are_named() -> None:
         runner_of(tiny_transformers("llama"), executor="native")
     odd = replace(from_transformers(tiny_transformers("llama").config), head_dim=16, intermediate_size=65)
     with pytest.raises(IncompatibleError, match="size 65"):
-        check_supported(odd, torch.float32, "cpu")
+        check_supported(odd, "float32", "cpu")
 
 
 def test_drawing_a_token_does_not_load_the_kernels() -> None:

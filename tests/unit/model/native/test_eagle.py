@@ -18,7 +18,7 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.native.executor import pass_of
-from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.options import RunnerOptions, torch_dtype
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.request.sampling import GREEDY, Sampling
@@ -100,7 +100,7 @@ def by_passes(weights: DraftWeights, dtype: str) -> EagleRunner:
     _, layer_weights = backend_and_weights(
         weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options
     )
-    layer = NativeEagle(weights, layer_weights, DTYPES[options.dtype], blocks, options.kv_type)
+    layer = NativeEagle(weights, layer_weights, torch_dtype(options.dtype), blocks, options.kv_type)
     return EagleRunner(cast(DraftStack, CompiledPasses(layer)), blocks)
 
 

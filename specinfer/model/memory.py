@@ -1,0 +1,101 @@
+"""Compares the memory that a model needs with the free memory, before anything is loaded."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.cache.capacity import AUTO_TOKENS, token_bytes
+from specinfer.model.options import RunnerOptions
+from specinfer.model.weights.config_files import load_config
+from specinfer.model.weights.source import is_draft_checkpoint, kept_gguf
+from specinfer.options.model_options import AUTO, CACHE_TOKENS
+from specinfer.system.json_files import read_json
+from specinfer.system.machine import available_memory
+
+log = logging.getLogger(__name__)
+PROGRAM_BYTES = 300_000_000
+"""Memory of the process besides weights and caches."""
+_MIN_TOKENS = 512
+_GB = 1e9
+
+
+class MemoryNeeds(NamedTuple):
+    """Bytes that a target and its draft need."""
+
+    weights: int
+    draft: int
+    token: int
+    """Bytes of a cached context token, in the target's and the draft's cache."""
+
+    def total(self, tokens: int) -> int:
+        return self.weights + self.draft + PROGRAM_BYTES + tokens * self.token
+
+    def explain(self, tokens: int, free: int) -> str:
+        """Return, for example, "needs 2.9 GB (weights 1.1, draft 0.4, ...), 2.4 are free"."""
+        parts = {"weights": self.weights, "draft": self.draft, "cache": tokens * self.token}
+        listed = ", ".join(f"{name} {size / _GB:.1f}" for name, size in parts.items() if size)
+        program = f"program {PROGRAM_BYTES / _GB:.1f}"
+        return f"needs {self.total(tokens) / _GB:.1f} GB ({listed}, {program}), {free / _GB:.1f} are free"
+
+
+def fitting_cache(model: Path, draft: Path | None, options: RunnerOptions, free: int | None = None) -> int:
+    """Return the capacity of the KV cache in tokens.
+
+    It is the asked one; the default is reduced to what fits. Only a CPU's memory is compared, and only with weights in
+    the format of their file.
+
+    Args:
+        model: directory of the target.
+        draft: directory of its draft model, if any.
+        options: options of the target.
+        free: free bytes; None: those of machine and container.
+
+    Raises:
+        SettingError: if weights and cache do not fit.
+    """
+    asked = options.kv_tokens
+    if options.device != "cpu" or options.offload != "none" or options.weights != AUTO:
+        return asked
+    if (needs := _needs(model, draft, options)) is None:
+        return asked
+    free = available_memory() if free is None else free
+    tokens = max(asked, _MIN_TOKENS if asked == AUTO_TOKENS else 0)
+    if needs.total(tokens) <= free:
+        return asked
+    fitting = (free - needs.total(0)) // max(needs.token, 1) // 16 * 16
+    if fitting < min(_MIN_TOKENS, tokens):
+        instead = "--draft none, --kv-type q8_0 or a smaller model" if needs.draft else "a smaller model"
+        raise SettingError(
+            "model", model.name, f"{needs.explain(min(_MIN_TOKENS, tokens), free)}: choose {instead}"
+        )
+    if asked != CACHE_TOKENS:
+        raise SettingError(
+            "kv_tokens", asked, f"{needs.explain(asked, free)}: at most {fitting} tokens fit, as with auto"
+        )
+    log.warning("kv_tokens = %d: %s: the cache has %d tokens", asked, needs.explain(asked, free), fitting)
+    return fitting
+
+
+def _needs(model: Path, draft: Path | None, options: RunnerOptions) -> MemoryNeeds | None:
+    """Return the needs; None for a model that only the generic executor runs."""
+    try:
+        token = token_bytes(load_config(model), options.dtype, options.kv_type)
+        if draft is not None and not is_draft_checkpoint(draft):
+            token += token_bytes(load_config(draft), options.dtype, options.kv_type)
+    except IncompatibleError:
+        return None
+    dtype = options.dtype
+    return MemoryNeeds(
+        _weight_bytes(model, dtype), 0 if draft is None else _weight_bytes(draft, dtype), token
+    )
+
+
+def _weight_bytes(directory: Path, dtype: str) -> int:
+    gguf = kept_gguf(directory)
+    if gguf is not None:
+        return gguf.stat().st_size
+    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    fields = read_json(directory / "config.json")
+    halved = dtype != "float32" and "float32" in (fields.get("dtype"), fields.get("torch_dtype"))
+    return size // 2 if halved else size
