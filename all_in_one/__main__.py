@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
+from all_in_one.door import command_door
 from all_in_one.settings import ServeSettings
 from gateway.api.callers import Callers
 from gateway.app import (
@@ -57,7 +58,8 @@ async def serve(settings: ServeSettings) -> None:
         access = GatewayAccess((GATEWAY,), ClientTls())
         app = build_app(settings, access, registries[0], ending, shown=united(registries))
         server = HttpServer(settings, app, ending)
-        await start_and_wait_for_signal(server.start)
+        async with command_door(one, settings) as start_http:
+            await start_and_wait_for_signal(lambda: start_http(server.start))
         await drain(one, server, settings.drain_seconds)
     thread.stop()
 

@@ -36,7 +36,7 @@ def check_gateways(addresses: str) -> None:
     targets = split_targets("--address", addresses)
     if all(map(_refuses, targets)):
         raise UnavailableError(
-            f"no gateway at {addresses}: start one with `specinfer up`, wait for 'ready at'"
+            f"no gateway at {addresses}: start one with `specinfer serve` or `specinfer up`"
         )
 
 

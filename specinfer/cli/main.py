@@ -21,7 +21,7 @@ from specinfer.cli.exact import exact
 from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
-from specinfer.cli.models import keys_app, models_app
+from specinfer.cli.models import keys_app, models_app, models_list, models_pull, models_remove
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DraftFlag,
@@ -29,8 +29,9 @@ from specinfer.cli.options.shared import (
     SpeculatorAddresses,
     Speculators,
 )
-from specinfer.cli.show import console, ready_line
-from specinfer.cli.status import get_status, status
+from specinfer.cli.run import run
+from specinfer.cli.show import console
+from specinfer.cli.status import get_status, ps, status
 from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
@@ -41,7 +42,10 @@ from specinfer.options.option_names import no_such_option
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.planning import PLANNERS
 from specinfer.service.channel import check_target
+from specinfer.service.ready import ready_line
 from specinfer.system.cache_directory import CACHE_HELP
+from specinfer.system.running import announced
+from specinfer.system.threads import thread_count
 
 PROGRAM = "specinfer"
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -50,8 +54,10 @@ _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_op
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-for command in (generate, attach, cancel, status, bench, demo, check, exact):
+for command in (run, generate, attach, cancel, status, ps, bench, demo, check, exact):
     app.command()(grouped(command))
+for name, same in (("pull", models_pull), ("list", models_list), ("rm", models_remove)):
+    app.command(name)(same)
 
 
 def _print_version(wanted: bool) -> None:
@@ -156,14 +162,17 @@ def up(
 def _run(options: LocalOptions, explain: bool) -> None:
     with local_system(options) as system:
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
-        ready = ready_line(system.address, options.http, get_status(connection), str(system.logs))
+        url = f"http://{options.http}" if options.http else ""
+        about = ready_line(url, get_status(connection), thread_count(int(options.verifier.get("threads", 0))))
+        ready = f"ready at {system.address}: {about}; logs in {system.logs}; Ctrl-C ends it"
         console.print(ready, markup=False, highlight=False, soft_wrap=True)
         if explain:
             for what, choice in explanation(options, describe_verifier(system.verifier)):
                 console.print(f"{what}: {choice}", markup=False, highlight=False, soft_wrap=True)
-        while True:
-            system.check()
-            time.sleep(0.5)
+        with announced("up", system.address, url):
+            while True:
+                system.check()
+                time.sleep(0.5)
 
 
 @app.command("batch", hidden=True, context_settings=_PASSED_ON)
@@ -176,8 +185,11 @@ def batch() -> None:
 
 @app.command("serve", context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> None:
-    """Serve OpenAI's API for one model in one process (options: --help)."""
-    _become("all_in_one", context.args)
+    """Serve OpenAI's API for one model in one process: serve MODEL or FILE.gguf (options: --help)."""
+    arguments = context.args
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--model", *arguments]
+    _become("all_in_one", arguments)
 
 
 @app.command("train", context_settings=_PASSED_ON)

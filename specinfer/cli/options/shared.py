@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from specinfer.cli.bench import MODES
-from specinfer.cli.connection import API_KEY_VARIABLE, Connection
+from specinfer.cli.connection import API_KEY_VARIABLE, Connection, check_gateways
 from specinfer.cli.local.options import LocalOptions
 from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
@@ -17,6 +17,7 @@ from specinfer.options.flag_groups import LOCAL
 from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option, as_text
 from specinfer.service.tls import ClientTls
 from specinfer.system.append_file import private
+from specinfer.system.running import running_servers
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
@@ -26,10 +27,11 @@ GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 
 
 Address = Annotated[
-    str,
+    str | None,
     typer.Option(
         rich_help_panel=GATEWAY,
-        help="Address of a running gateway, or of several that share a Redis, separated by commas.",
+        help="Address of a running gateway, or of several that share a Redis, separated by commas. Not given: the "
+        f"server that you started last, else {DEFAULT_ADDRESS}.",
     ),
 ]
 PatienceSeconds = Annotated[
@@ -132,6 +134,18 @@ class AccessFlags(TlsFlags):
     def connection(self, addresses: str, traceparent: str = "") -> Connection:
         """Return a connection to gateways at these addresses."""
         return Connection(addresses, self.api_key, self.tls, traceparent)
+
+    def reach(self, given: str | None, traceparent: str = "") -> Connection:
+        """Return a connection to the given gateways, or to this user's latest server.
+
+        Raises:
+            UnavailableError: if nothing listens there.
+        """
+        servers = [] if self.tls else running_servers()
+        here = servers[-1].address if servers else DEFAULT_ADDRESS
+        connection = self.connection(given or here, traceparent)
+        check_gateways(connection.addresses)
+        return connection
 
 
 LOCAL_OPTIONS = ("model", *(field.name for field in fields(LocalFlags)), "speculator", "draft")

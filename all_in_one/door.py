@@ -1,0 +1,53 @@
+"""Let this user's commands find `serve`: a Unix socket with the gateway's calls, and a record of it."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from tempfile import TemporaryDirectory
+
+from all_in_one.settings import ServeSettings
+from gateway.app import Gateway
+from specinfer.service.channel import split_address
+from specinfer.service.ready import ready_line
+from specinfer.service.server import ServiceServer
+from specinfer.system.running import announced
+from specinfer.system.threads import thread_count
+from specinfer.v1 import generation_pb2, generation_pb2_grpc
+
+log = logging.getLogger(__name__)
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+Start = Callable[[], Awaitable[int]]
+
+
+@asynccontextmanager
+async def command_door(
+    one: Gateway, settings: ServeSettings
+) -> AsyncIterator[Callable[[Start], Awaitable[None]]]:
+    """Serve the gateway's calls to commands of this user, who alone can open the socket.
+
+    Yields a function that starts the HTTP server, announces this process, and logs the line of a ready system.
+    """
+    with TemporaryDirectory(prefix="specinfer-") as folder, ExitStack() as record:
+        address = f"unix:{folder}/gateway"
+        here = one.settings.model_copy(update={"listen": address})
+        server = ServiceServer(here, [SERVICE], one.interceptors, here.max_calls)
+        generation_pb2_grpc.add_GenerationServicer_to_server(one.servicer, server.grpc)  # type: ignore[no-untyped-call]
+        await server.start()
+
+        async def start_http(start: Start) -> None:
+            url = base_url(settings, await start())
+            record.enter_context(announced("serve", address, url))
+            log.info("ready: %s", ready_line(url, one.status.reply(), thread_count(settings.threads)))
+
+        try:
+            yield start_http
+        finally:
+            await server.grpc.stop(0)
+
+
+def base_url(settings: ServeSettings, port: int) -> str:
+    """Return the URL at which this machine reaches the HTTP server."""
+    host = split_address("listen", settings.listen, lowest_port=0)[0]
+    shown = _WILDCARDS.get(host, f"[{host}]" if ":" in host else host)
+    return f"http{'s' if settings.tls.wanted else ''}://{shown}:{port}"
