@@ -74,7 +74,7 @@ async def drain(one: Gateway, server: HttpServer, seconds: float) -> None:
 async def check_before_loading(settings: ServeSettings, gateway: GatewaySettings) -> Tokenizer:
     """Check addresses and files before the model loads; return its tokenizer."""
     bind(settings.listen).close()
-    Callers.load(gateway.key_file)
+    Callers.load(gateway.key_file, given=gateway.api_key)
     tokenizer = load_tokenizer(gateway)
     await open_store(gateway, "").close()
     check_named_draft(settings.model, settings.draft)

@@ -134,7 +134,7 @@ async def build_gateway(
     recorder = StepRecorder(settings.recording) if settings.recording is not None else None
     traces = RequestTraces(tracer) if tracer else None
     observer = Observer(GatewayMetrics(registry, named), traces, recorder.write if recorder else None)
-    callers = Callers.load(settings.key_file)
+    callers = Callers.load(settings.key_file, given=settings.api_key)
     weights = settings.weights_file
     trained = load_weights("planner", weights) if weights is not None else {}
     constraints = constraints or Constraints(tokenizer)

@@ -26,7 +26,7 @@ from specinfer.client import Answer, AsyncClient, add_up
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import is_pulled
-from specinfer.options.model_options import AUTO_DRAFT, Dtype
+from specinfer.options.model_options import AUTO_DRAFT, DEFAULT_RULE, Acceptance, Dtype
 from specinfer.request.fields import RequestFields
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import available_memory
@@ -186,6 +186,7 @@ def demo(
         ),
     ] = None,
     draft: DraftFlag = None,
+    acceptance: Acceptance = DEFAULT_RULE,
     dtype: Dtype = "bfloat16",
 ) -> None:
     """Start a system, stream answers, compare trees with plain decoding, and stop."""
@@ -197,7 +198,9 @@ def demo(
     for name in (model, draft):
         if name in known_models():
             pull(name)
-    with local_system(LocalOptions(model=model, dtype=dtype, speculators={}, draft=draft)) as system:
+    verifier = {"acceptance": acceptance}
+    options = LocalOptions(model=model, dtype=dtype, verifier=verifier, speculators={}, draft=draft)
+    with local_system(options) as system:
         runs = asyncio.run(_run(Connection(system.address, os.environ.get(API_KEY_VARIABLE)), max_new_tokens))
     print_comparison(runs, model)
 

@@ -4,6 +4,7 @@ Invalid input prints one line and exits with code 2; other failures exit with co
 """
 
 import os
+import secrets
 import signal
 import sys
 import time
@@ -25,10 +26,10 @@ from specinfer.cli.models import keys_app, models_app, models_list, models_pull,
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DraftFlag,
-    LocalFlags,
     SpeculatorAddresses,
     Speculators,
 )
+from specinfer.cli.options.up import GatewayFlags, HttpFlags, UpFlags, changed
 from specinfer.cli.run import run
 from specinfer.cli.show import console
 from specinfer.cli.status import get_status, ps, status
@@ -48,6 +49,7 @@ from specinfer.system.running import announced
 from specinfer.system.threads import thread_count
 
 PROGRAM = "specinfer"
+_GATEWAY_KEY = "SPECINFER_GATEWAY_API_KEY"
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of commands that read no options themselves."""
 
@@ -88,10 +90,6 @@ ChatTemplate = Annotated[
         help="File of a chat template (Jinja) to use instead of the model's.", exists=True, dir_okay=False
     ),
 ]
-ServedModelName = Annotated[
-    str | None,
-    typer.Option(help="Names of the model over HTTP, separated by commas; answers have the first."),
-]
 
 
 def planner_name(text: str) -> str:
@@ -124,26 +122,30 @@ def up(
     http_listen: HttpListen = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
     *,
-    target: LocalFlags,
+    target: UpFlags,
+    requests: GatewayFlags,
+    http: HttpFlags,
     speculator: Speculators = None,
     speculator_address: SpeculatorAddresses = None,
     draft: DraftFlag = None,
     chat_template: ChatTemplate = None,
-    served_model_name: ServedModelName = None,
     planner: Planner = None,
     tensor_parallel: TensorParallel = 1,
     explain: Explain = False,
 ) -> None:
-    """Run the whole system on this machine until Ctrl-C."""
-    if served_model_name is not None and http_listen == "none":
-        raise InvalidInputError(
-            "served_model_name", served_model_name, "needs --http-listen HOST:PORT, not none"
-        )
-    options = target.system(
+    """Run the whole system on this machine until Ctrl-C. TLS is that of the HTTP service."""
+    http_flags = changed(http)
+    if http_flags and http_listen == "none":
+        name, value = next(iter(http_flags.items()))
+        raise InvalidInputError(name.replace("-", "_"), value, "needs --http-listen HOST:PORT, not none")
+    options = LocalOptions(
         model,
-        {"tensor-parallel": str(tensor_parallel)},
+        target.dtype,
+        target.device or None,
+        verifier={**changed(target), "tensor-parallel": str(tensor_parallel)},
         listen=listen,
         gateway={
+            **changed(requests),
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),
         },
@@ -154,15 +156,19 @@ def up(
         draft=draft,
         metrics=True,
         http=None if http_listen == "none" else http_listen,
-        http_flags={} if served_model_name is None else {"served-model-name": served_model_name},
+        http_flags=http_flags,
     )
-    _run(options, explain)
+    api_key = requests.api_key or os.environ.get(API_KEY_VARIABLE)
+    if requests.api_keys and not api_key:
+        os.environ[_GATEWAY_KEY] = api_key = secrets.token_urlsafe()  # for our own question what has started
+    _run(options, explain, api_key)
 
 
-def _run(options: LocalOptions, explain: bool) -> None:
+def _run(options: LocalOptions, explain: bool, api_key: str | None) -> None:
     with local_system(options) as system:
-        connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
-        url = f"http://{options.http}" if options.http else ""
+        connection = Connection(system.address, api_key or None)
+        scheme = "https" if "tls-certificate" in options.http_flags else "http"
+        url = f"{scheme}://{options.http}" if options.http else ""
         about = ready_line(url, get_status(connection), thread_count(int(options.verifier.get("threads", 0))))
         ready = f"ready at {system.address}: {about}; logs in {system.logs}; Ctrl-C ends it"
         console.print(ready, markup=False, highlight=False, soft_wrap=True)

@@ -144,7 +144,7 @@ def status_table(
     table.add_row("gateway", f"{status.gateway_id}, {status.gateways} alive{draining}")
     table.add_row("redis", ready_words(status.redis_ready))
     table.add_row("model", f"{target_words(status)}, context {status.max_context_len}{lossy}")
-    table.add_row("draft", draft_words(status))
+    table.add_row("draft", draft_words(status).removeprefix("draft "))
     if server is not None:
         table.add_row(server.command, f"{server.url or server.address}, {memory_words(server)}")
     table.add_row("verifier", ready_words(status.verifier_ready))
@@ -177,7 +177,7 @@ def recent_words(recent: generation_pb2.RecentState) -> str:
         return f"{rates}; no guesses: plain decoding"
     return (
         f"{rates}; trees: {recent.accepted} of {recent.drafted} guesses accepted, "
-        f"{recent.new_tokens / max(1, recent.new_tokens - recent.accepted):.2f} times the tokens of plain passes"
+        f"{recent.new_tokens / max(1, recent.new_tokens - recent.accepted):.2f} tokens per pass"
     )
 
 

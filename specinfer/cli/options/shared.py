@@ -14,7 +14,15 @@ from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
 from specinfer.model.formats.registry import FORMATS, unknown_format
 from specinfer.options.flag_groups import LOCAL
-from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option, as_text
+from specinfer.options.model_options import (
+    DEFAULT_RULE,
+    DRAFT_HELP,
+    Acceptance,
+    ModelOptions,
+    Offload,
+    Option,
+    as_text,
+)
 from specinfer.service.tls import ClientTls
 from specinfer.system.append_file import private
 from specinfer.system.running import running_servers
@@ -87,6 +95,7 @@ class LocalFlags(ModelOptions):
 
     device: Annotated[str, Option("Torch device, for example cpu or cuda; not given: cpu.")] = ""
     offload: Offload = "none"
+    acceptance: Acceptance = DEFAULT_RULE
 
     def system(self, model: str, verifier: Flags | None = None, **more: Any) -> LocalOptions:
         """Return the options of a local system, with further flags of its verifier."""
