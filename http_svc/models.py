@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http_svc.errors import ApiError
 from specinfer.client import AsyncClient
 from specinfer.service.channel import open_channel
+from specinfer.service.ready import draft_words
 from specinfer.service.tls import ClientTls
 from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import generation_pb2
@@ -125,6 +126,8 @@ class Models:
             "created": self._created,
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
+            "weights": status.weights,
+            "draft": draft_words(status),
             "default_sampling_params": MessageToDict(
                 status.default_sampling, preserving_proto_field_name=True
             ),

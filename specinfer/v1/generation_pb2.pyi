@@ -15,6 +15,7 @@ class Speculation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATION_TREE: _ClassVar[Speculation]
     SPECULATION_SEQUENCE: _ClassVar[Speculation]
     SPECULATION_OFF: _ClassVar[Speculation]
+    SPECULATION_ALWAYS: _ClassVar[Speculation]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +37,7 @@ SPECULATION_UNSPECIFIED: Speculation
 SPECULATION_TREE: Speculation
 SPECULATION_SEQUENCE: Speculation
 SPECULATION_OFF: Speculation
+SPECULATION_ALWAYS: Speculation
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
