@@ -23,7 +23,7 @@ async function showModel() {
     const { id, max_model_len: context, weights, draft } = await servedModel(settings.key());
     Object.assign(settings, { model: id, context });
     byId("model").textContent = id;
-    byId("about").textContent = [weights, draft, `context ${context}`].filter(Boolean).join(" · ");
+    byId("about").textContent = [weights?.replace(/^.*: /, ""), draft, `context ${context}`].filter(Boolean).join(" · ");
     turns.forEach((turn) => turn.update());
   } catch (error) {
     byId("model").textContent = error.message;

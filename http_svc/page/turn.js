@@ -26,6 +26,7 @@ export class Turn {
     this.element = make("article", { class: "turn" },
       make("h3", { class: "question" }, make("span", { class: "hidden" }, "You: "), question),
       make("div", { class: "answer" }, body, make("div", { class: "below" }, this.note, this.actions), this.track));
+    this.element.ariaBusy = String(recording.running);
     body.addEventListener("click", (event) => {
       const token = event.target.closest(".token");
       if (token) on.step(this, Number(token.dataset.step));
