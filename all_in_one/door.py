@@ -1,4 +1,4 @@
-"""Let this user's commands find `serve`: a Unix socket with the gateway's calls, and a record of it."""
+"""A Unix socket of `serve` with the gateway's calls, which this user's commands find."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 from all_in_one.settings import ServeSettings
 from gateway.app import Gateway
+from specinfer.client.described import ready_line
 from specinfer.service.channel import split_address
-from specinfer.service.ready import ready_line
 from specinfer.service.server import ServiceServer
 from specinfer.system.running import announced
 from specinfer.system.threads import thread_count

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from http_svc.errors import ApiError
 from specinfer.client import AsyncClient
+from specinfer.client.described import draft_words
 from specinfer.service.channel import open_channel
-from specinfer.service.ready import draft_words
 from specinfer.service.tls import ClientTls
 from specinfer.text.chat.forms import ChatForm
 from specinfer.v1 import generation_pb2

@@ -56,14 +56,14 @@ class Callers:
     def __init__(
         self, path: Path | None, keys: Sequence[ApiKey], clock: Clock = _now, given: str = ""
     ) -> None:
-        """Set the keys of the file at `path`; `given` is a further key, without limits."""
+        """Set the keys of a file, and a further key, without limits."""
         self._path, self._keys, self._clock = path, list(keys), clock
         self._given = [_given_key(given)] if given else []
         self._seen = None if path is None else stamp_of(path)
 
     @classmethod
     def load(cls, path: Path | None, clock: Clock = _now, given: str = "") -> "Callers":
-        """Load the callers from a key file and a given key; without both, no keys are needed."""
+        """Load the keys of a file and a given key; without both, none are needed."""
         callers = cls(
             path, (), clock, given
         )  # takes the file's stamp before reading, to notice any later change

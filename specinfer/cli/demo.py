@@ -16,10 +16,10 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from specinfer.cli.chat.marked import legend, print_marked
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system, pull
-from specinfer.cli.marked import legend, print_marked
 from specinfer.cli.options.shared import DraftFlag
 from specinfer.cli.show import output, progress_bar
 from specinfer.client import Answer, AsyncClient, add_up

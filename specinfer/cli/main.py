@@ -15,6 +15,7 @@ import typer
 
 from specinfer import __version__
 from specinfer.cli.bench_command import bench
+from specinfer.cli.chat.run import run
 from specinfer.cli.check import check, explanation
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
 from specinfer.cli.demo import demo
@@ -30,10 +31,10 @@ from specinfer.cli.options.shared import (
     Speculators,
 )
 from specinfer.cli.options.up import GatewayFlags, HttpFlags, UpFlags, changed
-from specinfer.cli.run import run
 from specinfer.cli.show import console
 from specinfer.cli.status import get_status, ps, status
 from specinfer.client import RequestFailedError
+from specinfer.client.described import ready_line
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
@@ -43,7 +44,6 @@ from specinfer.options.option_names import no_such_option
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.planning import PLANNERS
 from specinfer.service.channel import check_target
-from specinfer.service.ready import ready_line
 from specinfer.system.cache_directory import CACHE_HELP
 from specinfer.system.running import announced
 from specinfer.system.threads import thread_count
@@ -191,7 +191,7 @@ def batch() -> None:
 
 @app.command("serve", context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> None:
-    """Serve OpenAI's API for one model in one process: serve MODEL or FILE.gguf (options: --help)."""
+    """Serve OpenAI's API for a model in one process: serve MODEL (options: --help)."""
     arguments = context.args
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]

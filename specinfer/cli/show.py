@@ -19,7 +19,7 @@ from rich.table import Table
 
 from specinfer.cli.bench import BenchRun
 from specinfer.client import Answer, Retry, StreamLostError
-from specinfer.service.ready import draft_words, name_of, target_words
+from specinfer.client.described import draft_words, name_of, target_words
 from specinfer.system.progress import LOGGER
 from specinfer.system.running import RunningServer, resident_bytes
 from specinfer.v1 import generation_pb2
@@ -169,7 +169,7 @@ def memory_words(server: RunningServer) -> str:
 
 
 def recent_words(recent: generation_pb2.RecentState) -> str:
-    """Describe the rates of the last minute, and how much trees added to the model's own tokens."""
+    """Describe the rates of the last minute, and what trees produced."""
     if not recent.new_tokens or not recent.steps:
         return "no tokens"
     rates = f"{recent.new_tokens / recent.seconds:.1f} tokens/s, {recent.finished} requests finished"

@@ -28,8 +28,8 @@ from specinfer.cli.show import (
     verifier_words,
 )
 from specinfer.client import AsyncClient
+from specinfer.client.described import draft_words
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.service.ready import draft_words
 from specinfer.system.running import RunningServer, running_servers
 from specinfer.v1 import generation_pb2
 

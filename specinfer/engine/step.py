@@ -134,7 +134,7 @@ class StepMachine:
             return PLAIN
 
     def _insisted(self, plain: Choice, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
-        """Return small trees instead of plain decoding, if every running request asks for trees always."""
+        """Return small trees instead of plain decoding, if all running requests want them."""
         states, everybody = self.scheduler.states, frozenset[int]().union(*pool.groups)
         asked = [name for name in wanting if states[name].request.speculation is Speculation.ALWAYS]
         if not everybody or not asked or len(asked) < running:

@@ -33,7 +33,7 @@ class LocalEngine:
     def __init__(self, machine: StepMachine, host: Host) -> None:
         self.machine, self.host = machine, host
         self.host_of: Callable[[Any], tuple[StepMachine, Host]] = lambda groups: (machine, host)
-        """Makes the parts anew for other groups of drafters."""
+        """Makes new parts for other groups of drafters."""
         self.totals = Totals()
         self._drafted: dict[int, MemberCounts] = {}
         """Counts of each speculator since the start."""
@@ -62,7 +62,7 @@ class LocalEngine:
         return bool(self.machine.scheduler.states)
 
     def use_drafters(self, groups: Any) -> None:
-        """Replace all drafters, between requests; the planner begins anew."""
+        """Replace all drafters, between requests; the planner starts from the beginning."""
         self.machine, self.host = self.host_of(groups)
         self._drafted = {}
 

@@ -1,4 +1,4 @@
-"""Options of a system's doors: the gateway's requests, HTTP, and TLS. `serve` and `up` have the same."""
+"""Options of requests, HTTP and TLS, the same in `serve` and `up`."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal

@@ -37,7 +37,7 @@ def _folder() -> Path:
 
 @contextmanager
 def announced(command: str, address: str, url: str) -> Iterator[None]:
-    """Announce this process as a server; a cache that cannot be written is logged."""
+    """Announce this process as a server; if the cache is read-only, only log this."""
     server = RunningServer(command, address, url, os.getpid(), time.time())
     path = _folder() / f"{server.pid}.json"
     try:

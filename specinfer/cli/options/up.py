@@ -1,4 +1,4 @@
-"""Flags of `specinfer up`: options of its verifier, gateway and HTTP service, as in `specinfer serve`."""
+"""Flags of `specinfer up`: options of verifier, gateway and HTTP service."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar

@@ -71,7 +71,9 @@ async def answer_of(system: System, question: str = QUESTION) -> str:
 async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser) -> None:
     async with served(redis_url) as (system, http), visit(chromium, http.url) as page:
         await expect(page.locator("#model")).to_have_text("tiny")
-        expected = re.sub("`([^`]+)`", r"\1", await answer_of(system)).strip()  # the marks of code are not shown
+        expected = re.sub(
+            "`([^`]+)`", r"\1", await answer_of(system)
+        ).strip()  # the marks of code are not shown
         await expect(page.locator("#about")).to_contain_text("context 512")
         assert await ask(page) == expected
         await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens, the requested maximum")
@@ -81,7 +83,9 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
         await page.get_by_role("button", name="Race").click()
         verdict = page.locator(".verdict.equal")
         await expect(verdict).to_contain_text(f"Same text, character for character ({TOKENS} tokens).")
-        await expect(verdict).to_contain_text(f"{2 * STEPS} passes of the model instead of {2 * TOKENS}, two runs each")
+        await expect(verdict).to_contain_text(
+            f"{2 * STEPS} passes of the model instead of {2 * TOKENS}, two runs each"
+        )
         texts = page.locator(".column .text")
         assert [await texts.nth(i).text_content() for i in range(2)] == [expected] * 2
         assert await page.locator(".column").last.locator(".guessed").count() == 0
@@ -211,7 +215,10 @@ async def test_a_conversation_survives_a_reload_and_can_be_changed(redis_url: st
         await page.keyboard.press("Enter")
         await expect(page.locator(".turn[aria-busy=false]")).to_have_count(2)
         await page.reload()
-        assert await page.locator(".question").all_text_contents() == [f"You: {QUESTION}", "You: And the sea?"]
+        assert await page.locator(".question").all_text_contents() == [
+            f"You: {QUESTION}",
+            "You: And the sea?",
+        ]
         assert (await page.locator(".answer > .text").first.inner_text()) == answer
         await expect(page.locator("#steps-title")).to_contain_text(f"of {STEPS}")
         await page.get_by_role("button", name="Edit").last.click()

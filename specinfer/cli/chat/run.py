@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from specinfer.cli.chat import Chat, ask_again_and_again
+from specinfer.cli.chat.conversation import Chat, ask_again_and_again
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.processes import Child
 from specinfer.cli.local.running import pull
@@ -21,6 +21,7 @@ from specinfer.cli.options.request import RequestFlags
 from specinfer.cli.options.shared import AccessFlags, Address, refuse_with, was_given
 from specinfer.cli.show import note, waiting
 from specinfer.cli.status import get_status
+from specinfer.client.described import draft_words
 from specinfer.errors import SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.pull import can_be_pulled
@@ -28,7 +29,6 @@ from specinfer.hub.resolve import is_pulled, model_name
 from specinfer.options.flag_groups import LOCAL
 from specinfer.options.model_options import AUTO_DRAFT, Draft, Option, ServedOptions, as_text
 from specinfer.request.fields import INT32, TEXT
-from specinfer.service.ready import draft_words
 from specinfer.system.running import RunningServer, running_servers
 from specinfer.text.prompts import check_text, read_prompt
 
@@ -128,7 +128,7 @@ def _serving(model: str | None) -> str | None:
 
 @contextmanager
 def _loaded(options: LoadFlags) -> Iterator[RunningServer]:
-    """Serve a model in a child process, at a free port of loopback, while the context lasts."""
+    """Serve a model in a child process, at a free port of loopback."""
     if can_be_pulled(options.model) and not is_pulled(options.model):
         pull(options.model)
     usual = asdict(LoadFlags())

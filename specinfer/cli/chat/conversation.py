@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from specinfer.cli.marked import legend, print_marked
+from specinfer.cli.chat.marked import legend, print_marked
 from specinfer.cli.show import answer_line, note, output
 from specinfer.client import Answer, AsyncClient
 from specinfer.client.options import checked
@@ -41,7 +41,7 @@ class Chat:
 
     async def ask(self, client: AsyncClient, text: str) -> None:
         """Stream the answer to a message; a message without a whole answer is left out."""
-        if not self._explained:
+        if not self._explained and output.is_terminal:
             output.print(legend(await client.status()))
             self._explained = True
         before = [{"role": "system", "content": self.system}] if self.system else []
