@@ -54,7 +54,7 @@ def models_list() -> None:
 
 @models_app.command("remove")
 def models_remove(
-    model: Annotated[str, typer.Argument(help="Name in `models list`, or path of a GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Name in `list`, or path of a GGUF file.")],
 ) -> None:
     """Remove a model from the cache. GGUF files outside the cache stay."""
     for removed in remove_model(model):
