@@ -91,7 +91,7 @@ def generate(
         llm = load_in_process(model, draft=draft, **options.here)
         answer = asyncio.run(_generate_here(llm, llm.ask(text, fields), quiet=json_output))
     else:
-        connection = access.reach(address, os.environ.get(TRACE_VARIABLE, ""))
+        connection = access.reach(address, os.environ.get(TRACE_VARIABLE, "")).check()
         client = connection.client(Patience(patience_seconds), print_retry)
         answer = asyncio.run(_generate(client, client.ask(text, fields), quiet=json_output))
     print_answer(answer, json_output)

@@ -181,7 +181,7 @@ def status(
     access: AccessFlags,
 ) -> None:
     """Show a running system, from the first available gateway's view."""
-    connection = access.reach(address)
+    connection = access.reach(address).check()
     where = connection.addresses
     if not watch:
         output.print(status_table(where, get_status(connection), server_at(where)))

@@ -17,7 +17,7 @@ from typer.main import get_command
 from all_in_one.settings import ServeSettings
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
-from specinfer.cli.main import app
+from specinfer.cli.main import app, named_model
 from specinfer.drafters import DRAFTERS
 from specinfer.drafters.draft import names_drafters
 from specinfer.drafters.pools import read_speculators
@@ -55,7 +55,7 @@ def fault(words: Sequence[str], partial: bool = False) -> str | None:
     try:
         match program, rest:
             case "specinfer", ["serve", *arguments]:
-                _read_settings("all_in_one", arguments)
+                _read_settings("all_in_one", named_model(arguments))
             case "specinfer", ["train", "scheduler", *arguments]:
                 _parse(_scheduler(), arguments, partial)
             case "specinfer", ["train", *arguments]:

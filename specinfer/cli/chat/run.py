@@ -89,7 +89,7 @@ def run(
     check_text("system", system)
     own = any(was_given(context, name) for name in _LOAD)
     if address is not None or (not own and (address := _serving(model)) is not None):
-        connection = access.reach(address)
+        connection = access.reach(address).check()
         _chat(connection, Chat(request, system), prompt)
         return
     with _loaded(replace(load, model=model or DEFAULT_MODEL)) as server:

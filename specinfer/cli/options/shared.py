@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from specinfer.cli.bench import MODES
-from specinfer.cli.connection import API_KEY_VARIABLE, Connection, check_gateways
+from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.options import LocalOptions
 from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
@@ -145,16 +145,10 @@ class AccessFlags(TlsFlags):
         return Connection(addresses, self.api_key, self.tls, traceparent)
 
     def reach(self, given: str | None, traceparent: str = "") -> Connection:
-        """Return a connection to the given gateways, or to this user's latest server.
-
-        Raises:
-            UnavailableError: if nothing listens there.
-        """
+        """Return a connection to the given gateways, or to this user's latest server."""
         servers = [] if self.tls else running_servers()
         here = servers[-1].address if servers else DEFAULT_ADDRESS
-        connection = self.connection(given or here, traceparent)
-        check_gateways(connection.addresses)
-        return connection
+        return self.connection(given or here, traceparent)
 
 
 LOCAL_OPTIONS = ("model", *(field.name for field in fields(LocalFlags)), "speculator", "draft")

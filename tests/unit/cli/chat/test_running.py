@@ -42,10 +42,7 @@ def test_a_read_only_cache_stops_no_server(
     assert "will not find this server" in caplog.text
 
 
-def test_commands_take_the_given_address_then_the_latest_server_then_the_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("specinfer.cli.options.shared.check_gateways", lambda addresses: None)
+def test_commands_take_the_given_address_then_the_latest_server_then_the_default() -> None:
     access = AccessFlags()
     assert access.reach(None).addresses == "127.0.0.1:50051"
     with announced("serve", "unix:/tmp/x", ""):
