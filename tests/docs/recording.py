@@ -11,12 +11,13 @@ import sys
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
+from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 from tests.docs.blocks import ROOT
 
 PICTURE = ROOT / "docs" / "run.svg"
-COLUMNS = 92
+COLUMNS = 100
 LINES = ("Write a Python function that returns the n-th Fibonacci number.", "Now without recursion.", "/bye")
 COMMAND = ("run", "--max-new-tokens", "120")
 _SPINNER = re.compile(r"\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|^.*\r(?!\n)", re.MULTILINE)
@@ -49,7 +50,7 @@ def picture(text: str) -> str:
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(Text.from_ansi(text.rstrip()))
     form = _FONTS.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "ui-monospace")
-    return console.export_svg(title="specinfer run", code_format=form, unique_id="run")
+    return console.export_svg(title="specinfer run", theme=MONOKAI, code_format=form, unique_id="run")
 
 
 if __name__ == "__main__":
