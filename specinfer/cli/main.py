@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,7 @@ from specinfer.system.threads import thread_count
 
 PROGRAM = "specinfer"
 _GATEWAY_KEY = "SPECINFER_GATEWAY_API_KEY"
+"""Variable of the gateway's `--api-key`: other users can read options."""
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of commands that read no options themselves."""
 
@@ -145,7 +147,7 @@ def up(
         verifier={**changed(target), "tensor-parallel": str(tensor_parallel)},
         listen=listen,
         gateway={
-            **changed(requests),
+            **changed(replace(requests, api_key="")),
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),
         },
@@ -158,9 +160,11 @@ def up(
         http=None if http_listen == "none" else http_listen,
         http_flags=http_flags,
     )
-    api_key = requests.api_key or os.environ.get(API_KEY_VARIABLE)
-    if requests.api_keys and not api_key:
-        os.environ[_GATEWAY_KEY] = api_key = secrets.token_urlsafe()  # for our own question what has started
+    api_key = requests.api_key or os.environ.get(_GATEWAY_KEY) or os.environ.get(API_KEY_VARIABLE)
+    if requests.api_key or (requests.api_keys and not api_key):
+        os.environ[_GATEWAY_KEY] = api_key = (
+            requests.api_key or secrets.token_urlsafe()
+        )  # `_run` asks with it
     _run(options, explain, api_key)
 
 

