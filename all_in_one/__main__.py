@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from threading import Thread
 
@@ -58,8 +58,12 @@ async def serve(settings: ServeSettings) -> None:
         access = GatewayAccess((GATEWAY,), ClientTls())
         app = build_app(settings, access, registries[0], ending, shown=united(registries))
         server = HttpServer(settings, app, ending)
-        async with command_door(one, settings) as start_http:
-            await start_and_wait_for_signal(lambda: start_http(server.start))
+        async with AsyncExitStack() as door:
+
+            async def start() -> None:
+                await door.enter_async_context(command_door(one, settings, await server.start()))
+
+            await start_and_wait_for_signal(start)
         await drain(one, server, settings.drain_seconds)
     thread.stop()
 

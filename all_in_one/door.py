@@ -1,8 +1,8 @@
 """A Unix socket of `serve` with the gateway's calls, which this user's commands find."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from tempfile import TemporaryDirectory
 
 from all_in_one.settings import ServeSettings
@@ -17,31 +17,24 @@ from specinfer.v1 import generation_pb2, generation_pb2_grpc
 log = logging.getLogger(__name__)
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-Start = Callable[[], Awaitable[int]]
 
 
 @asynccontextmanager
-async def command_door(
-    one: Gateway, settings: ServeSettings
-) -> AsyncIterator[Callable[[Start], Awaitable[None]]]:
+async def command_door(one: Gateway, settings: ServeSettings, port: int) -> AsyncIterator[None]:
     """Serve the gateway's calls to commands of this user, who alone can open the socket.
 
-    Yields a function that starts the HTTP server, announces this process, and logs the line of a ready system.
+    Announces this process, whose HTTP server has the port, and logs the line of a ready system.
     """
-    with TemporaryDirectory(prefix="specinfer-") as folder, ExitStack() as record:
-        address = f"unix:{folder}/gateway"
+    with TemporaryDirectory(prefix="specinfer-") as folder:
+        address, url = f"unix:{folder}/gateway", base_url(settings, port)
         here = one.settings.model_copy(update={"listen": address})
         server = ServiceServer(here, [SERVICE], one.interceptors, here.max_calls)
         generation_pb2_grpc.add_GenerationServicer_to_server(one.servicer, server.grpc)  # type: ignore[no-untyped-call]
         await server.start()
-
-        async def start_http(start: Start) -> None:
-            url = base_url(settings, await start())
-            record.enter_context(announced("serve", address, url))
-            log.info("ready: %s", ready_line(url, one.status.reply(), thread_count(settings.threads)))
-
         try:
-            yield start_http
+            with announced("serve", address, url):
+                log.info("ready: %s", ready_line(url, one.status.reply(), thread_count(settings.threads)))
+                yield
         finally:
             await server.grpc.stop(0)
 

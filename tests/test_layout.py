@@ -25,7 +25,7 @@ MAX_FILES_IN_A_FOLDER = 15
 """Maximum files next to `__init__.py`; the folder of drafters, with a file per method, is exempt."""
 MAX_GATEWAY_FILES = 57
 MAX_LINES = {
-    "all_in_one": 266,
+    "all_in_one": 274,
     "benchmarks": 5_000,
     "deploy": 700,
     "gateway": 7_050,

@@ -196,12 +196,7 @@ def batch() -> None:
 @app.command("serve", context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> None:
     """Serve OpenAI's API for a model in one process: serve MODEL (options: --help)."""
-    _become("all_in_one", named_model(context.args))
-
-
-def named_model(arguments: list[str]) -> list[str]:
-    """Return the arguments of `serve` with a leading model as an option."""
-    return ["--model", *arguments] if arguments and not arguments[0].startswith("-") else arguments
+    _become("all_in_one", context.args)
 
 
 @app.command("train", context_settings=_PASSED_ON)

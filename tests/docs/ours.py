@@ -14,10 +14,10 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from all_in_one.settings import ServeSettings
+from all_in_one.settings import ServeSettings, named_model
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
-from specinfer.cli.main import app, named_model
+from specinfer.cli.main import app
 from specinfer.drafters import DRAFTERS
 from specinfer.drafters.draft import names_drafters
 from specinfer.drafters.pools import read_speculators
