@@ -73,7 +73,7 @@ def check_source(model: str, source: str) -> KnownModel | None:
 
 
 def must_be_pulled(model: str) -> bool:
-    """Return whether a model is a known name or hub id that is not in the cache."""
+    """Return whether a known name or hub id is not in the cache yet."""
     named = model in known_models() or is_hub_id(model)
     return named and not is_pulled(model) and not Path(model).is_dir()
 
