@@ -7,6 +7,7 @@ PYTHON     ?= $(shell for name in $(CANDIDATES); do "$$name" -c "$(USABLE)" 2>/d
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
 
 # The first Python whose torch sees a GPU. Nothing is installed for it: such machines have theirs.
 SEES_GPU   := import sys, torch, triton; sys.exit(not torch.cuda.is_available())
@@ -24,6 +25,11 @@ $(STAMP): pyproject.toml constraints.txt
 		       "$(or $(PYTHON),$(CANDIDATES))): install one, or set PYTHON=/path/to/python"; exit 2; } >&2
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable ".[local]"
+	@touch $@
+
+# What tests and checks need in addition: browsers, helm, compilers of kernels for GPUs.
+$(DEV): $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable ".[local,dev]"
 	@touch $@
 
@@ -32,25 +38,25 @@ demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes (DE
 
 # One worker more than processors: tests wait (for leases, for processes to start) for a quarter of their time.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-test: $(STAMP)  ## The whole test suite
+test: $(DEV)  ## The whole test suite
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-fast: $(STAMP)  ## Without the tests that need the default model
+test-fast: $(DEV)  ## Without the tests that need the default model
 	$(BIN)/python -m pytest -m "not slow"
 
-test-thorough: $(STAMP)  ## The whole test suite, with many more examples and every family and kernel (half an hour)
+test-thorough: $(DEV)  ## The whole test suite, with many more examples and every family and kernel (half an hour)
 	SPECINFER_TEST_THOROUGH=1 $(MAKE) test
 
-test-images: $(STAMP)  ## Build the images and run them (minutes, 15 GB for a while; root, buildah, mmdebstrap)
+test-images: $(DEV)  ## Build the images and run them (minutes, 15 GB for a while; root, buildah, mmdebstrap)
 	SPECINFER_TEST_IMAGES=1 $(BIN)/python -m pytest tests/deploy/images/test_images.py tests/unit/model/native/test_variants.py
 
-lint: $(STAMP)  ## ruff: rules and format; spelling
+lint: $(DEV)  ## ruff: rules and format; spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 
-types: $(STAMP)  ## mypy, strict
+types: $(DEV)  ## mypy, strict
 	$(BIN)/mypy
 
 # In an environment of its own: it would bring a dozen packages that nothing else here needs.
@@ -65,7 +71,7 @@ bench: $(STAMP)  ## Trees, plain decoding and other servers over HTTP -> benchma
 	$(BIN)/specinfer models pull qwen2.5-coder-0.5b
 	$(BIN)/python -m benchmarks pair $(BENCH)
 
-bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,methods,speed}.md
+bench-acceptance: $(DEV)  ## Drafts and what they bring -> benchmarks/results/{acceptance,methods,speed}.md
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks paper
 	$(BIN)/python -m benchmarks methods
@@ -76,19 +82,19 @@ bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/resu
 
 CHAOS_FAULTS ?= 100
 CHAOS_SEED   ?=
-chaos: $(STAMP)  ## Kill, stop and cut off services while clients check every token (CHAOS_FAULTS=N, CHAOS_SEED=S)
+chaos: $(DEV)  ## Kill, stop and cut off services while clients check every token (CHAOS_FAULTS=N, CHAOS_SEED=S)
 	$(BIN)/python -m tests.chaos --faults $(CHAOS_FAULTS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 SEEDS ?= 1000
-simulate: $(STAMP)  ## The real services in seeded worlds with virtual time and faults (SEEDS=N; SEED=n shows one)
+simulate: $(DEV)  ## The real services in seeded worlds with virtual time and faults (SEEDS=N; SEED=n shows one)
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
 
 SOAK_MODEL   ?= smollm2-135m
 SOAK_MINUTES ?= 60
-soak: $(STAMP)  ## Agents' conversations with `serve`: no answer without an end, no 500 (SOAK_MODEL=FILE.gguf, SOAK_MINUTES=N)
+soak: $(DEV)  ## Agents' conversations with `serve`: no answer without an end, no 500 (SOAK_MODEL=FILE.gguf, SOAK_MINUTES=N)
 	$(BIN)/python -m tests.soak --model $(SOAK_MODEL) --minutes $(SOAK_MINUTES)
 
-proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
+proto: $(DEV)  ## Regenerate specinfer/v1 from proto/
 	$(BIN)/python proto/generate.py
 
 clean:  ## Remove the virtual environment

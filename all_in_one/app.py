@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
+from all_in_one.door import command_door
 from all_in_one.settings import ServeSettings
 from gateway.api.callers import Callers
 from gateway.app import (
@@ -48,7 +49,7 @@ async def serve(settings: ServeSettings) -> None:
     with latest_work() as work:
         app = build_app(settings, access, registries[0], ending, shown=united(registries), loading=work)
         server = HttpServer(settings, app, ending)
-        await server.start()
+        port = await server.start()
         try:
             tokenizer = await thread.call(check_before_loading, settings, of_gateway)
             await open_store(of_gateway, "").close()
@@ -58,8 +59,9 @@ async def serve(settings: ServeSettings) -> None:
             ):
                 one.running.add_done_callback(end_process_if_failed)
                 work.end()
-                await start_and_wait_for_signal()
-                await drain(one, server, settings.drain_seconds)
+                async with command_door(one, settings, port):
+                    await start_and_wait_for_signal()
+                    await drain(one, server, settings.drain_seconds)
         finally:
             await server.stop(0)
     thread.stop()
@@ -74,7 +76,7 @@ async def drain(one: Gateway, server: HttpServer, seconds: float) -> None:
 
 def check_before_loading(settings: ServeSettings, gateway: GatewaySettings) -> Tokenizer:
     """Check files before the model loads; return its tokenizer."""
-    Callers.load(gateway.key_file)
+    Callers.load(gateway.key_file, given=gateway.api_key)
     tokenizer = load_tokenizer(gateway)
     check_named_draft(settings.model, settings.draft)
     return tokenizer

@@ -1,6 +1,7 @@
 """Settings of the server in one process (environment prefix SPECINFER_SERVE_)."""
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -10,6 +11,11 @@ from http_svc.settings import ApiSettings
 from specinfer.model.formats.registry import find_format
 from specinfer.options.model_options import AUTO_DRAFT, Draft, ServedOptions, check_values
 from specinfer.system.threads import thread_count
+
+
+def named_model(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of `serve` with a leading model as an option."""
+    return ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
 
 
 class ServeSettings(ApiSettings, RequestSettings, ServedOptions):  # type: ignore[misc]  # not frozen
@@ -25,6 +31,11 @@ class ServeSettings(ApiSettings, RequestSettings, ServedOptions):  # type: ignor
         description="File of requests and their tokens, so that streams continue after a restart; empty: in "
         "memory.",
     )
+
+    @classmethod
+    def load(cls, program: str, argv: Sequence[str]) -> Self:
+        """Read settings; the first argument may be the model."""
+        return super().load(program, named_model(argv))
 
     def check(self) -> None:
         """Check what is known before the model is loaded, too."""

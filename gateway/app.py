@@ -67,6 +67,7 @@ class Gateway:
 
     entrance: KeyInterceptor
     """Interceptor that checks callers before their messages are read."""
+    status: StatusReporter
 
     @property
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
@@ -131,7 +132,7 @@ async def build_gateway(
     recorder = StepRecorder(settings.recording) if settings.recording is not None else None
     traces = RequestTraces(tracer) if tracer else None
     observer = Observer(GatewayMetrics(registry, named), traces, recorder.write if recorder else None)
-    callers = Callers.load(settings.key_file)
+    callers = Callers.load(settings.key_file, given=settings.api_key)
     weights = settings.weights_file
     trained = load_weights("planner", weights) if weights is not None else {}
     constraints = constraints or Constraints(tokenizer)
@@ -145,6 +146,7 @@ async def build_gateway(
         await lease_manager.start()
         defaults = default_sampling(settings, sessions.target)
         decoder = _request_decoder(shared, sessions, defaults)
+        gauges = Gauges(observer, sessions, lease_manager, clock)
         status = StatusReporter(
             gateway_id,
             sessions,
@@ -153,13 +155,13 @@ async def build_gateway(
             lambda: observer.totals,
             tokenizer.chat_form,
             defaults,
+            lambda: gauges.last_minute.growth(clock(), observer.totals),
         )
         replies = WatchReplies(watches, tokenizer, clock)
         servicer = GenerationServicer(
             requests, decoder, tokenizer, callers, status, replies, observer.metrics.requests.refused
         )
         follower = Follower(token_streams, store, observer, clock)
-        gauges = Gauges(observer, sessions, lease_manager, clock)
         async with _running(lease_manager, follower, gauges) as task:
             log.info("gateway %s is ready", gateway_id)
             shown = MessageToDict(defaults) or "OpenAI's defaults"
@@ -168,6 +170,7 @@ async def build_gateway(
                 *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
                 clock,
                 KeyInterceptor(callers, observer.metrics.requests.refused),
+                status,
             )
     finally:
         await requests.close()

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.options.door_options import GatewayOptions
 from specinfer.planning import PLANNERS
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import service_addresses, split_targets
@@ -17,36 +18,10 @@ from specinfer.service.tls import ClientTls, redis_tls
 _LIMITS = SchedulerLimits()
 
 
-class RequestSettings(ProcessSettings):
+class RequestSettings(ProcessSettings, GatewayOptions):
     """Settings of requests, shared by the gateway and the all-in-one process."""
 
     group: ClassVar[str] = "Requests"
-
-    chat_template: str = Field(
-        "", description="File of a chat template (Jinja); empty: the model's template."
-    )
-    parse_special_tokens: bool = Field(
-        False,
-        description="Parse names of special tokens in messages, results and functions as special tokens.",
-    )
-    generation_config: Literal["model", "none"] = Field(
-        "model",
-        description="Sampling parameters that a request leaves unset: model, as in generation_config.json or "
-        "the GGUF file, or none, those of OpenAI's API.",
-    )
-    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Maximum requests decoded at once.")
-    max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Maximum waiting requests; more are refused."
-    )
-    api_keys: str = Field("", description="File of API keys (`specinfer keys`); empty: any client is served.")
-    prefix_scope: Literal["all", "key"] = Field(
-        "all",
-        description="Requests that share cached prompts: all, or key, only those of one API key, so that "
-        "timing reveals no other key's prompts.",
-    )
-    vllm_metrics: bool = Field(
-        False, description="Also export the load under vLLM's metric names, for endpoint pickers."
-    )
 
     @property
     def key_file(self) -> Path | None:

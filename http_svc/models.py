@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http_svc.errors import ApiError
 from specinfer import __version__
 from specinfer.client import AsyncClient
+from specinfer.client.described import draft_words
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.text.chat.forms import ChatForm
@@ -131,6 +132,8 @@ class Models:
             "created": self._created,
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
+            "weights": status.weights,
+            "draft": draft_words(status),
             "drafts": [
                 {"name": one.name, "drafter": one.drafter} for one in status.speculators if one.drafter
             ],

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from http_svc.entry.hosts import AllowedHosts, is_loopback
 from specinfer.errors import SettingError
+from specinfer.options.door_options import HttpOptions
 from specinfer.service.channel import split_address, split_targets
 from specinfer.service.settings import Listen, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
@@ -25,27 +26,12 @@ class GatewayAccess:
     patience_seconds: float = PATIENCE_SECONDS
 
 
-class ApiSettings(ProcessSettings):
+class ApiSettings(ProcessSettings, HttpOptions):
     """Settings of OpenAI's API over HTTP, shared with the all-in-one process."""
 
     group: ClassVar[str] = "HTTP API"
 
     listen: Listen = "127.0.0.1:8000"
-    served_model_name: str = Field(
-        "",
-        description="Names of the model in calls, separated by commas; answers have the first. "
-        "Empty: the gateways' name.",
-    )
-    cors_origins: str = Field(
-        "",
-        description="Origins whose web pages may call, separated by commas, for example https://chat.example; "
-        "* for all.",
-    )
-    allowed_hosts: str = Field(
-        "",
-        description="Accepted Host headers, separated by commas; *.example.com for subdomains, * for all. "
-        "Empty: on loopback localhost and numeric addresses, else all.",
-    )
     max_calls: int = Field(4096, ge=1, description="Maximum calls at once; more are refused with 503.")
 
     def check(self) -> None:

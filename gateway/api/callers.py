@@ -34,6 +34,8 @@ class Caller:
 ANYBODY = Caller()
 
 
+GIVEN = "api-key"
+"""Name of the caller with the key of the option `--api-key`."""
 HEADER = "authorization"
 SCHEME = "bearer "
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
@@ -51,24 +53,31 @@ class Callers:
     old keys stay.
     """
 
-    def __init__(self, path: Path | None, keys: Sequence[ApiKey], clock: Clock = _now) -> None:
+    def __init__(
+        self, path: Path | None, keys: Sequence[ApiKey], clock: Clock = _now, given: str = ""
+    ) -> None:
+        """Set the keys of a file, and a further key, without limits."""
         self._path, self._keys, self._clock = path, list(keys), clock
+        self._given = [_given_key(given)] if given else []
         self._seen = None if path is None else stamp_of(path)
 
     @classmethod
-    def load(cls, path: Path | None, clock: Clock = _now) -> "Callers":
-        """Load the callers from a key file; None: no keys are needed."""
-        callers = cls(path, (), clock)  # takes the file's stamp before reading, to notice any later change
+    def load(cls, path: Path | None, clock: Clock = _now, given: str = "") -> "Callers":
+        """Load the keys of a file and a given key; without both, none are needed."""
+        callers = cls(
+            path, (), clock, given
+        )  # takes the file's stamp before reading, to notice any later change
         if path is not None:
             callers._keys = read_keys(path)
         return callers
 
     def identify(self, metadata: Metadata | None) -> Caller:
         """Return the caller of a call with `authorization: Bearer KEY` in its metadata."""
-        if self._path is None:
+        if self._path is None and not self._given:
             return ANYBODY
-        self._reload(self._path)
-        caller = _find(self._keys, digest_of(_key_in(metadata or ())))
+        if self._path is not None:
+            self._reload(self._path)
+        caller = _find([*self._given, *self._keys], digest_of(_key_in(metadata or ())))
         if caller is None:
             raise UnauthenticatedError(f"{HEADER}: no such key")
         if caller.has_expired(self._clock()):
@@ -99,6 +108,10 @@ def _key_in(metadata: Metadata) -> str:
     if len(values) != 1 or not isinstance(values[0], str) or not values[0].lower().startswith(SCHEME):
         raise UnauthenticatedError(f"{HEADER}: must be given once, as `Bearer KEY`")
     return values[0][len(SCHEME) :].strip()
+
+
+def _given_key(key: str) -> ApiKey:
+    return ApiKey.model_validate({"name": GIVEN, "sha256": digest_of(key).hex()})
 
 
 def _find(keys: Sequence[ApiKey], digest: bytes) -> ApiKey | None:

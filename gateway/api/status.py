@@ -9,7 +9,7 @@ from gateway.cluster.sessions import VerifierSessions
 from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.limits import longest_request
 from gateway.session.session import VerifierSession
-from gateway.session.totals import PHASES, GatewayTotals, Named
+from gateway.session.totals import PHASES, GatewayTotals, Named, Recent
 from specinfer.planning.calibration import Calibration
 from specinfer.remote.service import SpeculatorRecord
 from specinfer.scheduling.statistics import SpeculatorCounts
@@ -34,6 +34,7 @@ class StatusReporter:
     form: ChatForm
     """The model's formats of function calls and reasoning."""
     default_sampling: common_pb2.SamplingParams
+    last_minute: Callable[[], Recent]
 
     def reply(self) -> generation_pb2.StatusReply:
         """Return the state of the system, as this gateway knows it.
@@ -85,6 +86,7 @@ class StatusReporter:
                 infill=self.form.infill,
             ),
             default_sampling=self.default_sampling,
+            last_minute=generation_pb2.RecentState(**self.last_minute()._asdict()),
             verifiers=[self._verifier(link) for link in self.sessions.links.values()],
         )
         if sessions:
@@ -115,12 +117,13 @@ class StatusReporter:
         names = [known[speculator] for speculator in service.members] or [service.address]
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()
-        drafters = [speculator.drafter for speculator in described] or [""] * len(names)
+        drafters = [(one.drafter, one.model) for one in described] or [("", "")] * len(names)
         totals = [self.totals().speculators.get(Named(service.service, name)) or _NOTHING for name in names]
         return [
             generation_pb2.SpeculatorState(
                 name=name,
                 drafter=drafter,
+                model=model,
                 ready=service.description is not None,
                 answered=service.answered,
                 missed=service.missed,
@@ -132,7 +135,7 @@ class StatusReporter:
                 learning=service.learning if drafter == LEARNT else None,
                 **_reliability(calibration, number),
             )
-            for number, name, drafter, total in zip(numbers, names, drafters, totals, strict=True)
+            for number, name, (drafter, model), total in zip(numbers, names, drafters, totals, strict=True)
         ]
 
 

@@ -11,7 +11,7 @@ from gateway.events import Count
 from gateway.observability.metrics import SystemView
 from gateway.observability.observer import Observer, named
 from gateway.session.session import VerifierSession
-from gateway.session.totals import Named
+from gateway.session.totals import LastMinute, Named
 from specinfer.planning.calibration import Reliability
 from specinfer.system.log_lines import LogPace
 
@@ -34,6 +34,7 @@ class Gauges:
         self._observer, self._metrics = observer, observer.metrics
         self._sessions, self._view = sessions, SystemView(sessions, lease_manager)
         self._pace = LogPace()
+        self.last_minute = LastMinute(clock())
 
     async def run(self) -> None:
         """Update until cancelled."""
@@ -48,7 +49,7 @@ class Gauges:
 
     def look(self) -> None:
         """Count pending events, and update all gauges."""
-        self._observer.count()
+        self.last_minute.mark(self._clock(), self._observer.totals)
         for session in self._sessions:
             self._metrics.steps.announce(named(session.loop.pool))
         for name, (said, corrected) in reliability_by_name(self._sessions).items():

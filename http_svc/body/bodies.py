@@ -93,7 +93,7 @@ class Body(SamplingBody):
     """Sample from this number of likeliest tokens; 0 or -1: from all."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's field: JSON schema, regex, choice or grammar of the text."""
-    speculation: Literal["tree", "sequence", "off"] | None = None
+    speculation: Literal["tree", "sequence", "off", "always"] | None = None
     references: Annotated[list[Text], FIRST, at_most(MAX_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
     cache_salt: Salt | None = None

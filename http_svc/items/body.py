@@ -126,7 +126,7 @@ class ResponsesBody(RoutingFields):
     tools: Annotated[list[FlatFunction], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    speculation: Literal["tree", "sequence", "off"] | None = None
+    speculation: Literal["tree", "sequence", "off", "always"] | None = None
 
     metadata: Schema | None = None
     """Any JSON object, repeated in the answer."""

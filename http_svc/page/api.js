@@ -38,23 +38,23 @@ async function call(path, key, options = {}) {
   return response;
 }
 
-/** The name of the model that is served. */
-export async function modelName(key) {
+/** The served model: { id, max_model_len, weights, draft }. */
+export async function servedModel(key) {
   const body = await (await call("v1/models", key)).json();
-  return body.data[0].id;
+  return body.data[0];
 }
 
-/** Yields { text, end }: `end` is the finish reason, in the last piece. `body`: OpenAI's chat completions. */
+/** Yields { text, end, used }: at the end its reason, and the tokens of prompt and answer. `body`: chat completions. */
 export async function* answer(body, id, key, signal) {
   const response = await call("v1/chat/completions", key, {
     method: "POST",
     headers: { "Content-Type": "application/json", "Idempotency-Key": id },
-    body: JSON.stringify({ ...body, stream: true }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
   for await (const event of events(response)) {
     const choice = event.choices[0];
-    yield { text: choice?.delta.content ?? "", end: choice?.finish_reason ?? "" };
+    yield { text: choice?.delta.content ?? "", end: choice?.finish_reason ?? "", used: event.usage?.total_tokens ?? 0 };
   }
 }
 

@@ -53,6 +53,7 @@ export class Inspector {
 
   /** Selects, at the answer's end, the last step with the most accepted nodes; prefers trees with rejected nodes. */
   finish() {
+    if (!this.recording) return;
     const worth = this.recording.steps.map(
       (step) => step.accepted.length + (step.nodes.length - 1 > step.accepted.length ? 100 * Math.sign(step.accepted.length) : 0));
     if (this.following && worth.length) this.choose(worth.lastIndexOf(Math.max(...worth)));
@@ -123,8 +124,10 @@ export class Inspector {
 
 function facts(step, recording) {
   const { planner } = step;
+  const asked = recording.body.speculation === "always" && planner.reason === "not adaptive";
+  const why = asked ? "as you asked: plain decoding would be faster now" : reason(planner.reason);
   const chosen = planner.speculators.length
-    ? `${planner.speculators.map(speculatorName).join(" and ")}, trees of up to ${count(planner.tree_nodes, "node")} (${reason(planner.reason)})`
+    ? `${planner.speculators.map(speculatorName).join(" and ")}, trees of up to ${count(planner.tree_nodes, "node")} (${why})`
     : `plain decoding (${reason(planner.reason)})`;
   const expected = planner.expected_seconds
     ? `${rounded(planner.expected_tokens)} tokens in ${milliseconds(planner.expected_seconds)}` +
@@ -134,7 +137,7 @@ function facts(step, recording) {
   const rows = [
     ["Tokens per step", rounded(recording.tokensPerStep), "figure"],
     ["Tokens per second", recording.tokensPerSecond ? rounded(recording.tokensPerSecond) : "–", "figure"],
-    ["Guesses accepted", percent(recording.accepted), "figure"],
+    ["Guesses accepted", recording.accepted === null ? "no guesses" : percent(recording.accepted), "figure"],
     ["This step added", `${count(step.tokens.length, "token")}: ${step.accepted.length} guessed${own > 0 ? ", 1 the model's own" : ""}`, ""],
     ["The planner chose", chosen, ""],
     ["It expected", expected, ""],

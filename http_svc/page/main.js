@@ -1,7 +1,8 @@
 // Connects the parts of the page: the form sends questions, turns show answers, the inspector shows steps.
 
-import { modelName, newSeed } from "./api.js";
+import { newSeed, servedModel } from "./api.js";
 import { byId } from "./dom.js";
+import { keep, kept } from "./history.js";
 import { Inspector } from "./inspector.js";
 import { Recording } from "./recording.js";
 import { Turn } from "./turn.js";
@@ -20,8 +21,11 @@ inspector.onChoose = (recording, index) =>
 
 async function showModel() {
   try {
-    settings.model = await modelName(settings.key());
-    byId("model").textContent = settings.model;
+    const { id, max_model_len: context, weights, draft } = await servedModel(settings.key());
+    Object.assign(settings, { model: id, context });
+    byId("model").textContent = id;
+    byId("about").textContent = [weights?.replace(/^.*: /, ""), draft, `context ${context}`].filter(Boolean).join(" · ");
+    turns.forEach((turn) => turn.update());
   } catch (error) {
     byId("model").textContent = error.message;
     if (error.loading) setTimeout(showModel, LOADING_MS);
@@ -33,12 +37,17 @@ function bodyOf(question) {
     { role: "user", content: turn.question },
     { role: "assistant", content: turn.recording.text },
   ]);
+  const system = byId("system").value.trim();
+  const first = system ? [{ role: "system", content: system }] : [];
   const seed = byId("seed").value;
   return {
     model: settings.model,
-    messages: [...before, { role: "user", content: question }],
+    messages: [...first, ...before, { role: "user", content: question }],
     temperature: byId("temperature").valueAsNumber || 0,
-    max_tokens: byId("tokens").valueAsNumber || 128,
+    top_p: byId("top-p").valueAsNumber || 1,
+    top_k: byId("top-k").valueAsNumber || 0,
+    max_tokens: byId("tokens").valueAsNumber || 512,
+    ...(byId("trees").checked ? { speculation: "always" } : {}),
     seed: seed === "" ? newSeed() : Number(seed),
   };
 }
@@ -46,11 +55,7 @@ function bodyOf(question) {
 async function ask(question) {
   if (!settings.model) await showModel();
   const recording = new Recording(bodyOf(question));
-  const turn = new Turn(question, recording, settings, show);
-  turn.question = question;
-  turns.push(turn);
-  byId("hint").hidden = true;
-  byId("turns").append(turn.element);
+  const turn = add(question, recording);
   running = new AbortController();
   setBusy(true);
   inspector.open(recording);
@@ -66,7 +71,37 @@ async function ask(question) {
   if (inspector.recording === recording) inspector.finish();
   running = null;
   setBusy(false);
+  keep(turns);
   byId("said").textContent = recording.error || `Answer: ${recording.text}`;
+}
+
+function add(question, recording) {
+  const turn = new Turn(question, recording, settings, { step: show, again, edit });
+  turns.push(turn);
+  byId("hint").hidden = true;
+  byId("turns").append(turn.element);
+  return turn;
+}
+
+/** Removes a turn and those after it. */
+function cut(turn) {
+  turns.splice(turns.indexOf(turn)).forEach((later) => later.element.remove());
+  if (!turns.some(({ recording }) => recording === inspector.recording)) inspector.recording = null;
+  inspector.draw();
+  keep(turns);
+}
+
+function again(turn) {
+  if (running) return;
+  cut(turn);
+  ask(turn.question);
+}
+
+function edit(turn) {
+  if (running) return;
+  cut(turn);
+  byId("prompt").value = turn.question;
+  byId("prompt").focus();
 }
 
 function show(turn, index) {
@@ -106,6 +141,7 @@ function restart() {
   turns = [];
   inspector.recording = null;
   inspector.draw();
+  keep(turns);
   byId("hint").hidden = false;
   byId("prompt").focus();
 }
@@ -117,5 +153,11 @@ byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   if (event.key === "Escape") running?.abort();
 });
+for (const one of kept()) {
+  const turn = add(one.question, Recording.of(one));
+  turn.update();
+  if (one.steps.length) inspector.open(turn.recording);
+}
+inspector.finish();
 inspector.draw();
 showModel();

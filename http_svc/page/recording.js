@@ -14,6 +14,17 @@ export class Recording {
     this.error = "";
     this.unwatched = "";
     this.end = ""; // OpenAI's finish_reason
+    this.used = 0; // tokens of prompt and answer
+  }
+
+  /** What a reload needs. */
+  get kept() {
+    const { body, steps, dropped, text, end, used } = this;
+    return { body, steps, dropped, text, end, used };
+  }
+
+  static of(kept) {
+    return Object.assign(new Recording(kept.body), kept, { running: false });
   }
 
   /** Runs to the end, or until `signal` aborts. */
@@ -27,6 +38,7 @@ export class Recording {
       for await (const piece of answer(this.body, id, key, signal)) {
         this.text += piece.text;
         this.end ||= piece.end;
+        this.used ||= piece.used;
         onChange();
       }
       await followed;
@@ -71,17 +83,30 @@ export class Recording {
     return this.steps.map((step, index) => (time += index ? step.seconds : 0));
   }
 
-  /** Tokens per second, without the first step. */
-  get tokensPerSecond() {
-    const seconds = this.times.at(-1);
-    return seconds ? (this.tokens - this.steps[0].tokens.length) / seconds : 0;
+  /** Seconds of all steps but the first one. */
+  get seconds() {
+    return this.times.at(-1) ?? 0;
   }
 
-  /** Share of the drafted nodes that were accepted. */
+  /** Tokens of all steps but the first one. */
+  get laterTokens() {
+    return this.steps.length ? this.tokens - this.steps[0].tokens.length : 0;
+  }
+
+  get tokensPerSecond() {
+    return this.seconds ? this.laterTokens / this.seconds : 0;
+  }
+
+  /** Number of steps for which the planner chose plain decoding. */
+  get plainSteps() {
+    return this.steps.filter((step) => !step.planner.speculators.length).length;
+  }
+
+  /** Share of the drafted nodes that were accepted; null: none were drafted. */
   get accepted() {
     const drafted = this.steps.reduce((sum, step) => sum + step.nodes.length - 1, 0);
     const accepted = this.steps.reduce((sum, step) => sum + step.accepted.length, 0);
-    return drafted ? accepted / drafted : 0;
+    return drafted ? accepted / drafted : null;
   }
 }
 

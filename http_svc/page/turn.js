@@ -6,23 +6,31 @@ import { race } from "./race.js";
 import { count, rounded } from "./words.js";
 
 export class Turn {
-  /** `onStep` is called with a step whose text was clicked; `settings` has the API key. */
-  constructor(question, recording, settings, onStep) {
+  /** `settings` has the API key; `on` has what follows: step(turn, index), again(turn), edit(turn). */
+  constructor(question, recording, settings, on) {
+    this.question = question;
     this.recording = recording;
     this.settings = settings;
     const body = make("div", { class: "text" });
     this.text = new AnswerText(body);
     this.note = make("p", { class: "note" });
-    this.again = make("button", { type: "button", class: "quiet", hidden: true }, "Race against plain decoding");
+    const button = (text, work) => {
+      const made = make("button", { type: "button", class: "quiet" }, text);
+      made.addEventListener("click", work);
+      return made;
+    };
+    this.race = button("Race against plain decoding", () => this.#race());
+    this.actions = make("div", { class: "buttons", hidden: true },
+      button("Edit", () => on.edit(this)), button("Regenerate", () => on.again(this)), this.race);
     this.track = make("div", { class: "race" });
     this.element = make("article", { class: "turn" },
       make("h3", { class: "question" }, make("span", { class: "hidden" }, "You: "), question),
-      make("div", { class: "answer" }, body, make("div", { class: "below" }, this.note, this.again), this.track));
+      make("div", { class: "answer" }, body, make("div", { class: "below" }, this.note, this.actions), this.track));
+    this.element.ariaBusy = String(recording.running);
     body.addEventListener("click", (event) => {
-      const step = event.target.closest(".step");
-      if (step) onStep(this, Number(step.dataset.step));
+      const token = event.target.closest(".token");
+      if (token) on.step(this, Number(token.dataset.step));
     });
-    this.again.addEventListener("click", () => this.#race());
   }
 
   /** Shows the recording's new text and figures. */
@@ -32,7 +40,8 @@ export class Turn {
     this.element.ariaBusy = String(recording.running);
     if (recording.error) this.note.setAttribute("role", "alert");
     this.note.textContent = recording.error || this.#figures();
-    this.again.hidden = recording.running || !recording.steps.length || Boolean(recording.error);
+    this.actions.hidden = recording.running;
+    this.race.hidden = !recording.steps.length || Boolean(recording.error);
   }
 
   #figures() {
@@ -46,14 +55,15 @@ export class Turn {
     ];
     if (recording.end === "length") parts.unshift(`cut at ${count(recording.body.max_tokens, "token")}, the requested maximum`);
     if (recording.tokensPerSecond) parts.push(`${rounded(recording.tokensPerSecond)} tokens per second`);
+    if (recording.used) parts.push(`context ${recording.used}${this.settings.context ? ` of ${this.settings.context}` : ""}`);
     return parts.join(" · ");
   }
 
   async #race() {
-    this.again.disabled = true;
+    this.race.disabled = true;
     const controller = new AbortController();
     byId("new").addEventListener("click", () => controller.abort(), { once: true });
-    byId("said").textContent = await race(this.recording, this.track, this.settings.key(), controller.signal);
-    this.again.disabled = false;
+    byId("said").textContent = await race(this.recording.body, this.track, this.settings.key(), controller.signal);
+    this.race.disabled = false;
   }
 }

@@ -28,18 +28,6 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
     return description
 
 
-def check_gateways(addresses: str) -> None:
-    """Check that a gateway accepts connections at one of the addresses.
-
-    The client retries later failures; this check reports at once that no gateway was started.
-    """
-    targets = split_targets("--address", addresses)
-    if all(map(_refuses, targets)):
-        raise UnavailableError(
-            f"no gateway at {addresses}: start one with `specinfer up`, wait for 'ready at'"
-        )
-
-
 def _refuses(target: str) -> bool:
     """Return whether nothing listens at a target; False if unknown."""
     try:
@@ -69,6 +57,20 @@ class Connection:
     tls: ClientTls | None = None
     traceparent: str = ""
     """W3C trace context sent with the requests."""
+
+    def check(self) -> "Connection":
+        """Return this connection, if a gateway accepts connections at one of the addresses.
+
+        The client retries later failures; this check reports at once that no gateway was started.
+
+        Raises:
+            UnavailableError: if none does.
+        """
+        if all(map(_refuses, split_targets("--address", self.addresses))):
+            raise UnavailableError(
+                f"no gateway at {self.addresses}: start one with `specinfer serve` or `specinfer up`"
+            )
+        return self
 
     def client(
         self, patience: Patience = NO_PATIENCE, on_retry: Callable[[Retry], None] = lambda _: None

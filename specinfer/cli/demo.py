@@ -15,19 +15,19 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
+from specinfer.cli.chat.marked import legend, print_marked
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system, pull
-from specinfer.cli.marked import print_marked, style_of
 from specinfer.cli.options.shared import DraftFlag
 from specinfer.cli.show import output, progress_bar
 from specinfer.client import Answer, AsyncClient, add_up
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import is_pulled
-from specinfer.options.model_options import AUTO_DRAFT, Dtype
+from specinfer.options.model_options import AUTO_DRAFT, DEFAULT_RULE, Acceptance, Dtype
+from specinfer.request.fields import RequestFields
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import available_memory
 from specinfer.system.turns import alternate, quartiles, ratios
@@ -101,16 +101,12 @@ def _small(reason: str) -> DemoModels:
 
 async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
     """Stream an answer to every prompt to standard output."""
-    names = [speculator.name for speculator in (await client.status()).speculators]
-    legend = Text("Guessed by ").append_text(
-        Text(", ").join([Text(name, style_of(number)) for number, name in enumerate(names)])
-    )
-    output.print(legend.append("; the model's own tokens are plain.") if names else "No speculator runs.")
+    output.print(legend(await client.status()))
     for number, prompt in enumerate(PROMPTS, 1):
         output.print()
         heading = f"Prompt {number} of {len(PROMPTS)}: {prompt}"
         output.print(heading, style="bold", markup=False, highlight=False)
-        answer = await print_marked(client, prompt, max_new_tokens)
+        answer = await print_marked(client, prompt, RequestFields(max_new_tokens=max_new_tokens))
         output.print(cost(answer), style="dim", highlight=False)
 
 
@@ -190,6 +186,7 @@ def demo(
         ),
     ] = None,
     draft: DraftFlag = None,
+    acceptance: Acceptance = DEFAULT_RULE,
     dtype: Dtype = "bfloat16",
 ) -> None:
     """Start a system, stream answers, compare trees with plain decoding, and stop."""
@@ -201,7 +198,9 @@ def demo(
     for name in (model, draft):
         if name in known_models():
             pull(name)
-    with local_system(LocalOptions(model=model, dtype=dtype, speculators={}, draft=draft)) as system:
+    verifier = {"acceptance": acceptance}
+    options = LocalOptions(model=model, dtype=dtype, verifier=verifier, speculators={}, draft=draft)
+    with local_system(options) as system:
         runs = asyncio.run(_run(Connection(system.address, os.environ.get(API_KEY_VARIABLE)), max_new_tokens))
     print_comparison(runs, model)
 

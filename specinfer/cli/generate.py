@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from specinfer.cli.connection import TRACE_VARIABLE, check_gateways
+from specinfer.cli.connection import TRACE_VARIABLE
 from specinfer.cli.local.running import load_in_process
 from specinfer.cli.options.request import (
     ConstraintText,
@@ -19,7 +19,6 @@ from specinfer.cli.options.request import (
     read_constraint,
 )
 from specinfer.cli.options.shared import (
-    DEFAULT_ADDRESS,
     DEFAULT_PATIENCE_S,
     GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
@@ -65,7 +64,7 @@ def generate(
     reference: References = None,
     raw: Raw = False,
     json_output: JsonOutput = False,
-    address: Address = DEFAULT_ADDRESS,
+    address: Address = None,
     access: AccessFlags,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
     local: Here = False,
@@ -92,8 +91,7 @@ def generate(
         llm = load_in_process(model, draft=draft, **options.here)
         answer = asyncio.run(_generate_here(llm, llm.ask(text, fields), quiet=json_output))
     else:
-        connection = access.connection(address, os.environ.get(TRACE_VARIABLE, ""))
-        check_gateways(address)
+        connection = access.reach(address, os.environ.get(TRACE_VARIABLE, "")).check()
         client = connection.client(Patience(patience_seconds), print_retry)
         answer = asyncio.run(_generate(client, client.ask(text, fields), quiet=json_output))
     print_answer(answer, json_output)
@@ -162,13 +160,13 @@ def attach(
     request_id: AttachedId,
     from_token: Annotated[int, typer.Option(help="Number of tokens already received.")] = 0,
     json_output: JsonOutput = False,
-    address: Address = DEFAULT_ADDRESS,
+    address: Address = None,
     *,
     access: AccessFlags,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
 ) -> None:
     """Stream the rest of a request's answer. Ctrl-C leaves the request running."""
-    connection = access.connection(address)
+    connection = access.reach(address)
     client = connection.client(Patience(patience_seconds), print_retry)
     check_text("request_id", request_id)
     print_answer(asyncio.run(_attach(client, request_id, from_token, json_output)), json_output)
@@ -185,12 +183,12 @@ async def _attach(client: AsyncClient, request_id: str, from_token: int, quiet: 
 
 def cancel(
     request_id: AttachedId,
-    address: Address = DEFAULT_ADDRESS,
+    address: Address = None,
     *,
     access: AccessFlags,
 ) -> None:
     """Stop a running request, which keeps the tokens generated so far."""
-    connection = access.connection(address)
+    connection = access.reach(address)
     asyncio.run(_cancel(connection.client(), check_text("request_id", request_id)))
 
 

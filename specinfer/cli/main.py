@@ -4,9 +4,11 @@ Invalid input prints one line and exits with code 2; other failures exit with co
 """
 
 import os
+import secrets
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ import typer
 
 from specinfer import __version__
 from specinfer.cli.bench_command import bench
+from specinfer.cli.chat.run import run
 from specinfer.cli.check import check, explanation
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
 from specinfer.cli.demo import demo
@@ -21,17 +24,18 @@ from specinfer.cli.exact import exact
 from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.running import local_system
-from specinfer.cli.models import keys_app, models_app
+from specinfer.cli.models import keys_app, models_app, models_list, models_pull, models_remove
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DraftFlag,
-    LocalFlags,
     SpeculatorAddresses,
     Speculators,
 )
-from specinfer.cli.show import console, ready_line
-from specinfer.cli.status import get_status, status
+from specinfer.cli.options.up import GatewayFlags, HttpFlags, UpFlags, changed
+from specinfer.cli.show import console
+from specinfer.cli.status import get_status, ps, status
 from specinfer.client import RequestFailedError
+from specinfer.client.described import ready_line
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
@@ -42,16 +46,22 @@ from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.planning import PLANNERS
 from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
+from specinfer.system.running import announced
+from specinfer.system.threads import thread_count
 
 PROGRAM = "specinfer"
+_GATEWAY_KEY = "SPECINFER_GATEWAY_API_KEY"
+"""Variable of the gateway's `--api-key`: other users can read options."""
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of commands that read no options themselves."""
 
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-for command in (generate, attach, cancel, status, bench, demo, check, exact):
+for command in (run, generate, attach, cancel, status, ps, bench, demo, check, exact):
     app.command()(grouped(command))
+for name, same in (("pull", models_pull), ("list", models_list), ("rm", models_remove)):
+    app.command(name)(same)
 
 
 def _print_version(wanted: bool) -> None:
@@ -81,10 +91,6 @@ ChatTemplate = Annotated[
     typer.Option(
         help="File of a chat template (Jinja) to use instead of the model's.", exists=True, dir_okay=False
     ),
-]
-ServedModelName = Annotated[
-    str | None,
-    typer.Option(help="Names of the model over HTTP, separated by commas; answers have the first."),
 ]
 
 
@@ -118,26 +124,30 @@ def up(
     http_listen: HttpListen = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
     *,
-    target: LocalFlags,
+    target: UpFlags,
+    requests: GatewayFlags,
+    http: HttpFlags,
     speculator: Speculators = None,
     speculator_address: SpeculatorAddresses = None,
     draft: DraftFlag = None,
     chat_template: ChatTemplate = None,
-    served_model_name: ServedModelName = None,
     planner: Planner = None,
     tensor_parallel: TensorParallel = 1,
     explain: Explain = False,
 ) -> None:
-    """Run the whole system on this machine until Ctrl-C."""
-    if served_model_name is not None and http_listen == "none":
-        raise InvalidInputError(
-            "served_model_name", served_model_name, "needs --http-listen HOST:PORT, not none"
-        )
-    options = target.system(
+    """Run the whole system on this machine until Ctrl-C. TLS is that of the HTTP service."""
+    http_flags = changed(http)
+    if http_flags and http_listen == "none":
+        name, value = next(iter(http_flags.items()))
+        raise InvalidInputError(name.replace("-", "_"), value, "needs --http-listen HOST:PORT, not none")
+    options = LocalOptions(
         model,
-        {"tensor-parallel": str(tensor_parallel)},
+        target.dtype,
+        target.device or None,
+        verifier={**changed(target), "tensor-parallel": str(tensor_parallel)},
         listen=listen,
         gateway={
+            **changed(replace(requests, api_key="")),
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),
         },
@@ -148,22 +158,31 @@ def up(
         draft=draft,
         metrics=True,
         http=None if http_listen == "none" else http_listen,
-        http_flags={} if served_model_name is None else {"served-model-name": served_model_name},
+        http_flags=http_flags,
     )
-    _run(options, explain)
+    api_key = requests.api_key or os.environ.get(_GATEWAY_KEY) or os.environ.get(API_KEY_VARIABLE)
+    if requests.api_key or (requests.api_keys and not api_key):
+        os.environ[_GATEWAY_KEY] = api_key = (
+            requests.api_key or secrets.token_urlsafe()
+        )  # `_run` asks with it
+    _run(options, explain, api_key)
 
 
-def _run(options: LocalOptions, explain: bool) -> None:
+def _run(options: LocalOptions, explain: bool, api_key: str | None) -> None:
     with local_system(options) as system:
-        connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
-        ready = ready_line(system.address, options.http, get_status(connection), str(system.logs))
+        connection = Connection(system.address, api_key or None)
+        scheme = "https" if "tls-certificate" in options.http_flags else "http"
+        url = f"{scheme}://{options.http}" if options.http else ""
+        about = ready_line(url, get_status(connection), thread_count(int(options.verifier.get("threads", 0))))
+        ready = f"ready at {system.address}: {about}; logs in {system.logs}; Ctrl-C ends it"
         console.print(ready, markup=False, highlight=False, soft_wrap=True)
         if explain:
             for what, choice in explanation(options, describe_verifier(system.verifier)):
                 console.print(f"{what}: {choice}", markup=False, highlight=False, soft_wrap=True)
-        while True:
-            system.check()
-            time.sleep(0.5)
+        with announced("up", system.address, url):
+            while True:
+                system.check()
+                time.sleep(0.5)
 
 
 @app.command("batch", hidden=True, context_settings=_PASSED_ON)
@@ -176,7 +195,7 @@ def batch() -> None:
 
 @app.command("serve", context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> None:
-    """Serve OpenAI's API for one model in one process (options: --help)."""
+    """Serve OpenAI's API for a model in one process: serve MODEL (options: --help)."""
     _become("all_in_one", context.args)
 
 

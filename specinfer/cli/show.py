@@ -19,7 +19,9 @@ from rich.table import Table
 
 from specinfer.cli.bench import BenchRun
 from specinfer.client import Answer, Retry, StreamLostError
+from specinfer.client.described import draft_words, name_of, target_words
 from specinfer.system.progress import LOGGER
+from specinfer.system.running import RunningServer, resident_bytes
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
@@ -130,7 +132,10 @@ def win_lines(runs: Sequence[BenchRun]) -> list[str]:
     ]
 
 
-def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
+def status_table(
+    address: str, status: generation_pb2.StatusReply, server: RunningServer | None = None
+) -> Table:
+    """Return the state of a system; `server` is its record on this machine."""
     table = Table(title=f"gateway at {address}")
     table.add_column("what")
     table.add_column("state")
@@ -139,19 +144,41 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     table.add_row("gateway", f"{status.gateway_id}, {status.gateways} alive{draining}")
     table.add_row("redis", ready_words(status.redis_ready))
     table.add_row("model", f"{target_words(status)}, context {status.max_context_len}{lossy}")
+    table.add_row("draft", draft_words(status).removeprefix("draft "))
+    if server is not None:
+        table.add_row(server.command, f"{server.url or server.address}, {memory_words(server)}")
     table.add_row("verifier", ready_words(status.verifier_ready))
     for verifier in status.verifiers:
         table.add_row(f"verifier {verifier.address}", verifier_words(verifier, status.gateway_id))
     table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
+    table.add_row("last minute", recent_words(status.last_minute))
     table.add_row("since start", f"{status.new_tokens} tokens in {status.steps} steps")
     table.add_row("latest step", planner_words(status.planner))
     for s in status.speculators:
         table.add_row(
-            f"speculator {s.name} ({s.drafter or '?'})",
+            f"speculator {name_of(s)}",
             f"{ready_words(s.ready)}, {s.answered} in time, {s.missed} missed, {s.failed} failed"
             f"{learning_words(s)}",
         )
     return table
+
+
+def memory_words(server: RunningServer) -> str:
+    """Describe the resident memory of a server's processes."""
+    return f"{resident_bytes(server.pid) / 1e9:.2f} GB of memory"
+
+
+def recent_words(recent: generation_pb2.RecentState) -> str:
+    """Describe the rates of the last minute, and what trees produced."""
+    if not recent.new_tokens or not recent.steps:
+        return "no tokens"
+    rates = f"{recent.new_tokens / recent.seconds:.1f} tokens/s, {recent.finished} requests finished"
+    if not recent.drafted:
+        return f"{rates}; no guesses: plain decoding"
+    return (
+        f"{rates}; trees: {recent.accepted} of {recent.drafted} guesses accepted, "
+        f"{recent.new_tokens / max(1, recent.new_tokens - recent.accepted):.2f} tokens per pass"
+    )
 
 
 def ready_words(ready: bool) -> str:
@@ -238,17 +265,3 @@ def print_way_back(error: StreamLostError) -> None:
     if error.from_token:
         way = f"specinfer attach {quote(error.request_id)} --from-token {error.from_token}"
         note(f"\nto stream the rest, if a gateway has it: {way}")
-
-
-def ready_line(address: str, http: str | None, status: generation_pb2.StatusReply, logs: str) -> str:
-    """Return the line that reports a started system."""
-    api = f"OpenAI's API at http://{http}/v1; " if http else ""
-    return f"ready at {address}: {target_words(status)}; {api}logs in {logs}; Ctrl-C ends it"
-
-
-def target_words(status: generation_pb2.StatusReply) -> str:
-    """Return the target model and how it runs."""
-    return (
-        f"{status.model}, {status.executor} executor, {status.dtype}, {status.device}, "
-        f"weights {status.weights}"
-    )

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,19 +13,24 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from specinfer.cli.connection import Connection, check_gateways
-from specinfer.cli.options.shared import DEFAULT_ADDRESS, AccessFlags, Address
+from specinfer.cli.connection import API_KEY_VARIABLE, Connection
+from specinfer.cli.options.shared import AccessFlags, Address
 from specinfer.cli.show import (
     learning_words,
+    memory_words,
+    note,
     output,
     planner_words,
     ready_words,
+    recent_words,
     room_words,
     status_table,
     verifier_words,
 )
 from specinfer.client import AsyncClient
-from specinfer.errors import UnavailableError
+from specinfer.client.described import draft_words
+from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.system.running import RunningServer, running_servers
 from specinfer.v1 import generation_pb2
 
 _NOTHING = "-"
@@ -170,18 +176,42 @@ def status(
     ] = False,
     interval_seconds: Annotated[float, typer.Option(min=0.1, help="Time between two updates.")] = 1.0,
     count: Annotated[int, typer.Option(min=0, help="End after this number of updates; 0: never.")] = 0,
-    address: Address = DEFAULT_ADDRESS,
+    address: Address = None,
     *,
     access: AccessFlags,
 ) -> None:
     """Show a running system, from the first available gateway's view."""
-    connection = access.connection(address)
-    check_gateways(address)
+    connection = access.reach(address).check()
+    where = connection.addresses
     if not watch:
-        output.print(status_table(address, get_status(connection)))
+        output.print(status_table(where, get_status(connection), server_at(where)))
         return
-    with _display(f"specinfer, gateway at {address}") as show:
+    with _display(f"specinfer, gateway at {where}") as show:
         asyncio.run(_watch(connection, show, interval_seconds, count))
+
+
+def server_at(address: str) -> RunningServer | None:
+    """Return the record of this user's server at an address."""
+    return next((server for server in running_servers() if server.address == address), None)
+
+
+def ps() -> None:
+    """List your running servers: model, draft, context, memory, rates of the last minute."""
+    servers = running_servers()
+    if not servers:
+        note("no server runs: start one with `specinfer serve`, `specinfer up` or `specinfer run`")
+    for server in servers:
+        where = (
+            f"{server.command} (process {server.pid})\t{server.url or server.address}\t{memory_words(server)}"
+        )
+        connection = Connection(server.address, os.environ.get(API_KEY_VARIABLE))
+        try:
+            state = get_status(connection)
+        except SpecInferError as error:
+            typer.echo(f"{where}\t{error}")
+        else:
+            about = f"{state.model}\t{draft_words(state)}\tcontext {state.max_context_len}"
+            typer.echo(f"{where}\t{about}\t{recent_words(state.last_minute)}")
 
 
 def get_status(connection: Connection) -> generation_pb2.StatusReply:

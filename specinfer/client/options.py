@@ -21,6 +21,7 @@ SPECULATION = {
     "tree": generation_pb2.SPECULATION_TREE,
     "sequence": generation_pb2.SPECULATION_SEQUENCE,
     "off": generation_pb2.SPECULATION_OFF,
+    "always": generation_pb2.SPECULATION_ALWAYS,
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MIN_FLOAT = 2.0**-126

@@ -7,11 +7,10 @@ exception or an invalid tree costs only the draft of this request.
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
-from specinfer.errors import FaultError, MalformedTreeError, SettingError, SpecInferError
+from specinfer.errors import FaultError, MalformedTreeError, SpecInferError
+from specinfer.system.named_function import named_function
 from specinfer.tree import TokenTree, TreeLimits, check_tree, truncate
 
 DraftFunction = Callable[[Sequence[int], TreeLimits], object]
@@ -31,19 +30,7 @@ class CustomDrafter:
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
         """Import the function; modules may be in the working directory."""
-        module, _, name = options.function.partition(":")
-        if not module or not name:
-            raise SettingError(
-                "function", options.function, "must be MODULE:NAME, such as my_drafts:repeat_last"
-            )
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        try:
-            function = getattr(import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise SettingError("function", options.function, str(error)) from error
-        if not callable(function):
-            raise SettingError("function", options.function, "must be callable")
+        function = named_function("function", options.function)
         return cls(function, options.function, options.proposal != "point")
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:

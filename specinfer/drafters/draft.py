@@ -82,7 +82,7 @@ def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
         log.info("draft of %s: %s (--draft none switches it off)", model, here)
     elif fitting:
         log.info(
-            "%s is decoded faster with a draft: `specinfer models pull %s` (%s MB), then start again",
+            "%s is decoded faster with a draft: `specinfer pull %s` (%s MB), then start again",
             model,
             fitting[0].name,
             fitting[0].megabytes,

@@ -11,20 +11,24 @@ output.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.choice import PLAIN, Choice, SpeculatorSet
+from specinfer.planning.choice import PLAIN, Choice, SpeculatorSet, fixed_choice
 from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
 from specinfer.planning.step_report import DraftTime, StepPlanner
 from specinfer.planning.trees import trees_to_verify
 from specinfer.request.verdict import Verdict
 from specinfer.scheduling.entries import Progress, StepEntry
-from specinfer.scheduling.request import RequestState
+from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.statistics import count_all
 from specinfer.tree import TokenTree
+
+_SHOWN_NODES = 8
+"""Maximum nodes of trees for requests that ask for trees always."""
 
 
 class StepPlan(NamedTuple):
@@ -123,10 +127,21 @@ class StepMachine:
         """Return the planner's choice, or plain decoding after an internal fault."""
         try:
             self.planner.enrol(pool.groups)
-            return self.planner.choose(running, wanting)
+            choice = self.planner.choose(running, wanting)
+            return choice if choice.speculators else self._insisted(choice, running, wanting, pool)
         except Exception as error:  # noqa: BLE001  # plain decoding needs no planner
             self._on_fault(error)
             return PLAIN
+
+    def _insisted(self, plain: Choice, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
+        """Return small trees instead of plain decoding, if all running requests want them."""
+        states, everybody = self.scheduler.states, frozenset[int]().union(*pool.groups)
+        asked = [name for name in wanting if states[name].request.speculation is Speculation.ALWAYS]
+        if not everybody or not asked or len(asked) < running:
+            return plain
+        budget = self.scheduler.budget
+        small = replace(budget, per_request=min(budget.per_request, _SHOWN_NODES))
+        return replace(fixed_choice(small, everybody, running, running), plain_speed=plain.plain_speed)
 
 
 class RunningStep:

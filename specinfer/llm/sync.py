@@ -21,6 +21,7 @@ from specinfer.llm.outputs import RequestOutput
 from specinfer.llm.params import SamplingParams
 from specinfer.model.runner import ModelRunner
 from specinfer.text.tokenizer import Tokenizer
+from specinfer.verification.acceptance import AcceptanceRule, find_rule
 
 
 class LLM:
@@ -150,6 +151,41 @@ class LLM:
     def get_metrics(self) -> list[Metric]:
         """Return the counters since the start."""
         return self._driver.engine.metrics()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values of `get_metrics` by name."""
+        return {metric.name: metric.value for metric in self.get_metrics()}
+
+    def use(
+        self,
+        *,
+        draft: str | None = None,
+        speculators: Speculators | None = None,
+        acceptance: str | AcceptanceRule | None = None,
+    ) -> None:
+        """Change the drafters or the rule of acceptance; the model stays loaded.
+
+        Args:
+            draft: as in `LLM`; with `speculators`, replaces all drafters.
+            speculators: as in `LLM`.
+            acceptance: rule for sampled prompts, by name, MODULE:NAME, or a function
+                `(tree, target, randomness) -> Acceptance`.
+
+        Raises:
+            UnavailableError: while requests run.
+            SettingError: for an invalid value; nothing changes then.
+        """
+        engine = self._driver.engine
+        with self._lock:
+            self._check_open()
+            if engine.busy:
+                raise UnavailableError("requests run: change drafters and rule between calls")
+            rule = None if acceptance is None else find_rule(acceptance)
+            if draft is not None or speculators is not None:
+                engine.use_drafters(engine.groups_of(draft, speculators))
+            if rule is not None:
+                engine.verifier.use_rule(rule)
 
     def close(self) -> None:
         """Free the model; later calls raise UnavailableError."""

@@ -9,11 +9,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum, StrEnum
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import typer
 
-from specinfer.options.model_options import Option, option_of
+from specinfer.options.model_options import ModelOptions, Option, check_values, option_of
 
 LOCAL = "Local system"
 
@@ -32,6 +32,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         for name, group in groups.items():
             texts = {field.name: values.pop(field.name, None) for field in _shown(group)}
             values[name] = group(**{name: text for name, text in texts.items() if text is not None})
+            if isinstance(values[name], ModelOptions):
+                check_values(values[name])
         command(**values)
 
     cast(Any, call).__signature__ = signature.replace(parameters=flags)
@@ -51,6 +53,10 @@ def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
         inspect.Parameter(field.name, kind, default=_default(field), annotation=kinds[field.name])
         for field in _shown(group)
     ]
+
+
+def _number_or_word(text: str | int) -> str | int:
+    return int(text) if str(text).isdecimal() else text
 
 
 def _shown(group: Any) -> list[Field[Any]]:
@@ -75,6 +81,9 @@ def _typed(name: str, hint: Any, panel: str | None, **further: Any) -> Any:
     bounds = {end: getattr(b, key) for b in metadata for end, key in ends.items() if hasattr(b, key)}
     if option.choices:
         kind = cast(Any, StrEnum)(name, {word: word for word in option.choices})
+    elif words := [word for part in get_args(kind) if get_origin(part) is Literal for word in get_args(part)]:
+        further = {"parser": _number_or_word, "metavar": "|".join(["INTEGER", *words]), **further}
+        kind = str
     elif any(get_origin(part) is Sequence for part in get_args(kind)):
         kind = list[str] | None
     further = {"rich_help_panel": option.group or panel, **bounds, **further}

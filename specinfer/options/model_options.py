@@ -63,6 +63,9 @@ DRAFT_HELP = (
     "auto: a matching model in the cache; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
 )
 Draft: TypeAlias = Annotated[str, Option(DRAFT_HELP)]
+Acceptance: TypeAlias = Annotated[
+    str, Option("Rule for sampled requests: traversal, multi_step, naive, or your function, MODULE:NAME.")
+]
 DraftModel: TypeAlias = Annotated[
     str, Option("ssm: model, as in the verifier; recycling, retrieval: model of the tokenizer.")
 ]
@@ -148,6 +151,7 @@ class ServedOptions(CacheOptions):
 
     model: Model = DEFAULT_MODEL
     draft: Draft = NO_DRAFT
+    acceptance: Acceptance = DEFAULT_RULE
     threads: Annotated[Natural, Option(f"CPU threads of the model; {THREADS_HELP}.")] = 0
     max_context_len: Annotated[
         Natural, Option("Longest context served, in tokens; 0 takes the model's own limit.")
@@ -158,9 +162,7 @@ class ServedOptions(CacheOptions):
 class HostOptions(CacheOptions, PassOptions):
     """Options of a target and of the verification by it."""
 
-    acceptance: Annotated[str, Option("Rule for sampled requests: traversal, multi_step or naive.")] = (
-        DEFAULT_RULE
-    )
+    acceptance: Acceptance = DEFAULT_RULE
 
 
 @dataclass(frozen=True)

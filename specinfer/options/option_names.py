@@ -18,7 +18,6 @@ _ELSEWHERE = {
     "weights": "quantization q",
     "listen": "host port",
     "http-listen": "host port",
-    "api-keys": "api-key",
     "served-model-name": "alias a",
     "max-new-tokens": "max-tokens n n-predict",
     "max-tokens": "max-new-tokens n n-predict",

@@ -24,6 +24,7 @@ _SHAPES = {
     Speculation.OFF: speculator_pb2.TREE_SHAPE_UNSPECIFIED,
     Speculation.TREE: speculator_pb2.TREE_SHAPE_TREE,
     Speculation.SEQUENCE: speculator_pb2.TREE_SHAPE_SEQUENCE,
+    Speculation.ALWAYS: speculator_pb2.TREE_SHAPE_TREE,
 }
 
 

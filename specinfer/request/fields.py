@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from specinfer.options.model_options import Option
 
-SPECULATIONS = ("tree", "sequence", "off")
+SPECULATIONS = ("tree", "sequence", "off", "always")
 CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
 """Fields that constrain the text; at most one may be set."""
 UINT32, INT32, UINT64 = range(2**32), range(-(2**31), 2**31), range(2**64)
@@ -84,7 +84,12 @@ class GenerationFields(SamplingFields):
     )
     ignore_eos: Annotated[bool, Option("Continue after the model's end-of-sequence token.", TEXT)] = False
     speculation: Annotated[
-        str, Option("Draft token trees, one branch (sequence) or nothing (off).", SPECULATION, SPECULATIONS)
+        str,
+        Option(
+            "Draft token trees, one branch (sequence), nothing (off), or trees even where they are slower (always).",
+            SPECULATION,
+            SPECULATIONS,
+        ),
     ] = "tree"
     priority: Annotated[int, INT32, Option("Higher runs first.")] = 0
     deadline_seconds: Annotated[

@@ -7,6 +7,7 @@ nodes within the budget.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specinfer.options.door_options import GatewayOptions
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.tree import depth_limit
 
@@ -15,8 +16,8 @@ from specinfer.tree import depth_limit
 class SchedulerLimits:
     """Limits of concurrent work."""
 
-    max_batch: int = 16
-    max_waiting: int = 1024
+    max_batch: int = GatewayOptions.max_batch
+    max_waiting: int = GatewayOptions.max_waiting
     prefill_chunk: int = 512
     """Maximum prompt tokens in a step, over all requests."""
     tree_depth: int = 8

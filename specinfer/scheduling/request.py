@@ -23,6 +23,7 @@ class Speculation(IntEnum):
     TREE = 1
     SEQUENCE = 2
     OFF = 3
+    ALWAYS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,10 @@ class Scheduler:
         self._rate = FinishRate()
 
     @property
+    def budget(self) -> NodeBudget:
+        return self._room.budget
+
+    @property
     def waiting(self) -> int:
         return len(self._batch.queue)
 

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from specinfer.errors import SettingError
+from specinfer.options.door_options import TlsOptions
 from specinfer.options.model_options import Option
 from specinfer.options.service_flags import read_flags
 from specinfer.service.channel import check_target
@@ -27,7 +28,7 @@ Listen: TypeAlias = Annotated[str, Option("Address to listen on, host:port.")]
 MetricsPort: TypeAlias = Annotated[int, Ge(0), Le(65535), Option("Port of the Prometheus endpoint; 0: none.")]
 
 
-class ProcessSettings(BaseSettings):
+class ProcessSettings(BaseSettings, TlsOptions):
     """Settings of every process that serves gRPC or HTTP."""
 
     group: ClassVar[str] = "Process"
@@ -48,14 +49,6 @@ class ProcessSettings(BaseSettings):
         False, description="Log exceptions with their messages, which may quote prompts and answers."
     )
     drain_seconds: float = Field(5.0, ge=0, description="Seconds for running calls to finish on SIGTERM.")
-    tls_certificate: str = Field(
-        "", description="PEM file of the server's certificate; enables TLS on the port."
-    )
-    tls_key: str = Field("", description="PEM file of the certificate's private key, without password.")
-    tls_client_ca: str = Field(
-        "",
-        description="PEM file of the clients' authorities; clients then need a certificate (mutual TLS).",
-    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

@@ -15,6 +15,7 @@ class Speculation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATION_TREE: _ClassVar[Speculation]
     SPECULATION_SEQUENCE: _ClassVar[Speculation]
     SPECULATION_OFF: _ClassVar[Speculation]
+    SPECULATION_ALWAYS: _ClassVar[Speculation]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +37,7 @@ SPECULATION_UNSPECIFIED: Speculation
 SPECULATION_TREE: Speculation
 SPECULATION_SEQUENCE: Speculation
 SPECULATION_OFF: Speculation
+SPECULATION_ALWAYS: Speculation
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -281,7 +283,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers", "phases", "finished", "trees", "drafted", "accepted", "gateway_states", "chat_form", "default_sampling", "caller")
+    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers", "phases", "finished", "trees", "drafted", "accepted", "gateway_states", "chat_form", "default_sampling", "last_minute", "caller")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +311,7 @@ class StatusReply(_message.Message):
     GATEWAY_STATES_FIELD_NUMBER: _ClassVar[int]
     CHAT_FORM_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    LAST_MINUTE_FIELD_NUMBER: _ClassVar[int]
     CALLER_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_context_len: int
@@ -337,8 +340,27 @@ class StatusReply(_message.Message):
     gateway_states: _containers.RepeatedCompositeFieldContainer[GatewayState]
     chat_form: ChatForm
     default_sampling: _common_pb2.SamplingParams
+    last_minute: RecentState
     caller: str
-    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., chat_form: _Optional[_Union[ChatForm, _Mapping]] = ..., default_sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., caller: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., chat_form: _Optional[_Union[ChatForm, _Mapping]] = ..., default_sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., last_minute: _Optional[_Union[RecentState, _Mapping]] = ..., caller: _Optional[str] = ...) -> None: ...
+
+class RecentState(_message.Message):
+    __slots__ = ("seconds", "finished", "new_tokens", "steps", "trees", "drafted", "accepted")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    finished: int
+    new_tokens: int
+    steps: int
+    trees: int
+    drafted: int
+    accepted: int
+    def __init__(self, seconds: _Optional[float] = ..., finished: _Optional[int] = ..., new_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class ChatForm(_message.Message):
     __slots__ = ("calls", "reasoning_begin", "reasoning_end", "mark_tokens", "tools", "infill")
@@ -420,7 +442,7 @@ class PlannerState(_message.Message):
     def __init__(self, speculators: _Optional[_Iterable[str]] = ..., tree_nodes: _Optional[int] = ..., step_nodes: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., reason: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class SpeculatorState(_message.Message):
-    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins", "calibration_error", "raw_calibration_error", "auc", "learning")
+    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins", "calibration_error", "raw_calibration_error", "auc", "learning", "model")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +457,7 @@ class SpeculatorState(_message.Message):
     RAW_CALIBRATION_ERROR_FIELD_NUMBER: _ClassVar[int]
     AUC_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     drafter: str
     ready: bool
@@ -449,7 +472,8 @@ class SpeculatorState(_message.Message):
     raw_calibration_error: float
     auc: float
     learning: _common_pb2.LearningState
-    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ..., calibration_error: _Optional[float] = ..., raw_calibration_error: _Optional[float] = ..., auc: _Optional[float] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
+    model: str
+    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ..., calibration_error: _Optional[float] = ..., raw_calibration_error: _Optional[float] = ..., auc: _Optional[float] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("request_id",)

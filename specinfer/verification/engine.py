@@ -19,6 +19,7 @@ from specinfer.request.verdict import Verdict
 from specinfer.system.log_lines import about
 from specinfer.text.constraints.compiler import Compiler
 from specinfer.text.constraints.masks import MaskThreads
+from specinfer.verification.acceptance import AcceptanceRule
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
@@ -43,7 +44,7 @@ class VerifierEngine:
     def __init__(
         self,
         runner: ModelRunner,
-        acceptance: str = DEFAULT_RULE,
+        acceptance: str | AcceptanceRule = DEFAULT_RULE,
         limits: EngineLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         compiler: Compiler | None = None,
@@ -61,6 +62,10 @@ class VerifierEngine:
         self._clock, self._constraining = clock, Constraining(compiler, masks, clock)
         self.on_release: Callable[[Sequence[str]], None] = lambda _: None
         """Called with the ids of requests that the engine has forgotten."""
+
+    def use_rule(self, acceptance: str | AcceptanceRule) -> None:
+        """Set the rule for sampled requests, between steps."""
+        self._trees.use(acceptance)
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[Verdict]:
         """Run one step; return one verdict per job, in order."""

@@ -56,16 +56,23 @@ def _log_softmax(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class TreeVerifier:
-    def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
+    def __init__(self, acceptance: str | AcceptanceRule, chooser: Chooser | None = None) -> None:
         """Select the rules; `acceptance` is the rule for sampled requests.
 
         `chooser` chooses tokens on the logits' device; None: the host chooses.
         """
-        self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
-        self._name = acceptance
+        self._greedy = find_rule("greedy")
+        self.use(acceptance)
         self._chooser = chooser
         self.shortened = 0
         """Number of verdicts that were shortened because a mask was late."""
+
+    def use(self, acceptance: str | AcceptanceRule) -> None:
+        """Set the rule for sampled requests."""
+        self._stochastic = find_rule(acceptance)
+        self._name = (
+            acceptance if isinstance(acceptance, str) else getattr(acceptance, "__name__", "function")
+        )
 
     def targets(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from all_in_one.settings import ServeSettings
+from all_in_one.settings import ServeSettings, named_model
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.cli.main import app
@@ -55,7 +55,7 @@ def fault(words: Sequence[str], partial: bool = False) -> str | None:
     try:
         match program, rest:
             case "specinfer", ["serve", *arguments]:
-                _read_settings("all_in_one", arguments)
+                _read_settings("all_in_one", named_model(arguments))
             case "specinfer", ["train", "scheduler", *arguments]:
                 _parse(_scheduler(), arguments, partial)
             case "specinfer", ["train", *arguments]:

@@ -73,7 +73,7 @@ def test_tables_have_names_defaults_and_meanings() -> None:
 
 def test_the_table_of_options_shows_where_each_exists() -> None:
     table = stored("settings.md")["options"]
-    assert "\n| `--max-batch` | serve | `max_num_seqs` | gateway | `16` | " in table
+    assert "\n| `--max-batch` | serve, up | `max_num_seqs` | gateway | `16` | " in table
     assert "\n| `--draft` | serve, up | `draft` | verifier | `auto` (serve), `none` (verifier) | " in table
     assert "\n| `--speculator` | up | `speculators` |  |  | " in table
     assert "\n| `--log-level` | serve |  | all | `info` | " in table

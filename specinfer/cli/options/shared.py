@@ -14,9 +14,18 @@ from specinfer.drafters.pools import Flags
 from specinfer.errors import InvalidInputError
 from specinfer.model.formats.registry import FORMATS, unknown_format
 from specinfer.options.flag_groups import LOCAL
-from specinfer.options.model_options import DRAFT_HELP, ModelOptions, Offload, Option, as_text
+from specinfer.options.model_options import (
+    DEFAULT_RULE,
+    DRAFT_HELP,
+    Acceptance,
+    ModelOptions,
+    Offload,
+    Option,
+    as_text,
+)
 from specinfer.service.tls import ClientTls
 from specinfer.system.append_file import private
+from specinfer.system.running import running_servers
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
@@ -26,10 +35,11 @@ GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 
 
 Address = Annotated[
-    str,
+    str | None,
     typer.Option(
         rich_help_panel=GATEWAY,
-        help="Address of a running gateway, or of several that share a Redis, separated by commas.",
+        help="Address of a running gateway, or of several that share a Redis, separated by commas. Not given: the "
+        f"server that you started last, else {DEFAULT_ADDRESS}.",
     ),
 ]
 PatienceSeconds = Annotated[
@@ -85,6 +95,7 @@ class LocalFlags(ModelOptions):
 
     device: Annotated[str, Option("Torch device, for example cpu or cuda; not given: cpu.")] = ""
     offload: Offload = "none"
+    acceptance: Acceptance = DEFAULT_RULE
 
     def system(self, model: str, verifier: Flags | None = None, **more: Any) -> LocalOptions:
         """Return the options of a local system, with further flags of its verifier."""
@@ -132,6 +143,12 @@ class AccessFlags(TlsFlags):
     def connection(self, addresses: str, traceparent: str = "") -> Connection:
         """Return a connection to gateways at these addresses."""
         return Connection(addresses, self.api_key, self.tls, traceparent)
+
+    def reach(self, given: str | None, traceparent: str = "") -> Connection:
+        """Return a connection to the given gateways, or to this user's latest server."""
+        servers = [] if self.tls else running_servers()
+        here = servers[-1].address if servers else DEFAULT_ADDRESS
+        return self.connection(given or here, traceparent)
 
 
 LOCAL_OPTIONS = ("model", *(field.name for field in fields(LocalFlags)), "speculator", "draft")

@@ -17,6 +17,7 @@ from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.distributions import generator
 from specinfer.model.sampling.noise import Noise
 from specinfer.request.sampling import Sampling, StreamDomain
+from specinfer.system.named_function import named_function
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 
@@ -85,10 +86,20 @@ class AcceptanceRule(Protocol):
     def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Acceptance: ...
 
 
-def find_rule(name: str) -> AcceptanceRule:
-    """Return the rule of this name."""
+def find_rule(name: str | AcceptanceRule) -> AcceptanceRule:
+    """Return a rule: a function itself, or by its name or MODULE:NAME.
+
+    A user's rule is not checked: the answers have the target's distribution only if it keeps it.
+
+    Raises:
+        SettingError: for an unknown name.
+    """
+    if callable(name):
+        return name
+    if ":" in name:
+        return named_function("acceptance", name)
     if name not in RULES:
-        raise SettingError("acceptance", name, f"must be one of {', '.join(RULES)}")
+        raise SettingError("acceptance", name, f"must be one of {', '.join(RULES)}, or MODULE:NAME")
     module, function = RULES[name].split(":")
     rule: AcceptanceRule = getattr(import_module(module), function)
     return rule

@@ -1,10 +1,10 @@
 """The page at `/` in a real browser, with a tiny model."""
 
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from specinfer.drafters import DraftJob
+from specinfer.planning.choice import PLAIN
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
 from tests.support.network.browser import barriers, browser, needs_chromium, visit
@@ -56,7 +57,7 @@ async def ask(page: Page, question: str = QUESTION, tokens: int = TOKENS) -> str
     await page.get_by_text("Options").click()
     await page.get_by_label("Your message").fill(question)
     await page.keyboard.press("Enter")
-    await expect(page.locator(".turn[aria-busy=false]").last).to_be_visible()
+    await expect(page.locator(".turn").last).to_have_attribute("aria-busy", "false")
     return await page.locator(".turn .answer > .text").last.inner_text()
 
 
@@ -70,8 +71,11 @@ async def answer_of(system: System, question: str = QUESTION) -> str:
 async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser) -> None:
     async with served(redis_url) as (system, http), visit(chromium, http.url) as page:
         await expect(page.locator("#model")).to_have_text("tiny")
-        expected = await answer_of(system)
-        assert await ask(page) == expected.strip()
+        expected = re.sub(
+            "`([^`]+)`", r"\1", await answer_of(system)
+        ).strip()  # the marks of code are not shown
+        await expect(page.locator("#about")).to_contain_text("context 512")
+        assert await ask(page) == expected
         await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens, the requested maximum")
         await see_marks(page, expected)
         await see_trees(page)
@@ -79,7 +83,9 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
         await page.get_by_role("button", name="Race").click()
         verdict = page.locator(".verdict.equal")
         await expect(verdict).to_contain_text(f"Same text, character for character ({TOKENS} tokens).")
-        await expect(verdict).to_contain_text(f"{STEPS} passes of the model instead of {TOKENS}")
+        await expect(verdict).to_contain_text(
+            f"{2 * STEPS} passes of the model instead of {2 * TOKENS}, two runs each"
+        )
         texts = page.locator(".column .text")
         assert [await texts.nth(i).text_content() for i in range(2)] == [expected] * 2
         assert await page.locator(".column").last.locator(".guessed").count() == 0
@@ -87,8 +93,10 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
 
 async def see_marks(page: Page, expected: str) -> None:
     """Check that all text is marked by steps, and tokens by their speculators."""
-    marked = page.locator(".answer > .text > .step")
-    assert await marked.count() == STEPS
+    marked = page.locator(".answer > .text .token")
+    steps = await marked.evaluate_all("all => all.map(one => Number(one.dataset.step))")
+    assert sorted(set(steps)) == list(range(STEPS))
+    assert steps == sorted(steps)
     assert "".join(await marked.all_text_contents()) == expected
     titles = await page.locator(".answer > .text .token").evaluate_all("all => all.map(one => one.title)")
     assert set(titles) == {"guessed by near and far", "guessed by far", "the model's own"}
@@ -104,14 +112,14 @@ async def see_trees(page: Page) -> None:
     await expect(page.locator("#steps-title")).to_have_text(f"Step 1 of {STEPS}")
     await page.keyboard.press("ArrowRight")
     await expect(page.locator("#steps-title")).to_have_text(f"Step 2 of {STEPS}")
-    await expect(page.locator(".step.chosen")).to_have_attribute("data-step", "1")
+    await expect(page.locator(".token.chosen").first).to_have_attribute("data-step", "1")
     kinds = [await tree.locator(f".node.{kind}").count() for kind in ("root", "accepted", "bonus")]
     assert kinds == [1, 2, 1]
     rejected = await tree.locator(".node.rejected").count()
     assert rejected > 0, "the token that only one speculator drafted"
     words = await tree.locator(".accepted .word, .bonus .word").all_text_contents()
-    shown = await page.locator(".step.chosen").text_content()
-    assert sorted("".join(words)) == sorted((shown or "").replace(" ", "·"))
+    shown = "".join(await page.locator(".token.chosen").all_text_contents())
+    assert sorted("".join(words).replace("`", "")) == sorted(shown.replace(" ", "·"))
     bars = [await tree.locator(".accepted").nth(index).locator(".bar").count() for index in range(2)]
     assert bars == [2, 1], "colours of the token's speculators"
     assert await tree.locator(".chance").count() == 2 + rejected
@@ -121,13 +129,19 @@ async def see_trees(page: Page) -> None:
     rows = page.locator("#table tbody tr")
     await expect(rows).to_have_count(2 + rejected)
     await expect(rows.first).to_contain_text("near 90 %, far 90 %")
-    await page.locator(".step").first.click()
+    await page.locator(".token").first.click()
     await expect(page.locator("#steps-title")).to_have_text(f"Step 1 of {STEPS}")
 
 
 MARKDOWN = """# Merge
-Use **two** pointers, `i` and `j`, in **this
-way**:
+
+Use **two** pointers, `i` and *j* in [a list](https://python.org), not <b>this</b>.
+See [that](javascript:alert(1)).
+
+- one
+  - nested **deep**
+    more
+2. two
 
 ```python
 while i < len(a):  # **not bold**
@@ -136,21 +150,22 @@ while i < len(a):  # **not bold**
 
 | list | `n` |
 |------|-----|
+| a | 5 |
+
 and `open"""
-STYLED = [
-    ["heading", "# Merge"],
-    ["strong", "**two**"],
-    ["code", "`i`"],
-    ["code", "`j`"],
-    ["fence", "```python"],
-    ["code", "while i < len(a):  # **not bold**"],
-    ["code", "    out.append(a[i])"],
-    ["fence", "```"],
-    ["code", "| list | `n` |"],
-    ["code", "|------|-----|"],
+RENDERED = [
+    ("h4", ["Merge"]),
+    ("strong", ["two", "deep"]),
+    ("em", ["j"]),
+    ("a", ["a list"]),
+    ("b", []),
+    ("li li", ["nested deep\nmore"]),
+    ("pre code", ["while i < len(a):  # **not bold**\n    out.append(a[i])"]),
+    ("th", ["list", "n"]),
+    ("td", ["a", "5"]),
 ]
-"""Class and text of all styled parts; marks that are open or span lines are not styled."""
-SHOW = """async ([texts, at]) => {
+"""Selectors, and the texts of their elements."""
+SHOW = """async ([texts, at, selectors]) => {
     const { AnswerText } = await import("/page/answer.js");
     const step = (tokens) => ({ tokens: tokens.map((text) => ({ text })), nodes: [], accepted: [] });
     const element = document.createElement("div");
@@ -160,13 +175,22 @@ SHOW = """async ([texts, at]) => {
         recording.steps.push(step(texts.slice(i, i + at)));
         answer.show(recording);
     }
-    const styled = [...element.querySelectorAll(".token > span")].map((one) => [one.className, one.textContent]);
-    return [element.textContent, styled, element.querySelectorAll(".token").length];
+    for (const button of element.querySelectorAll("button")) button.remove();
+    const found = selectors.map((one) => [...element.querySelectorAll(one)].map((node) => node.textContent));
+    const marks = [...element.querySelectorAll(".token")].map((one) => [Number(one.dataset.step), one.textContent]);
+    return [found, marks, element.textContent];
 }"""
-"""JavaScript that shows tokens, `at` in a step; returns text, styled parts, number of tokens."""
+"""JavaScript that shows tokens, `at` in a step; returns texts of elements, (step, text) of marks, and the text."""
 
 
-async def test_markdown_is_styled_however_it_is_split_into_tokens(chromium: Browser) -> None:
+def in_order(piece: str, text: str) -> bool:
+    """Return whether a text has the characters of a piece in this order: indentation is left out."""
+    characters = iter(text)
+    return all(character in characters for character in piece)
+
+
+async def test_markdown_is_rendered_however_it_is_split_into_tokens(chromium: Browser) -> None:
+    """No HTML of an answer becomes an element, and each mark is a part of its own step's text."""
     draws = random.Random(0)
     async with http_service("127.0.0.1:1") as http:
         context = await chromium.new_context()
@@ -175,16 +199,58 @@ async def test_markdown_is_styled_however_it_is_split_into_tokens(chromium: Brow
         for number in range(40):
             cuts = sorted(draws.sample(range(1, len(MARKDOWN)), draws.choice([5, 30, 90])))
             tokens = [MARKDOWN[a:b] for a, b in pairwise([0, *cuts, len(MARKDOWN)])]
-            text, styled, count = await page.evaluate(SHOW, [tokens, 1 + number % 4])
-            assert text == MARKDOWN
-            assert count == len(tokens), "a token stays one element"
-            whole = [
-                [kind, "".join(one[1] for one in pieces)] for kind, pieces in groupby(styled, itemgetter(0))
-            ]
-            expected = [
-                [k, "".join(one[1] for one in pieces)] for k, pieces in groupby(STYLED, itemgetter(0))
-            ]
-            assert whole == expected, tokens
+            at = 1 + number % 4
+            found, marks, text = await page.evaluate(SHOW, [tokens, at, [name for name, _ in RENDERED]])
+            assert found == [texts for _, texts in RENDERED], tokens
+            steps = ["".join(tokens[begin : begin + at]) for begin in range(0, len(tokens), at)]
+            assert all(in_order(piece, steps[step]) for step, piece in marks)
+            assert "".join(piece for _, piece in marks) == text, "all of the text is marked"
+            assert "<b>this</b>" in text
+
+
+async def test_a_conversation_survives_a_reload_and_can_be_changed(redis_url: str, chromium: Browser) -> None:
+    async with served(redis_url) as (_, http), visit(chromium, http.url) as page:
+        answer = await ask(page)
+        await page.get_by_label("Your message").fill("And the sea?")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".turn[aria-busy=false]")).to_have_count(2)
+        await page.reload()
+        assert await page.locator(".question").all_text_contents() == [
+            f"You: {QUESTION}",
+            "You: And the sea?",
+        ]
+        assert (await page.locator(".answer > .text").first.inner_text()) == answer
+        await expect(page.locator("#steps-title")).to_contain_text(f"of {STEPS}")
+        await page.get_by_role("button", name="Edit").last.click()
+        await expect(page.get_by_label("Your message")).to_have_value("And the sea?")
+        await expect(page.locator(".turn")).to_have_count(1)
+        await page.get_by_role("button", name="Regenerate").click()
+        await expect(page.locator(".turn[aria-busy=false]")).to_have_count(1)
+        await expect(page.locator(".note")).to_contain_text("of 512")
+        await page.get_by_role("button", name="New conversation").click()
+        await page.reload()
+        await expect(page.locator(".turn")).to_have_count(0)
+
+
+async def test_trees_are_always_shown_if_asked(
+    redis_url: str, chromium: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner always chooses plain decoding."""
+    async with served(redis_url) as (system, http), visit(chromium, http.url) as page:
+        (session,) = system.gateway.sessions
+        monkeypatch.setattr(session.loop.machine.planner, "choose", lambda batch, contexts: PLAIN)
+        await ask(page)
+        await expect(page.locator("#facts")).to_contain_text("no guesses")
+        await page.get_by_role("button", name="Race").click()
+        verdict = page.locator(".verdict.equal")
+        await expect(verdict).to_contain_text("The planner chose plain decoding, too")
+        await page.get_by_text("Options").click()
+        await page.get_by_label("Always show trees").check()
+        await page.get_by_text("Options").click()
+        await page.get_by_role("button", name="Regenerate").click()
+        await expect(page.locator(".turn[aria-busy=false]")).to_have_count(1)
+        await expect(page.locator(".token.guessed").first).to_be_visible()
+        await expect(page.locator("#facts")).to_contain_text("as you asked: plain decoding would be faster")
 
 
 async def test_the_page_is_accessible(redis_url: str, chromium: Browser) -> None:
@@ -219,7 +285,7 @@ async def test_keys_and_errors(redis_url: str, tmp_path: Path, chromium: Browser
         await expect(page.locator("#model")).to_have_text("tiny")
         await page.get_by_text("Options").click()
         await ask(page)
-        await expect(page.locator(".step").first).to_be_visible()
+        await expect(page.locator(".token").first).to_be_visible()
         await ask(page, "x" * 600)
         await expect(page.get_by_role("alert")).to_contain_text("over the context of 512")
 

@@ -102,6 +102,10 @@ bench --prompts x --address x:1 --speculator ngram  --speculator = ['ngram']: ca
 {BENCH} --json Makefile/x --address x:1             --json = 'Makefile/x':
 models pull /no/such.gguf                           MODEL = '/no/such.gguf': no such file
 models pull gpt-9                                   MODEL = 'gpt-9': not in the registry
+up --kv-tokens many                                 --kv-tokens = 'many': must be a whole number or 'auto'
+up --http-listen none --cors-origins x              --cors-origins = 'x': needs --http-listen HOST:PORT, not none
+run m --kv-tokens 3                                 --kv-tokens = 3: must be at least 16
+run m --address x:1 --threads 1                     --threads = 1: cannot be used with --address
 sing                                                sing
 status --address localhost                          address = 'localhost': must be host:port
 status --tls-cert x.pem                             --tls-ca = None: required

@@ -109,11 +109,12 @@ def test_it_prints_what_is_ready_and_ends_on_sigint_in_the_background(
             assert process.stderr is not None
             line = next(line for line in process.stderr if line.startswith("ready at "))
             target = (
-                f"{model.name}, (native|torch) executor, float32, cpu, weights in float32, as dtype says: .*"
+                f"{model.name}, (native|torch) executor, float32, cpu, weights in float32, as dtype says: .*, "
+                r"draft ngram \+ suffix, context 512, \d+ threads?"
             )
-            api = f"OpenAI's API at http://{http}/v1"
+            doors = f"chat page http://{http}/, API http://{http}/v1"
             match = re.fullmatch(
-                rf"ready at {address}: {target}; {api}; logs in (\S+); Ctrl-C ends it\n", line
+                rf"ready at {address}: {doors}; {target}; logs in (\S+); Ctrl-C ends it\n", line
             )
             assert match, line
             logs = Path(match[2])

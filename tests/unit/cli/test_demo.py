@@ -7,10 +7,12 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from specinfer.cli import demo, marked
-from specinfer.cli.marked import marked_tokens, print_marked
+from specinfer.cli import demo
+from specinfer.cli.chat import marked
+from specinfer.cli.chat.marked import marked_tokens, print_marked
 from specinfer.client import Answer, AsyncClient
 from specinfer.request.answer import SpeculationStats, SpeculatorStats, Summary
+from specinfer.request.fields import RequestFields
 from specinfer.v1 import generation_pb2
 
 
@@ -122,7 +124,7 @@ def test_the_whole_answer_is_shown_if_steps_are_left_out(
 ) -> None:
     monkeypatch.setattr(marked, "output", Console(width=80))
     gateway = Gateway({"tree": 0.005}, steps=steps)
-    asyncio.run(print_marked(cast(AsyncClient, gateway), "x", 5))
+    asyncio.run(print_marked(cast(AsyncClient, gateway), "x", RequestFields(max_new_tokens=5)))
     assert capsys.readouterr().out == f"{text}\n"
 
 

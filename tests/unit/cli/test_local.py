@@ -11,6 +11,7 @@ from specinfer.cli.local.options import LocalOptions
 from specinfer.cli.local.processes import Child, check_http
 from specinfer.cli.local.system import LocalSystem, _arguments
 from specinfer.cli.main import app
+from specinfer.cli.options.up import GatewayFlags, HttpFlags, UpFlags, changed
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 
@@ -117,3 +118,10 @@ def test_an_ended_service_is_reported_with_its_error_not_a_later_line(tmp_path: 
     child = Child("verifier", ["sh", "-c", script], tmp_path / "log", {})
     child.join(timeout_s=30.0)
     assert child.end() == "verifier ended with code 2: verifier_svc: error: --device: no GPU"
+
+
+def test_up_passes_on_options_that_are_not_the_defaults() -> None:
+    assert changed(UpFlags()) == changed(GatewayFlags()) == changed(HttpFlags()) == {}
+    assert changed(UpFlags(threads=1, kv_tokens="auto")) == {"threads": "1", "kv-tokens": "auto"}
+    assert changed(GatewayFlags(max_batch=3, vllm_metrics=True)) == {"max-batch": "3", "vllm-metrics": "true"}
+    assert changed(HttpFlags(tls_certificate="c.pem")) == {"tls-certificate": "c.pem"}

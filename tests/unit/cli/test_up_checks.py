@@ -113,7 +113,7 @@ def test_folders_that_are_no_models_are_refused(folder: Path, run: Run) -> None:
 def test_without_a_gateway_commands_name_the_one_that_starts_it(run: Run, command: tuple[str, ...]) -> None:
     done = run(*command, "--address", "127.0.0.1:1,127.0.0.1:2")
     assert done.stderr == (
-        "specinfer: error: no gateway at 127.0.0.1:1,127.0.0.1:2: start one with `specinfer up`, wait for 'ready at'\n"
+        "specinfer: error: no gateway at 127.0.0.1:1,127.0.0.1:2: start one with `specinfer serve` or `specinfer up`\n"
     )
     assert done.returncode == 1
 

@@ -102,7 +102,7 @@ def test_auto_takes_a_downloaded_draft_and_names_others_that_fit(
     registry(known("fits", fingerprint, 2))
     assert [model.name for model in fitting_drafts(str(target))] == ["fits"]
     assert draft_group(str(target)) == {"drafter": "ngram"}
-    assert "`specinfer models pull fits` (2 MB)" in caplog.text
+    assert "`specinfer pull fits` (2 MB)" in caplog.text
     registry(known("fits", fingerprint, 2), pulled=("fits",))
     with pytest.raises(SettingError, match="fits"):  # chosen, but its files do not exist
         draft_group(str(target))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.api import callers
-from gateway.api.callers import ANYBODY, Caller, Callers
+from gateway.api.callers import ANYBODY, GIVEN, Caller, Callers
 from specinfer.errors import InvalidInputError, NotFoundError, SettingError, UnauthenticatedError
 from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
 
@@ -172,3 +172,16 @@ def test_bad_values_and_unknown_names_are_refused() -> None:
         make_key("a", tokens_per_minute=-1)
     with pytest.raises(NotFoundError, match="no key 'b'"):
         revoke([make_key("a")[1]], "b")
+
+
+def test_a_given_key_is_accepted_beside_those_of_the_file(tmp_path: Path) -> None:
+    alone = Callers.load(None, given="secret")
+    assert alone.identify([("authorization", "Bearer secret")]).name == GIVEN
+    for metadata in ([], [("authorization", "Bearer other")]):
+        with pytest.raises(UnauthenticatedError):
+            alone.identify(metadata)
+    key, stored = make_key("alice")
+    write_keys(tmp_path / "keys", [stored])
+    both = Callers.load(tmp_path / "keys", given="secret")
+    names = [both.identify([("authorization", f"Bearer {one}")]).name for one in ("secret", key)]
+    assert names == [GIVEN, "alice"]

@@ -257,7 +257,7 @@ def test_a_pull_that_is_not_complete_leaves_no_model(
 def test_unknown_models_are_named() -> None:
     with pytest.raises(NotFoundError, match="model = 'gpt-9':"):
         pulling.pull_model("gpt-9", "wheel")
-    with pytest.raises(SettingError, match="specinfer models pull some/model"):
+    with pytest.raises(SettingError, match="specinfer pull some/model"):
         resolve_model("some/model")
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import NamedTuple
 
 from rich.text import Text
 
 from specinfer.cli.show import output
 from specinfer.client import Answer, AsyncClient, new_request_id
+from specinfer.client.request import Prompt
+from specinfer.request.fields import RequestFields
 from specinfer.v1 import generation_pb2
 
 _STYLES = ("black on green3", "black on sky_blue1", "black on gold1", "black on plum2")
@@ -31,17 +34,21 @@ def marked_tokens(step: generation_pb2.WatchedStep) -> list[MarkedToken]:
     return [MarkedToken(token.text, by) for token, by in zip(step.tokens, guessed, strict=False)]
 
 
-async def print_marked(client: AsyncClient, prompt: str, max_new_tokens: int) -> Answer:
+async def print_marked(client: AsyncClient, prompt: Prompt, request: RequestFields) -> Answer:
     """Stream an answer to the terminal, and return it.
 
     A gateway may drop steps. The text after the first dropped step is printed at the end, without colours.
     """
-    request_id = new_request_id()
-    steps = client.watch(request_id)
-    await anext(steps)  # watching has begun
-    printing = asyncio.create_task(_print_steps(steps))
-    answer = await client.generate(prompt, request_id=request_id, max_new_tokens=max_new_tokens)
-    shown = await printing
+    options = {**vars(request), "request_id": request.request_id or new_request_id()}
+    async with aclosing(client.watch(options["request_id"])) as steps:
+        await anext(steps)  # watching has begun
+        printing = asyncio.create_task(_print_steps(steps))
+        try:
+            answer = await client.generate(prompt, **options)
+            shown = await printing
+        finally:
+            printing.cancel()
+            await asyncio.gather(printing, return_exceptions=True)  # a running generator cannot be closed
     if rest := answer.token_ids[shown:]:
         _print(await client.detokenize(rest) if shown else answer.text)
     output.print()
@@ -57,6 +64,15 @@ async def _print_steps(steps: AsyncGenerator[generation_pb2.WatchReply, None]) -
                 _print(token.text, "" if token.speculator is None else style_of(token.speculator))
             shown += len(reply.step.tokens)
     return shown
+
+
+def legend(status: generation_pb2.StatusReply) -> Text:
+    """Return the names of the speculators in their colours."""
+    names = [speculator.name for speculator in status.speculators]
+    if not names:
+        return Text("No speculator runs.")
+    marked = Text(", ").join([Text(name, style_of(number)) for number, name in enumerate(names)])
+    return Text("Guessed by ").append_text(marked).append("; the model's own tokens are plain.")
 
 
 def style_of(speculator: int) -> str:

@@ -1,0 +1,1 @@
+"""`specinfer run`: the command, its conversation, and answers in colours."""
