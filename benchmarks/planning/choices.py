@@ -89,6 +89,9 @@ class Mode:
         self.planner.observe(report)
         self.planning_s += time.thread_time() - started
 
+    def close(self) -> None:
+        """Do nothing."""
+
     @property
     def steps(self) -> int:
         """Number of steps."""
@@ -236,7 +239,7 @@ def _gain(modes: Mapping[str, Mode], name: str) -> str:
 
 
 def _verdict(modes: Mapping[str, Mode]) -> list[str]:
-    """Return the planner's speed over the best constant's, the same for typical steps, and its time."""
+    """Return the planner's speed over the best constant's, also for typical steps, and its time."""
     usual = medians(modes.values())
     verdict = list[str]()
     for speed in (_rate, partial(Mode.typical_speed, usual=usual)):

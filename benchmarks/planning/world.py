@@ -74,6 +74,9 @@ class Constant:
     def observe(self, report: StepReport) -> None:
         """Do nothing."""
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 Choose: TypeAlias = int | Callable[[PassCurve, NodeBudget], StepPlanner]
 

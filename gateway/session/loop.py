@@ -244,6 +244,7 @@ class SessionLoop:
 
     async def close(self) -> None:
         """Stop pending releases and the verifier's stream; call after `run`."""
+        self.machine.planner.close()
         await self._releases.close()
         self.verifier.close()
 

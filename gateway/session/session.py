@@ -27,8 +27,9 @@ from gateway.store.protocol import Store, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.gains import Gains
+from specinfer.planning.gains import TreeGains
 from specinfer.planning.learned import LearnedGains, LinearModel, TextMatches
+from specinfer.planning.memory import PlannerMemory
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
@@ -37,6 +38,7 @@ from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
 from specinfer.service.channel import open_channel
 from specinfer.service.stream import MeteredChannel
+from specinfer.system.machine import processor_name
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 
@@ -231,11 +233,13 @@ class VerifierSession:
             channel, settings.hung_seconds, self.lease.fence, settings.prefix_scope == "key", shared.clock
         )
         verifier.expect(description)
-        gains = Gains()
+        gains = TreeGains()
         if settings.planner != "measured":
             matches = TextMatches(lambda name: scheduler.states[name].tokens)
             gains = LearnedGains(shared.trained, pool.names, matches)
-        planner = TablePlanner(curve, budget, settings.adaptive, gains)
+        machine = description.model_fingerprint, description.executor, description.device, processor_name()
+        memory = PlannerMemory(machine, pool.names) if description.model_fingerprint else None
+        planner = TablePlanner(curve, budget, settings.adaptive, gains, memory)
         return SessionLoop(
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,

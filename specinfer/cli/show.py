@@ -219,7 +219,7 @@ def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> s
 
 
 def planner_words(planner: generation_pb2.PlannerState) -> str:
-    """Describe the planner's latest choice: what a step brings for each request, what it costs, and why."""
+    """Describe the planner's latest choice: tokens of a request, cost of a step, reason."""
     if not planner.speculators:
         return f"plain decoding: {planner.reason}"
     nodes = f"{planner.tree_nodes} node{'s' if planner.tree_nodes > 1 else ''}"

@@ -24,15 +24,17 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
-from specinfer.model.threads import limit_threads
+from specinfer.model.threads import limit_threads, pass_threads
 from specinfer.model.weights.fingerprint import model_fingerprint
 from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
+from specinfer.planning.memory import PlannerMemory
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.request.default_sampling import default_sampling
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
+from specinfer.system.machine import processor_name
 from specinfer.text.constraints.compiler import Compiler, compiler_of
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.verification.acceptance import find_rule
@@ -130,8 +132,11 @@ def assemble(
     scheduler = Scheduler(limits, budget, StopStrings(tokenizer))
 
     def host_of(groups: Groups) -> tuple[StepMachine, Host]:
-        planner = TablePlanner(curve, budget, options.adaptive)
-        return StepMachine(scheduler, planner), Host(_pool(runner, tokenizer, groups), verifier, compiler)
+        pool = _pool(runner, tokenizer, groups)
+        machine = fingerprint, processor_name(), str(pass_threads())
+        memory = PlannerMemory(machine, pool.names) if fingerprint else None
+        planner = TablePlanner(curve, budget, options.adaptive, memory=memory)
+        return StepMachine(scheduler, planner), Host(pool, verifier, compiler)
 
     engine = LocalEngine(*host_of(groups))
     engine.host_of = host_of

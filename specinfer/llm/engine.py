@@ -104,6 +104,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """Stop the threads, and the other processes that share the model."""
+        self.machine.planner.close()
         if self._compiler is not None:
             self._compiler.close()
         self.on_close()

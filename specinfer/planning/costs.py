@@ -1,4 +1,4 @@
-"""Learn what steps cost, as ratios of times that were taken together. Pure.
+"""Learn costs of steps from ratios of simultaneous times. Pure.
 
 The unit is the pass curve, which was measured at start. A machine that is slower today prolongs everything, so
 times of different moments are never compared:
@@ -7,8 +7,8 @@ times of different moments are never compared:
   as a disturbance prolongs either of the two.
 - Two successive steps of different rows show by how much their seconds differ from that sum (a draft also empties
   the caches for the pass after it, the curve may be wrong). A Kalman filter keeps the logarithm of each row's
-  factor, plain decoding's being 1. Factors have a covariance: what one tree shows holds for similar trees, and a
-  comparison of two trees says nothing about plain decoding.
+  factor, plain decoding's being 1. Factors have a covariance: a tree is evidence for similar trees, and a
+  comparison of two trees is none for plain decoding.
 - Reading counts by the context tokens that speculators missed, when they draft again.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import log, log2, sqrt
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,14 @@ from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import DraftTime, StepReport
 
 _TREE_ERROR, _SET_ERROR, _SIZE_ERROR, _SLOPE_ERROR = 0.2, 0.1, 0.05, 0.1
-"""Relative standard errors of what a tree is expected to cost.
+"""Relative standard errors of a tree's expected cost.
 
 They are: common to all trees, of a set, of a size; and of each doubling of the nodes.
 """
 _RELAXATION = 8000.0
 """Steps after which the certainty of factors has fallen to 1/e."""
 _CLIP = 2.0
-"""Standard deviations to which a difference is clipped: larger ones are disturbances."""
+"""Standard deviations to which a difference is clipped."""
 _DRAFT_PART = 0.25
 """Assumed seconds of an untimed draft, relative to a one-token pass."""
 _READ_PART = 0.2
@@ -44,18 +44,18 @@ _READ_PART = 0.2
 _READ_PRIOR = 256.0
 """Weight of that assumption, in tokens."""
 _READ_KEPT = 0.9
-"""Part of what is known about reading that a further reading keeps."""
+"""Weight of earlier readings after a further one."""
 _MEMORY = 32.0
-"""Values after which a mean of ratios has forgotten 1/e of what was before."""
+"""Values after which the weight of an earlier ratio has fallen to 1/e."""
 _PASSES = 5
 """Number of latest passes whose median is the pace."""
 SETTLING = 6
-"""Steps after a change of speculators that are not timed: the processor's caches have other weights.
+"""Untimed steps after a change of speculators: the caches contain other weights.
 
 A model of 80 MB takes 1.38, 1.22, 1.11, 1.07, 1.05, 1.03 of its time in the plain steps after trees.
 """
 _PAIRED = 4
-"""Latest timings that are kept for comparisons."""
+"""Number of latest timings for comparisons."""
 _MIN_S = 1e-6
 _NEAREST = tuple(sorted(range(-12, 13), key=abs))
 """Differences of batch classes, the smallest first."""
@@ -106,10 +106,12 @@ class RowFactors:
         near = np.exp(-np.abs(doublings[:, None] - doublings) / 2)
         same = of_set[:, None] == of_set
         slopes = _SLOPE_ERROR**2 * np.outer(doublings, doublings)
-        self._prior = _TREE_ERROR**2 + slopes + same * (_SET_ERROR**2 + _SIZE_ERROR**2 * near)
+        prior = _TREE_ERROR**2 + slopes + same * (_SET_ERROR**2 + _SIZE_ERROR**2 * near)
+        self._prior = np.pad(prior, (0, 1))
+        """Covariance at first; the last row and column, of plain decoding, are 0."""
         self._logs, self._spread = np.zeros(len(self._prior)), self._prior.copy()
         self._noise, self._pairs = 0.02, 4.0
-        """Variance of the logarithm of two successive steps' ratio, and the number of pairs that showed it."""
+        """Variance of the logarithm of two steps' ratio, and its number of pairs."""
         self.plain_pairs = 0
         """Number of comparisons with plain decoding."""
 
@@ -119,18 +121,17 @@ class RowFactors:
         `ratio` is that of their seconds, each divided by what was expected without factors.
         """
         a, b = self._place(before), self._place(after)
-        off = log(ratio) - self._log(b) + self._log(a)
+        off = log(ratio) - float(self._logs[b] - self._logs[a])
         limit = _CLIP * sqrt(self._noise)
         off = max(-limit, min(off, limit))
         self._pairs = min(self._pairs + 1, _MEMORY)
         self._noise += (off**2 - self._noise) / self._pairs
-        if a == b:
-            return
-        self.plain_pairs += a is None or b is None
-        across = (0.0 if b is None else self._spread[:, b]) - (0.0 if a is None else self._spread[:, a])
-        scale = (0.0 if b is None else across[b]) - (0.0 if a is None else across[a]) + self._noise
-        self._logs = self._logs + across * (off / scale)
-        self._spread = self._spread - np.outer(across, across / scale)
+        if a != b:
+            self.plain_pairs += before is None or after is None
+            across = self._spread[:, b] - self._spread[:, a]
+            scale = float(across[b] - across[a]) + self._noise
+            self._logs += across * (off / scale)
+            self._spread -= np.outer(across, across / scale)
 
     def age(self, steps: int) -> None:
         """Lose certainty: machines change."""
@@ -144,16 +145,22 @@ class RowFactors:
     def error(self, row: RowKey | None, other: RowKey | None) -> float:
         """Return the relative standard error between two rows."""
         a, b, spread = self._place(row), self._place(other), self._spread
-        variance = 0.0 if a is None else float(spread[a, a])
-        variance += 0.0 if b is None else float(spread[b, b])
-        both = 0.0 if a is None or b is None else 2 * float(spread[a, b])
-        return sqrt(max(variance - both, 0.0))
+        return sqrt(max(float(spread[a, a] + spread[b, b] - 2 * spread[a, b]), 0.0))
 
-    def _place(self, row: RowKey | None) -> int | None:
-        return None if row is None else self._places.get(row)
+    def kept(self) -> tuple[list[float], list[list[float]], float, float, int]:
+        """Return what `restore` takes."""
+        return self._logs.tolist(), self._spread.tolist(), self._noise, self._pairs, self.plain_pairs
 
-    def _log(self, place: int | None) -> float:
-        return 0.0 if place is None else float(self._logs[place])
+    def restore(
+        self, logs: list[float], spread: list[list[float]], noise: float, pairs: float, plain_pairs: int
+    ) -> None:
+        """Set what was learned in another process."""
+        self._logs = np.array(logs, float).reshape(self._logs.shape)
+        self._spread = np.array(spread, float).reshape(self._spread.shape)
+        self._noise, self._pairs, self.plain_pairs = float(noise), float(pairs), int(plain_pairs)
+
+    def _place(self, row: RowKey | None) -> int:
+        return -1 if row is None else self._places[row]
 
 
 class StepCosts:
@@ -162,12 +169,14 @@ class StepCosts:
     def __init__(self, curve: PassCurve) -> None:
         self.curve = curve
         self._sets: Sequence[SpeculatorSet] = ()
-        self._factors: dict[int, RowFactors] = {}
+        self.tables: dict[int, RowFactors] = {}
+        """Factors by batch class."""
         self._paces = deque([1.0], maxlen=_PASSES)
-        self._besides: dict[tuple[SpeculatorSet, int], dict[int, RatioMean]] = {}
-        """Seconds beside the pass, by (speculators, batch class), then by nodes."""
-        self._read, self._read_s = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
-        self._batch, self._before = 0, None
+        self.timed: dict[tuple[SpeculatorSet, int], dict[int, RatioMean]] = {}
+        """Seconds of drafts and other work, by (speculators, batch class), then by nodes."""
+        self.reading = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
+        """Weighted sums over readings: tokens, and their cost."""
+        self._batch, self._before = 0, cast("_Timing | None", None)
         """Batch of the previous step, and its timing if it was settled."""
         self._latest: dict[bool, deque[_Timing]] = {drafts: deque(maxlen=_PAIRED) for drafts in (False, True)}
         """Latest timings with drafts (True) and without that were not compared yet."""
@@ -176,14 +185,17 @@ class StepCosts:
 
     def enrol(self, sets: Sequence[SpeculatorSet]) -> None:
         """Set the sets of speculators that may draft."""
-        self._sets, self._factors = sets, {}
+        self._sets, self.tables = sets, {}
 
     def factors(self, batch: int) -> RowFactors:
+        """Return the factors for a batch."""
+        return self.factors_of(batch_size_class(batch))
+
+    def factors_of(self, size: int) -> RowFactors:
         """Return the factors of a batch class."""
-        size = batch_size_class(batch)
-        if size not in self._factors:
-            self._factors[size] = RowFactors(self._sets, SIZES)
-        return self._factors[size]
+        if size not in self.tables:
+            self.tables[size] = RowFactors(self._sets, SIZES)
+        return self.tables[size]
 
     @property
     def pace(self) -> float:
@@ -193,13 +205,14 @@ class StepCosts:
     @property
     def read_s(self) -> float:
         """Cost for speculators to read a token."""
-        return self._read_s / self._read
+        tokens, seconds = self.reading
+        return seconds / tokens
 
-    def besides(self, batch: int, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
-        """Return the cost of a step beside the pass, by nodes: drafts and other work."""
+    def outside_pass(self, batch: int, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
+        """Return the cost of drafts and of other work, by nodes."""
         size = batch_size_class(batch)
         for off in _NEAREST:
-            if means := self._besides.get((speculators, size + off)):
+            if means := self.timed.get((speculators, size + off)):
                 timed = sorted(means)
                 near = [nearest(timed, nodes) for nodes in sizes]
                 scale = [log2(2 + nodes) / log2(2 + at) for nodes, at in zip(sizes, near, strict=True)]
@@ -208,7 +221,7 @@ class StepCosts:
         return np.full(len(sizes), drafts)
 
     def observe(self, report: StepReport, cold: bool) -> None:
-        """Learn from a step; a cold one is among the first of its kind in this process."""
+        """Learn from a step; cold: one of the first of its kind in this process."""
         choice, batch, drafts = report.choice, report.batch, report.drafts
         if not report.tokens:
             return
@@ -218,31 +231,32 @@ class StepCosts:
             return
         pace = max(report.pass_s, _MIN_S) / self.curve.at(report.tokens)
         self._paces.append(pace)
-        beside_s = report.overhead_s + seconds_of(drafts, choice.speculators)
+        outside_s = report.overhead_s + seconds_of(drafts, choice.speculators)
         if read := sum([draft.read for draft in drafts]):
-            usual = float(self.besides(batch, choice.speculators, [choice.nodes])[0])
-            self._read_s = _READ_KEPT * self._read_s + max(beside_s / pace - usual, 0.0)
-            self._read = _READ_KEPT * self._read + read
+            usual = float(self.outside_pass(batch, choice.speculators, [choice.nodes])[0])
+            tokens, seconds = self.reading
+            seconds = _READ_KEPT * seconds + max(outside_s / pace - usual, 0.0)
+            self.reading = _READ_KEPT * tokens + read, seconds
             return
         if choice.speculators or self._alike >= SETTLING:
-            self._add_besides(report, pace)
+            self._add_outside_pass(report, pace)
         if self._alike >= SETTLING:
             row = (choice.speculators, nearest(SIZES, choice.nodes)) if choice.speculators else None
-            expected = float(self.besides(batch, choice.speculators, [choice.nodes])[0])
+            expected = float(self.outside_pass(batch, choice.speculators, [choice.nodes])[0])
             expected += self.curve.at(report.tokens)
-            self._compare(batch, _Timing(row, (report.pass_s + beside_s) / expected), before)
+            self._compare(batch, _Timing(row, (report.pass_s + outside_s) / expected), before)
 
-    def _add_besides(self, report: StepReport, pace: float) -> None:
-        """Count a step's seconds beside the pass, also as if fewer speculators had drafted."""
+    def _add_outside_pass(self, report: StepReport, pace: float) -> None:
+        """Count the seconds of drafts and other work, also for fewer speculators."""
         choice, size = report.choice, batch_size_class(report.batch)
         for one in self._sets if choice.speculators else (PLAIN_SET,):
             if one <= choice.speculators:
                 seconds = report.overhead_s + seconds_of(report.drafts, one)
-                means = self._besides.setdefault((one, size), {})
+                means = self.timed.setdefault((one, size), {})
                 means.setdefault(choice.nodes, RatioMean()).add(seconds / pace)
 
     def _compare(self, batch: int, timing: _Timing, before: _Timing | None) -> None:
-        """Compare a step with the one before it, and with one of the other kind, each only once."""
+        """Compare a step with its predecessor and with one of the other kind."""
         if batch != self._batch:
             before = None
             for timings in self._latest.values():
@@ -260,7 +274,7 @@ class StepCosts:
 def seconds_of(drafts: Sequence[DraftTime], speculators: SpeculatorSet) -> float:
     """Return the seconds in which some of the speculators draft.
 
-    Services draft in parallel, speculators of one service one after another, those beside the target before.
+    Services draft in parallel, speculators of one service one after another, residents before all others.
     """
     resident = longest = 0.0
     for draft in drafts:

@@ -1,8 +1,8 @@
-"""Count what trees bring, by size. Pure.
+"""Count accepted tokens by tree size. Pure.
 
 A verified tree shows the outcome of every smaller tree: of the nodes with the highest path probability, and of
-those that some of its speculators proposed. So a tree of eight nodes says as much about two nodes as a tree of
-two, and counting has no noise of time. A request's text is more or less predictable than others: its own
+those that some of its speculators proposed. So a tree of eight nodes is as informative about two nodes as a
+tree of two, and counts have no noise of time. A request's text is more or less predictable than others: its own
 accepted tokens, over those of an average request, are its ratio.
 """
 
@@ -40,32 +40,34 @@ _LATEST = 16
 """Number of latest requests over which lengths are averaged."""
 
 _TREES, _ACCEPTED, _NODES = range(3)
-"""Rows of counts: trees that say what a size adds to the next smaller one, and what it adds."""
+"""Rows of counts: trees of a size, and their additions to the next smaller size."""
 _STEPS = np.diff((0, *SIZES)).astype(float)
 
 
 @dataclass(slots=True)
-class _Request:
-    """What speculators brought for one request, beside what they bring on average."""
+class _RequestGains:
+    """Accepted tokens of one request, and of an average request."""
 
     prompt: int
-    brought: dict[SpeculatorSet, tuple[float, float]] = field(default_factory=dict)
+    accepted_by: dict[SpeculatorSet, tuple[float, float]] = field(default_factory=dict)
     """Accepted tokens of a set, and those expected of an average request."""
 
     def ratio(self, speculators: SpeculatorSet) -> float:
         """Return a set's accepted tokens over the average request's."""
-        accepted, expected = self.brought.get(speculators, (0.0, 0.0))
+        accepted, expected = self.accepted_by.get(speculators, (0.0, 0.0))
         return (accepted + _REQUEST_PRIOR) / (expected + _REQUEST_PRIOR)
 
     def add(self, speculators: SpeculatorSet, accepted: int, expected: float) -> None:
         """Count a tree."""
-        before = self.brought.get(speculators, (0.0, 0.0))
-        self.brought[speculators] = before[0] + accepted, before[1] + expected
+        before = self.accepted_by.get(speculators, (0.0, 0.0))
+        self.accepted_by[speculators] = before[0] + accepted, before[1] + expected
 
     def fade(self, steps: int) -> None:
         """Lose weight: texts change."""
         part = _REQUEST_FADE**steps
-        self.brought = {one: (part * came, part * usual) for one, (came, usual) in self.brought.items()}
+        self.accepted_by = {
+            one: (part * came, part * usual) for one, (came, usual) in self.accepted_by.items()
+        }
 
 
 class Counts:
@@ -83,17 +85,17 @@ class Counts:
         self.sums = self.sums * np.maximum(part, np.minimum(1.0, _KEPT / trees)) + more
 
 
-class Gains:
+class TreeGains:
     """Expected accepted tokens and nodes, by speculators and size."""
 
     steady = True
     """False if expectations differ from step to step, so that each step needs a comparison."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[SpeculatorSet, int | None], Counts] = {}
+        self.counts: dict[tuple[SpeculatorSet, int | None], Counts] = {}
         self.sets: list[SpeculatorSet] = []
         """Sets of speculators to consider: all, each alone, all without one."""
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _RequestGains] = {}
         self._contexts: Mapping[str, int] = {}
         self._read: Mapping[str, int] = {}
         """Context tokens by request id when speculators last drafted."""
@@ -120,7 +122,7 @@ class Gains:
             for name in requests.keys() - contexts.keys():
                 length = self._contexts[name] - requests[name].prompt
                 self._answer += (max(length, 1) - self._answer) / _LATEST
-            self._requests = {name: requests.get(name) or _Request(n) for name, n in contexts.items()}
+            self._requests = {name: requests.get(name) or _RequestGains(n) for name, n in contexts.items()}
         self._contexts = contexts
 
     def note_drafts(self) -> None:
@@ -164,11 +166,11 @@ class Gains:
         return ratios * tokens, np.cumsum(variance), nodes
 
     def _added(self, speculators: SpeculatorSet, batch_class: int, sizes: int) -> tuple[Floats, Floats]:
-        """Return what each size adds, [tokens, nodes], and the trees that say so."""
+        """Return the additions of each size, [tokens, nodes], and the weight of its trees."""
         usual = _STEPS[:sizes]
         sums, certain = self._sums(speculators)
         everywhere = sums[:, :sizes]
-        here = self._counts.get((speculators, batch_class), _NONE).sums[:, :sizes]
+        here = self.counts.get((speculators, batch_class), _NONE).sums[:, :sizes]
         form = (everywhere[_NODES] + _PRIOR * usual) / (everywhere[_TREES] + _PRIOR)
         form = (here[_NODES] + _OTHER_CLASSES * form) / (here[_TREES] + _OTHER_CLASSES)
         tokens, total = np.empty(sizes), 0.0
@@ -185,10 +187,10 @@ class Gains:
 
         Of a set that never drafted, they are those of the best part of it.
         """
-        if counts := self._counts.get((speculators, None)):
+        if counts := self.counts.get((speculators, None)):
             return counts.sums, 0.5 ** ((self._step - counts.step) / _HALF)
         parts = [
-            counts.sums for (one, size), counts in self._counts.items() if size is None and one < speculators
+            counts.sums for (one, size), counts in self.counts.items() if size is None and one < speculators
         ]
         best = max(parts, key=lambda sums: float(sums[_ACCEPTED].sum()), default=_NONE.sums)
         return best, _KEPT / max(float(best[_TREES].max()), _KEPT)
@@ -202,19 +204,19 @@ class Gains:
             sizes = bisect_right(SIZES, report.choice.nodes)
             if not drafted or not sizes:
                 continue
-            more = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if one <= drafted}
-            averages = {one: self.average(one, size, sizes) for one in more}
+            parts = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if one <= drafted}
+            averages = {one: self.average(one, size, sizes) for one in parts}
             for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
-                request = self._requests.get(name) or _Request(0)
+                request = self._requests.get(name) or _RequestGains(0)
                 accepted = [node for node in path if node not in tree.forced] if tree.forced else path
-                for one, came in count_tree(tree, accepted, more, drafted, sizes).items():
+                for one, came in count_tree(tree, accepted, parts, drafted, sizes).items():
                     request.add(one, came, averages[one])
         for request in self._requests.values():
             request.fade(len(reports))
         self._averages = {}
-        for (one, size), counts in sums.items():
-            for which in (size, None):
-                self._counts.setdefault((one, which), Counts()).add(np.array(counts), self._step)
+        for (one, of_batch), more in sums.items():
+            for which in (of_batch, None):
+                self.counts.setdefault((one, which), Counts()).add(np.array(more), self._step)
 
     def average(self, speculators: SpeculatorSet, batch_class: int, sizes: int) -> float:
         """Return the accepted tokens of an average request."""
@@ -226,7 +228,7 @@ class Gains:
     @property
     def largest(self) -> int:
         """Nodes of the largest trees counted."""
-        sizes = [np.count_nonzero(counts.sums[_TREES]) for counts in self._counts.values()]
+        sizes = [int(np.count_nonzero(counts.sums[_TREES])) for counts in self.counts.values()]
         return SIZES[max(sizes) - 1] if sizes else 0
 
 
@@ -253,12 +255,12 @@ def count_tree(
         drafted: set that drafted the tree.
         sizes: number of sizes up to the planned nodes.
     """
-    brought = dict[SpeculatorSet, int]()
+    accepted_by = dict[SpeculatorSet, int]()
     whole = ranked_nodes(tree)
     for one, (trees, tokens, nodes) in counts.items():
         ranked = whole if one == drafted else ranked_nodes(tree, one)
         needed = nodes_needed(accepted, ranked)
-        brought[one] = len(needed)
+        accepted_by[one] = len(needed)
         before = came = 0
         for at in range(sizes):
             kept, got = min(SIZES[at], len(ranked)), bisect_left(needed, SIZES[at])
@@ -266,7 +268,7 @@ def count_tree(
             tokens[at] += got - came
             nodes[at] += kept - before
             before, came = kept, got
-    return brought
+    return accepted_by
 
 
 def ranked_nodes(tree: TokenTree, speculators: SpeculatorSet | None = None) -> list[int]:

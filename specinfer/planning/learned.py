@@ -27,7 +27,7 @@ import numpy as np
 from specinfer.errors import SettingError
 from specinfer.planning.choice import SpeculatorSet, batch_size_class
 from specinfer.planning.costs import SIZES, Floats
-from specinfer.planning.gains import Gains, nodes_needed, ranked_nodes
+from specinfer.planning.gains import TreeGains, nodes_needed, ranked_nodes
 from specinfer.planning.step_report import StepReport
 
 Rows = tuple[Floats, Floats]
@@ -173,8 +173,8 @@ def _model_of(content: Sequence[float]) -> LinearModel:
     return LinearModel(weights)
 
 
-class LearnedGains(Gains):
-    """Predicts accepted tokens from features of the texts, and refines the weights with every tree."""
+class LearnedGains(TreeGains):
+    """Predicts accepted tokens from features of texts; refines the weights with every tree."""
 
     steady = False
 

@@ -79,6 +79,9 @@ class StepPlanner(Protocol):
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
 
+    def close(self) -> None:
+        """Keep what was learned."""
+
 
 def tokens_read(tokens: Sequence[int]) -> int:
     """Return the sum of `tokens` if reading dominates drafting, else 0.

@@ -1,8 +1,8 @@
 """Choose each step by expected tokens over expected cost.
 
 The table has a row for plain decoding, and rows for sets of speculators with 1, 2, 3, ... nodes per request.
-`Gains` counts what trees bring, `StepCosts` compares what steps cost. The best row is run, but sometimes a row
-that may be better, to learn about it: `TrialCredit` bounds what such trials lose.
+`TreeGains` counts accepted tokens, `StepCosts` compares costs. Each step runs the best row, or tries a row
+that may be better. A credit limits the loss of such trials.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,8 @@ import numpy as np
 
 from specinfer.planning.choice import PLAIN, Choice, Reason, SpeculatorSet, batch_size_class, fixed_choice
 from specinfer.planning.costs import SETTLING, SIZES, RowKey, StepCosts
-from specinfer.planning.gains import Gains
+from specinfer.planning.gains import TreeGains
+from specinfer.planning.memory import PlannerMemory
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import StepReport
 from specinfer.scheduling.limits import NodeBudget
@@ -33,9 +34,9 @@ _WARM_UP_STEPS = 3
 _FIRST_PAIRS = 3
 """Comparisons of trees with plain decoding that are made in any case."""
 _TIMED_STEPS = 12
-"""Latest steps between two comparisons whose times are learnt: more would cost more than they tell."""
+"""Number of latest steps between two comparisons that are timed: more would be too slow."""
 _KEPT = 1.03
-"""Advantage of the speculators in use: after a change the processor's caches have other weights."""
+"""Advantage of the speculators in use: a change fills the caches with other weights."""
 _MIN_GAIN = 0.01
 """Relative gain that justifies a trial."""
 _CREDIT, _MAX_CREDIT = 3.0, 12.0
@@ -71,7 +72,12 @@ class TablePlanner:
     """Chooses steps, and learns from their outcomes."""
 
     def __init__(
-        self, curve: PassCurve, budget: NodeBudget, adaptive: bool = True, gains: Gains | None = None
+        self,
+        curve: PassCurve,
+        budget: NodeBudget,
+        adaptive: bool = True,
+        gains: TreeGains | None = None,
+        memory: PlannerMemory | None = None,
     ) -> None:
         """Start without knowledge but the curve of passes.
 
@@ -80,9 +86,10 @@ class TablePlanner:
             budget: maximum nodes of requests and steps.
             adaptive: if False, all speculators always draft what the budget allows.
             gains: counts or predicts accepted tokens.
+            memory: keeps what is learned for the next process.
         """
-        self.budget, self._adaptive = budget, adaptive
-        self.costs, self.gains = StepCosts(curve), gains or Gains()
+        self.budget, self._adaptive, self._memory = budget, adaptive, memory
+        self.costs, self.gains = StepCosts(curve), gains or TreeGains()
         self._services: Sequence[SpeculatorSet] = ()
         self._everybody: SpeculatorSet = frozenset()
         self._choice, self._left, self._load = PLAIN, 0, (0, 0)
@@ -104,6 +111,8 @@ class TablePlanner:
             self._everybody = frozenset().union(*services)
             self.gains.enrol(self._everybody)
             self.costs.enrol(self.gains.sets)
+            if self._memory is not None and self._everybody:
+                self._memory.restore(self._everybody, self.costs, self.gains)
 
     def choose(self, batch: int, contexts: Mapping[str, int]) -> Choice:
         """Return the choice for the next step.
@@ -174,7 +183,7 @@ class TablePlanner:
     def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:
         """Return the row of plain decoding, and those with trees."""
         costs, batch_class = self.costs, batch_size_class(batch)
-        plain_s = costs.curve.at(batch) + float(costs.besides(batch, frozenset(), [0])[0])
+        plain_s = costs.curve.at(batch) + float(costs.outside_pass(batch, frozenset(), [0])[0])
         plain = TableRow(frozenset(), 0, float(batch), 0.0, plain_s)
         max_nodes = self.budget.of_step(batch, requests)
         largest = max(_FIRST_NODES, 2 * self.gains.largest)
@@ -187,7 +196,7 @@ class TablePlanner:
             tokens, variances, nodes = self.gains.expected(speculators, batch_class, sizes)
             tokens = batch + tokens
             passes = np.array([costs.curve.at(batch + requests * each) for each in nodes.tolist()])
-            seconds = passes + costs.besides(batch, speculators, SIZES[:sizes])
+            seconds = passes + costs.outside_pass(batch, speculators, SIZES[:sizes])
             seconds = np.maximum.accumulate(seconds * factors.of(speculators, SIZES[:sizes]))
             columns = tokens, variances, seconds + reading * tokens
             for size, *row in zip(SIZES, *[column.tolist() for column in columns], strict=False):
@@ -219,6 +228,12 @@ class TablePlanner:
         tokens = sqrt(abs(row.variance - common)) / row.tokens
         factors = self.costs.factors(batch).error(row.key, best.key)
         return row.speed / best.speed * (1 + sqrt(tokens**2 + factors**2))
+
+    def close(self) -> None:
+        """Keep what was learned; call at the end."""
+        if self._memory is not None and self._everybody and self.gains.counts:
+            self._learn()
+            self._memory.keep(self._everybody, self.costs, self.gains)
 
     def observe(self, report: StepReport) -> None:
         """Note a step, to learn from it before the next comparison of rows."""

@@ -105,7 +105,7 @@ def measure_passes(
     counts. Above 64 rows sizes are doubled, up to `max_tokens` (the maximum of a step), while passes stay cheap. Slow
     passes, as of offloaded weights, are measured once, in few sizes and after a shorter context.
 
-    The planner corrects a common factor while it serves (`specinfer.planning.step_seconds`), but not errors of single
+    The planner corrects a common factor while it serves (`specinfer.planning.costs`), but not errors of single
     sizes.
     """
     with progress("measuring passes"):
