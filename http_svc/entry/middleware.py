@@ -106,7 +106,7 @@ class Guard:
         self._metrics.seconds.observe(seconds)
         endpoint = next((path for path in ENDPOINTS if scope["path"].startswith(path)), "other")
         self._metrics.calls.add(1, endpoint, str(status[0] or 499))
-        quiet = status[0] < 400 and (endpoint == "other" or scope["path"] in _OBSERVED)
+        quiet = scope["path"] in _OBSERVED or (status[0] < 400 and endpoint == "other")
         access.log(logging.DEBUG if quiet else logging.INFO, "%s", _access_line(scope, status[0], seconds))
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
@@ -145,7 +145,7 @@ class Guard:
         if scope["path"] not in _OBSERVED and not self._hosts.allow(host):
             reason = f"Host = {host[:_SHOWN]!r}: not an accepted name of this service (--allowed-hosts)"
             return ApiError(421, reason, "wrong_host", "Host")
-        if scope["method"] == "POST" or scope["path"].startswith("/v1/"):
+        if scope["method"] == "POST" or scope["path"].startswith(("/v1/", "/props")):
             if self._loading is not None and not self._loading.ended:
                 return still_loading(self._loading)
             max_calls, key = self._settings.max_calls, key_in(headers)

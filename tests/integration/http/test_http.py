@@ -358,6 +358,7 @@ async def test_a_model_without_tokens_for_gaps_refuses_them(redis_url: str) -> N
         (model,) = (await http.plain.get("/v1/models")).json()["data"]
         assert model["abilities"] == {"tools": False, "reasoning": False, "infill": False}
         assert [draft["name"] for draft in model["drafts"]] == ["a"]
+        assert model["drafts"][0].keys() == {"name", "drafter", "model"}
         props = (await http.plain.get("/props")).json()
         assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == ("tiny", 512)
         gap = {"input_prefix": "a", "input_suffix": "b"}
