@@ -184,6 +184,7 @@ class InfillFile(Strict):
 
     filename: Text = "file"
     text: Text
+    time: Ignored = None
 
 
 class CompletionBody(Body):

@@ -196,8 +196,10 @@ def _access_line(scope: Scope, status: int, seconds: float) -> str:
     answers: Sequence[Answer] = state.get("answers", ())
     if any(answer.summary.prompt_tokens for answer in answers):
         stats, first = add_up([answer.stats for answer in answers]), answers[0].summary
+        of_prompts = answers[:: len(answers) // state.get("prompts", 1)]
+        read = sum(answer.summary.prompt_tokens for answer in of_prompts)
         new = sum(answer.summary.new_tokens for answer in answers)
-        line += f", {counts_of(first.prompt_tokens, new, first.ttft_seconds, stats.steps)}"
+        line += f", {counts_of(read, new, first.ttft_seconds, stats.steps)}"
     return f"{line}, {seconds:.3f} s"
 
 
