@@ -76,7 +76,9 @@ def test_the_model_is_pulled_into_a_volume_that_stays(objects: Rendered, contain
 def test_a_start_ends_when_the_model_is_loaded_not_when_the_port_opens(container: Object) -> None:
     assert container["startupProbe"]["httpGet"] == {"path": "/health", "port": "http"}
     settings = {"tls_certificate": "/tls/a", "tls_key": "/tls/b", "tls_client_ca": "/tls/c"}
-    pod = render(values={**SERVE, "serve": {**SERVE["serve"], "settings": settings}}).workload("specinfer-serve")
+    pod = render(values={**SERVE, "serve": {**SERVE["serve"], "settings": settings}}).workload(
+        "specinfer-serve"
+    )
     with_client_ca = pod.pod["containers"][0]["startupProbe"]
     assert with_client_ca["exec"]["command"][:2] == ["python", "-c"]
 
