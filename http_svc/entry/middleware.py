@@ -107,7 +107,7 @@ class Guard:
         endpoint = next((path for path in ENDPOINTS if scope["path"].startswith(path)), "other")
         self._metrics.calls.add(1, endpoint, str(status[0] or 499))
         quiet = scope["path"] in _OBSERVED or (status[0] < 400 and endpoint == "other")
-        access.log(logging.DEBUG if quiet else logging.INFO, "%s", _access_line(scope, status[0], seconds))
+        access.log(logging.DEBUG if quiet else logging.INFO, "%s", access_line(scope, status[0], seconds))
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope, headers)
@@ -189,7 +189,7 @@ class Guard:
         return ApiError(413, message, "body_too_large", "body")
 
 
-def _access_line(scope: Scope, status: int, seconds: float) -> str:
+def access_line(scope: Scope, status: int, seconds: float) -> str:
     """Return a call's log line; paths have no line breaks, and no more than `_SHOWN` characters."""
     state, path = scope["state"], scope["path"][:_SHOWN].encode("unicode_escape").decode()
     line = f"{scope['method']} {path} {status or 499} caller {state.get('caller') or '-'}"
@@ -199,7 +199,8 @@ def _access_line(scope: Scope, status: int, seconds: float) -> str:
         of_prompts = answers[:: len(answers) // state.get("prompts", 1)]
         read = sum(answer.summary.prompt_tokens for answer in of_prompts)
         new = sum(answer.summary.new_tokens for answer in answers)
-        line += f", {counts_of(read, new, first.ttft_seconds, stats.steps)}"
+        counts = counts_of(read, new, first.ttft_seconds, stats.steps)
+        line += f", {counts}" if stats.steps else f", {read} tokens, answer not finished"
     return f"{line}, {seconds:.3f} s"
 
 
