@@ -19,7 +19,7 @@ def named_model(argv: Sequence[str]) -> list[str]:
 
 
 class ServeSettings(ApiSettings, RequestSettings, ServedOptions):  # type: ignore[misc]  # not frozen
-    """OpenAI's API for one model, all in one process."""
+    """OpenAI's API for one model, all in one process: specinfer serve [MODEL] [OPTIONS]."""
 
     group: ClassVar[str] = "Model"
 

@@ -259,7 +259,7 @@ class Door:
             form=answer_form(body, self._models.form),
             usage_always=body.wants_usage_always,
         )
-        prompts = len(requests) // (body.n or 1)
+        request.state.prompts = prompts = len(requests) // (body.n or 1)
         if isinstance(body, CompletionBody) and body.echo:
             texts = [await self._text_of(caller, one) for one in requests]
             shape = replace(shape, echoed=texts)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from http_svc.body.bodies import MAX_REFERENCES, CompletionBody, InfillFile, Limit
+from http_svc.body.bodies import MAX_REFERENCES, CompletionBody, InfillFile
 from http_svc.body.fields import FIRST, Ignored, Text, Whole, at_most, known_only
 from http_svc.body.neutral import NeutralFields
 from http_svc.calls.answer import AnswerReader
@@ -25,7 +25,8 @@ class InfillBody(NeutralFields):
     input_extra: Annotated[list[InfillFile], FIRST, at_most(MAX_REFERENCES)] | None = None
     prompt: Text | None = None
     """Beginning of the text that fills the gap."""
-    n_predict: Limit = None
+    n_predict: Whole | None = None
+    """Maximum tokens; editors warm the cache with 0, which makes one token here."""
     stream: bool | None = None
     seed: Whole | None = None
     stop: Text | Annotated[list[Text], FIRST] | None = None
@@ -52,7 +53,7 @@ def completion_of(body: InfillBody) -> CompletionBody:
         "prompt": body.input_prefix,
         "suffix": body.input_suffix,
         "input_extra": [file.model_dump() for file in body.input_extra or ()],
-        "max_tokens": -1 if body.n_predict is None else body.n_predict,
+        "max_tokens": -1 if body.n_predict is None else body.n_predict or 1,
     }
     return CompletionBody.model_validate(known_only(CompletionBody, fields))
 

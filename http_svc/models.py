@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http_svc.errors import ApiError
 from specinfer import __version__
 from specinfer.client import AsyncClient
-from specinfer.client.described import draft_words
+from specinfer.client.described import model_of
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.text.chat.forms import ChatForm
@@ -133,9 +133,10 @@ class Models:
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
             "weights": status.weights,
-            "draft": draft_words(status),
             "drafts": [
-                {"name": one.name, "drafter": one.drafter} for one in status.speculators if one.drafter
+                {"name": one.name, "drafter": one.drafter, "model": model_of(one)}
+                for one in status.speculators
+                if one.drafter
             ],
             "abilities": {
                 "tools": form.tools,

@@ -4,7 +4,7 @@ These types check a value's type and bounds; the gateway checks the rest. `null`
 """
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,7 @@ from http_svc.body.fields import (
     MAX_TOKENS,
     Ignored,
     Salt,
+    Speculation,
     Strict,
     Text,
     TokenId,
@@ -93,7 +94,7 @@ class Body(SamplingBody):
     """Sample from this number of likeliest tokens; 0 or -1: from all."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's field: JSON schema, regex, choice or grammar of the text."""
-    speculation: Literal["tree", "sequence", "off", "always"] | None = None
+    speculation: Speculation | None = None
     references: Annotated[list[Text], FIRST, at_most(MAX_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
     cache_salt: Salt | None = None
@@ -184,6 +185,7 @@ class InfillFile(Strict):
 
     filename: Text = "file"
     text: Text
+    time: Ignored = None
 
 
 class CompletionBody(Body):

@@ -4,7 +4,7 @@ import json
 import logging
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 log = logging.getLogger(__name__)
+Speculation = Literal["tree", "sequence", "off", "always"]
+"""Names of `specinfer.request.fields.SPECULATIONS`."""
 _NUMBERS = (int, float)
 _SAME: dict[type, tuple[type, ...]] = {
     **{kind: (kind,) for kind in (bool, str, list, dict)},

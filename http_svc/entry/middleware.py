@@ -106,8 +106,8 @@ class Guard:
         self._metrics.seconds.observe(seconds)
         endpoint = next((path for path in ENDPOINTS if scope["path"].startswith(path)), "other")
         self._metrics.calls.add(1, endpoint, str(status[0] or 499))
-        quiet = status[0] < 400 and (endpoint == "other" or scope["path"] in _OBSERVED)
-        access.log(logging.DEBUG if quiet else logging.INFO, "%s", _access_line(scope, status[0], seconds))
+        quiet = scope["path"] in _OBSERVED or (status[0] < 400 and endpoint == "other")
+        access.log(logging.DEBUG if quiet else logging.INFO, "%s", access_line(scope, status[0], seconds))
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope, headers)
@@ -145,7 +145,7 @@ class Guard:
         if scope["path"] not in _OBSERVED and not self._hosts.allow(host):
             reason = f"Host = {host[:_SHOWN]!r}: not an accepted name of this service (--allowed-hosts)"
             return ApiError(421, reason, "wrong_host", "Host")
-        if scope["method"] == "POST" or scope["path"].startswith("/v1/"):
+        if scope["method"] == "POST" or scope["path"].startswith(("/v1/", "/props")):
             if self._loading is not None and not self._loading.ended:
                 return still_loading(self._loading)
             max_calls, key = self._settings.max_calls, key_in(headers)
@@ -189,15 +189,18 @@ class Guard:
         return ApiError(413, message, "body_too_large", "body")
 
 
-def _access_line(scope: Scope, status: int, seconds: float) -> str:
+def access_line(scope: Scope, status: int, seconds: float) -> str:
     """Return a call's log line; paths have no line breaks, and no more than `_SHOWN` characters."""
     state, path = scope["state"], scope["path"][:_SHOWN].encode("unicode_escape").decode()
     line = f"{scope['method']} {path} {status or 499} caller {state.get('caller') or '-'}"
     answers: Sequence[Answer] = state.get("answers", ())
     if any(answer.summary.prompt_tokens for answer in answers):
         stats, first = add_up([answer.stats for answer in answers]), answers[0].summary
+        of_prompts = answers[:: len(answers) // state.get("prompts", 1)]
+        read = sum(answer.summary.prompt_tokens for answer in of_prompts)
         new = sum(answer.summary.new_tokens for answer in answers)
-        line += f", {counts_of(first.prompt_tokens, new, first.ttft_seconds, stats.steps)}"
+        counts = counts_of(read, new, first.ttft_seconds, stats.steps)
+        line += f", {counts}" if stats.steps else f", {read} tokens, answer not finished"
     return f"{line}, {seconds:.3f} s"
 
 

@@ -15,6 +15,7 @@ from http_svc.body.fields import (
     NotTrue,
     Salt,
     Schema,
+    Speculation,
     Strict,
     Text,
     Unsupported,
@@ -126,7 +127,7 @@ class ResponsesBody(RoutingFields):
     tools: Annotated[list[FlatFunction], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    speculation: Literal["tree", "sequence", "off", "always"] | None = None
+    speculation: Speculation | None = None
 
     metadata: Schema | None = None
     """Any JSON object, repeated in the answer."""

@@ -14,6 +14,7 @@ from http_svc.body.fields import (
     Lenient,
     Salt,
     Schema,
+    Speculation,
     Strict,
     Text,
     Unsupported,
@@ -126,7 +127,7 @@ class MessagesBody(CountBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Whole | None = None
-    speculation: Literal["tree", "sequence", "off"] | None = None
+    speculation: Speculation | None = None
     cache_salt: Salt | None = None
     metadata: Ignored = None
     inference_geo: Ignored = None

@@ -38,7 +38,7 @@ async function call(path, key, options = {}) {
   return response;
 }
 
-/** The served model: { id, max_model_len, weights, draft }. */
+/** The served model: { id, max_model_len, weights, drafts }. */
 export async function servedModel(key) {
   const body = await (await call("v1/models", key)).json();
   return body.data[0];

@@ -21,9 +21,11 @@ inspector.onChoose = (recording, index) =>
 
 async function showModel() {
   try {
-    const { id, max_model_len: context, weights, draft } = await servedModel(settings.key());
+    const { id, max_model_len: context, weights, drafts } = await servedModel(settings.key());
     Object.assign(settings, { model: id, context });
     byId("model").textContent = id;
+    const named = drafts.map(({ name, model }) => (model ? `${name} (${model})` : name)).join(" + ");
+    const draft = named ? `draft ${named}` : "no draft";
     byId("about").textContent = [weights?.replace(/^.*: /, ""), draft, `context ${context}`].filter(Boolean).join(" · ");
     turns.forEach((turn) => turn.update());
   } catch (error) {

@@ -33,9 +33,11 @@ def draft_words(status: generation_pb2.StatusReply) -> str:
 
 def name_of(speculator: generation_pb2.SpeculatorState) -> str:
     """Return a speculator's name, with its model if it has one."""
-    model = (
-        speculator.model.rstrip("/").rpartition("/")[2]
-        if speculator.model.startswith("/")
-        else speculator.model
-    )
+    model = model_of(speculator)
     return f"{speculator.name} ({model})" if model else speculator.name
+
+
+def model_of(speculator: generation_pb2.SpeculatorState) -> str:
+    """Return the model of a speculator without its directory; empty without a model."""
+    model = speculator.model
+    return model.rstrip("/").rpartition("/")[2] if model.startswith("/") else model

@@ -50,7 +50,8 @@ def read_flags(program: str, settings: type[BaseSettings], argv: Sequence[str]) 
         if not flag:
             raise SettingError("arguments", rest, "must not have an empty argument")
         known = [f"--{name.replace('_', '-')}" for name in settings.model_fields]
-        raise SettingError("arguments", flag, no_such_option(flag, known))
+        reason = no_such_option(flag, known) if flag.startswith("-") else "follows no option; see --help"
+        raise SettingError("arguments", flag, reason)
     return given
 
 

@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,10 +40,10 @@ def _folder() -> Path:
 def announced(command: str, address: str, url: str) -> Iterator[None]:
     """Announce this process as a server; if the cache is read-only, only log this."""
     server = RunningServer(command, address, url, os.getpid(), time.time())
-    path = _folder() / f"{server.pid}.json"
+    path = _folder() / f"{server.pid}-{secrets.token_hex(4)}"  # containers may have equal process ids
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = path.open("w")
+        file = path.open("x")
     except OSError as error:
         log.warning("`specinfer status` will not find this server: %s: %s", path, error.strerror)
         yield
@@ -51,6 +52,7 @@ def announced(command: str, address: str, url: str) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump(asdict(server), file)
         file.flush()
+        path = path.rename(path.with_suffix(".json"))  # only now do others read it
         try:
             yield
         finally:
@@ -68,7 +70,7 @@ def _read(path: Path) -> RunningServer | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            with suppress(ValueError, TypeError):  # still being written
+            with suppress(ValueError, TypeError):  # of another version
                 return RunningServer(**json.load(file))
         else:
             path.unlink(missing_ok=True)

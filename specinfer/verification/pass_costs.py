@@ -82,7 +82,10 @@ def known_costs(
     blocks = runner.features.blocks
     if not fingerprint or blocks is None:
         return measure()
-    sizes = [max_tokens, runner.cache.capacity_tokens, pass_threads()]
+    capacity = min(
+        runner.cache.capacity_tokens, _LONG_CONTEXT + _CONTEXT + max_tokens
+    )  # more changes nothing
+    sizes = [max_tokens, capacity, pass_threads()]
     path = derived_path("passes", [fingerprint, blocks.block_layout, processor_name(), *map(str, sizes)])
     kept = stored_value(path)
     if kept is None:

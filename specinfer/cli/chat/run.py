@@ -25,7 +25,7 @@ from specinfer.client.described import draft_words
 from specinfer.errors import SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.pull import must_be_pulled
-from specinfer.hub.resolve import model_name
+from specinfer.hub.resolve import model_name, names_file, resolve_model
 from specinfer.options.flag_groups import LOCAL
 from specinfer.options.model_options import AUTO_DRAFT, Draft, Option, ServedOptions, as_text
 from specinfer.request.fields import INT32, TEXT
@@ -131,6 +131,8 @@ def _loaded(options: LoadFlags) -> Iterator[RunningServer]:
     """Serve a model in a child process, at a free port of loopback."""
     if must_be_pulled(options.model):
         pull(options.model)
+    elif not names_file(options.model):
+        resolve_model(options.model)  # an unknown name is found before a process starts
     usual = asdict(LoadFlags())
     given = {
         name: value for name, value in asdict(options).items() if value != usual[name] or name == "model"

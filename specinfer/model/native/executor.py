@@ -98,7 +98,7 @@ class NativeExecutor:
     def _pack(self, weights: Weights) -> Array:
         """Pack all weights; return the embeddings, which the kernels read in place."""
         packer = self._model.packer(weights)
-        with progress("reading and packing weights") as report:
+        with progress(f"reading and packing weights of {self.config.layers} layers") as report:
             for layer in range(self.config.layers):
                 packer.pack_layer(layer)
                 if self._streamed is not None:

@@ -73,6 +73,16 @@ def test_the_model_is_pulled_into_a_volume_that_stays(objects: Rendered, contain
     assert mounts["/models"] == claim["metadata"]["name"]
 
 
+def test_a_start_ends_when_the_model_is_loaded_not_when_the_port_opens(container: Object) -> None:
+    assert container["startupProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    settings = {"tls_certificate": "/tls/a", "tls_key": "/tls/b", "tls_client_ca": "/tls/c"}
+    pod = render(values={**SERVE, "serve": {**SERVE["serve"], "settings": settings}}).workload(
+        "specinfer-serve"
+    )
+    with_client_ca = pod.pod["containers"][0]["startupProbe"]
+    assert with_client_ca["exec"]["command"][:2] == ["python", "-c"]
+
+
 def test_keys_are_mounted_where_it_looks() -> None:
     objects = render(values={**SERVE, **API_KEYS})
     pod = objects.workload("specinfer-serve").pod

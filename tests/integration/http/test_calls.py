@@ -133,10 +133,12 @@ async def test_every_event_has_the_usage_if_requested() -> None:
 
 async def test_a_gap_is_passed_on() -> None:
     body = {"input_prefix": "a", "input_suffix": "", "prompt": "c", "n_predict": 5, "n_indent": 4}
-    body["input_extra"] = [{"filename": "x.py", "text": "x"}, {"text": "y"}]
+    body["input_extra"] = [{"filename": "x.py", "text": "x", "time": [1, 2]}, {"text": "y"}]  # as llama.vim
     async with served() as (gateway, http):
         whole = (await http.plain.post("/infill", json=body)).json()
         stream = await http.plain.post("/infill", json=body | {"stream": True})
+        await http.plain.post("/infill", json=body | {"n_predict": 0})
+    assert gateway.calls.pop().max_new_tokens == 1  # editors warm the cache so
     for call in gateway.calls:
         gap = call.infill
         assert (gap.prefix, gap.suffix, gap.begun, call.max_new_tokens) == ("a", "", "c", 5)

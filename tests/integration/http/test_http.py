@@ -325,15 +325,17 @@ async def test_each_call_has_one_line(
         known = {"Authorization": f"Bearer {key}"}
         await http.plain.post("/v1/completions", json=body, headers=known)
         await http.plain.post("/v1/completions", json=body | {"stream": True, "n": 2}, headers=known)
+        await http.plain.post("/v1/completions", json=body | {"prompt": ["hi", "ho"]}, headers=known)
         await http.plain.post("/v1/completions", json=body | {"seed": "x"}, headers=known)
         await http.plain.post("/v1/completions", json=body)
         await http.plain.get("/v1/x%0Ay")
         await http.plain.get("/health")
-        await until(lambda: len(lines_of(caplog)) == 5)  # a line comes after its answer
+        await until(lambda: len(lines_of(caplog)) == 6)  # a line comes after its answer
     assert sorted(lines_of(caplog)) == [
         r"GET /v1/x\ny 404 caller -, # s",
         "POST /v1/completions 200 caller alice, 2+4 tokens, first after # s, # a step, # s",
         "POST /v1/completions 200 caller alice, 2+8 tokens, first after # s, # a step, # s",
+        "POST /v1/completions 200 caller alice, 4+8 tokens, first after # s, # a step, # s",
         "POST /v1/completions 400 caller alice, # s",
         "POST /v1/completions 401 caller -, # s",
     ]
@@ -358,6 +360,7 @@ async def test_a_model_without_tokens_for_gaps_refuses_them(redis_url: str) -> N
         (model,) = (await http.plain.get("/v1/models")).json()["data"]
         assert model["abilities"] == {"tools": False, "reasoning": False, "infill": False}
         assert [draft["name"] for draft in model["drafts"]] == ["a"]
+        assert model["drafts"][0].keys() == {"name", "drafter", "model"}
         props = (await http.plain.get("/props")).json()
         assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == ("tiny", 512)
         gap = {"input_prefix": "a", "input_suffix": "b"}

@@ -1,17 +1,20 @@
 """Values that clients send and that change no answer are accepted; what they mean is followed."""
 
 import logging
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from http_svc.body.bodies import ChatBody, CompletionBody
+from http_svc.body.fields import Speculation
 from http_svc.body.neutral import RoutingFields
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.items.answer import response_object
 from http_svc.items.body import ResponsesBody, conversation_of
+from http_svc.messages.body import MessagesBody
 from http_svc.to_gateway import chat_requests
+from specinfer.request.fields import SPECULATIONS
 from specinfer.text.chat.forms import ChatForm
 
 HI = [{"role": "user", "content": "hi"}]
@@ -23,6 +26,13 @@ BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (DetokenizeBody, {"tokens": [1]}),
 ]
 FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in "fg"]
+
+
+def test_every_door_knows_all_kinds_of_speculation() -> None:
+    assert get_args(Speculation) == SPECULATIONS
+    assert {
+        str(kind.model_fields["speculation"].annotation) for kind in (ChatBody, ResponsesBody, MessagesBody)
+    } == {str(Speculation | None)}
 
 
 @pytest.mark.parametrize(("kind", "body"), BODIES)

@@ -3,10 +3,11 @@
 from typing import Any
 
 from http_svc.calls.reader import Delta
+from http_svc.entry.middleware import access_line
 from http_svc.errors import ApiError
 from http_svc.messages.answer import MessageAnswer
 from http_svc.messages.body import CountBody, MessagesBody, chat_of
-from specinfer.client import Answer
+from specinfer.client import Answer, Summary
 
 BODY = MessagesBody.model_validate(
     {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
@@ -81,3 +82,11 @@ def test_fields_become_those_of_a_conversation() -> None:
     assert chat.callable == []
     plain = chat_of(CountBody.model_validate(given | {"thinking": {"type": "adaptive"}}))
     assert plain.variables == {"reasoning_effort": "low"}
+
+
+def test_the_line_of_an_unfinished_answer_states_no_times() -> None:
+    answer = Answer(summary=Summary(prompt_tokens=38))
+    scope: Any = {"method": "POST", "path": "/v1/messages", "state": {"answers": [answer]}}
+    assert access_line(scope, 200, 6.0) == (
+        "POST /v1/messages 200 caller -, 38 tokens, answer not finished, 6.000 s"
+    )
