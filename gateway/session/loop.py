@@ -244,9 +244,9 @@ class SessionLoop:
 
     async def close(self) -> None:
         """Stop pending releases and the verifier's stream; call after `run`."""
-        self.machine.planner.close()
         await self._releases.close()
         self.verifier.close()
+        self.machine.planner.close()
 
     def _learn(self, step: FinishedStep) -> None:
         self._events.step_finished(step, self.pool)

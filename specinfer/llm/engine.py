@@ -62,8 +62,9 @@ class LocalEngine:
         return bool(self.machine.scheduler.states)
 
     def use_drafters(self, groups: Any) -> None:
-        """Replace all drafters, between requests; the planner starts from the beginning."""
-        self.machine, self.host = self.host_of(groups)
+        """Replace all drafters, between requests; the planner starts with what it knows of the new ones."""
+        before, (self.machine, self.host) = self.machine, self.host_of(groups)
+        before.planner.close()
         self._drafted = {}
 
     def submit(self, request: GenerationRequest) -> RequestState:
@@ -104,10 +105,10 @@ class LocalEngine:
 
     def close(self) -> None:
         """Stop the threads, and the other processes that share the model."""
-        self.machine.planner.close()
         if self._compiler is not None:
             self._compiler.close()
         self.on_close()
+        self.machine.planner.close()
 
     def step(self) -> list[Progress]:
         """Decode one step of the whole batch."""

@@ -185,7 +185,9 @@ class StepCosts:
 
     def enrol(self, sets: Sequence[SpeculatorSet]) -> None:
         """Set the sets of speculators that may draft."""
-        self._sets, self.tables = sets, {}
+        self._sets, self.tables, self._before = sets, {}, None
+        for timings in self._latest.values():
+            timings.clear()
 
     def factors(self, batch: int) -> RowFactors:
         """Return the factors for a batch."""
@@ -227,7 +229,7 @@ class StepCosts:
             return
         self._alike = self._alike + 1 if choice.speculators == self._drafted else 0
         self._drafted, before, self._before = choice.speculators, self._before, None
-        if cold or (choice.speculators and not drafts):
+        if cold or (choice.speculators and not (drafts and choice.speculators in self._sets)):
             return
         pace = max(report.pass_s, _MIN_S) / self.curve.at(report.tokens)
         self._paces.append(pace)
@@ -244,7 +246,7 @@ class StepCosts:
             row = (choice.speculators, nearest(SIZES, choice.nodes)) if choice.speculators else None
             expected = float(self.outside_pass(batch, choice.speculators, [choice.nodes])[0])
             expected += self.curve.at(report.tokens)
-            self._compare(batch, _Timing(row, (report.pass_s + outside_s) / expected), before)
+            self._compare(batch, _Timing(row, max(report.pass_s + outside_s, _MIN_S) / expected), before)
 
     def _add_outside_pass(self, report: StepReport, pace: float) -> None:
         """Count the seconds of drafts and other work, also for fewer speculators."""

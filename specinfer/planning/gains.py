@@ -132,7 +132,7 @@ class TreeGains:
     @property
     def unread(self) -> int:
         """Context tokens that speculators have not read."""
-        return sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
+        return sum([max(tokens - self._read.get(name, 0), 0) for name, tokens in self._contexts.items()])
 
     @property
     def unread_per_token(self) -> float:
@@ -229,7 +229,7 @@ class TreeGains:
     def largest(self) -> int:
         """Nodes of the largest trees counted."""
         sizes = [int(np.count_nonzero(counts.sums[_TREES])) for counts in self.counts.values()]
-        return SIZES[max(sizes) - 1] if sizes else 0
+        return (0, *SIZES)[max(sizes, default=0)]
 
 
 _NONE = Counts()

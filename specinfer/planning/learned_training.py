@@ -4,7 +4,6 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from specinfer.errors import SettingError, SpecInferError
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.planning.choice import Choice, SpeculatorSet
 from specinfer.planning.learned import NAMES, LearnedGains, LinearModel, Rows, save_weights, set_name
-from specinfer.planning.step_report import Outcomes, StepReport
+from specinfer.planning.step_report import StepReport
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 
 PROGRAM = "specinfer train scheduler"
@@ -27,19 +26,8 @@ _BLOCKS = 10
 """Blocks of which one is held out."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedStep:
-    """One line of a gateway's file of recorded steps."""
-
-    speculators: SpeculatorSet
-    nodes: int
-    """Planned nodes per request."""
-    contexts: Mapping[str, int]
-    """Context tokens of the requests that wanted drafts, when the step began."""
-    matches: Mapping[str, int]
-    """Lengths of the requests' matches (`Repeats`)."""
-    outcomes: Outcomes
-    """Outcomes of the requests that had merged trees."""
+RecordedStep = tuple[StepReport, Mapping[str, int]]
+"""A step, and the lengths of its requests' matches (`Repeats`)."""
 
 
 def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep], list[str]]:
@@ -70,16 +58,14 @@ def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
     if not content["requests"]:
         raise ValueError("requests is empty")
     requests: dict[str, Any] = content["requests"]
-    return RecordedStep(
-        frozenset(numbers[speculator] for speculator in content["asked"]),
-        int(content["nodes"]),
-        {name: int(request["context"]) for name, request in requests.items()},
-        {name: int(request["match"]) for name, request in requests.items()},
-        {
-            name: (_tree_of(request, numbers), tuple(map(int, request["accepted"])))
-            for name, request in requests.items()
-        },
-    )
+    outcomes = {
+        name: (_tree_of(request, numbers), tuple(map(int, request["accepted"])))
+        for name, request in requests.items()
+    }
+    choice = Choice(frozenset(numbers[speculator] for speculator in content["asked"]), int(content["nodes"]))
+    contexts = {name: int(request["context"]) for name, request in requests.items()}
+    report = StepReport(choice, len(requests), 0, 0.0, [], 0.0, outcomes, contexts=contexts)
+    return report, {name: int(request["match"]) for name, request in requests.items()}
 
 
 def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
@@ -105,13 +91,9 @@ def lessons_of(
     matches: dict[str, int] = {}
     gains = LearnedGains({}, names, lambda contexts: [matches[name] for name in contexts])
     gains.enrol(frozenset(range(len(names))))
-    for number, step in enumerate(steps):
-        matches = dict(step.matches)
-        gains.follow(step.contexts)
-        report = StepReport(
-            *(Choice(step.speculators, step.nodes), len(step.contexts), 0, 0.0, [], 0.0, step.outcomes),
-            contexts=step.contexts,
-        )
+    for number, (report, found) in enumerate(steps):
+        matches = dict(found)
+        gains.follow(report.contexts)
         for speculators, rows in gains.lessons(report).items():
             yield number, speculators, rows
         gains.observe([report])  # refines no weights, as `lessons` has removed the features

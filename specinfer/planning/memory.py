@@ -30,7 +30,7 @@ class PlannerMemory:
         try:
             if kept:
                 _restore(kept, sorted(speculators), costs, gains)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             return
 
     def keep(self, speculators: SpeculatorSet, costs: StepCosts, gains: TreeGains) -> None:

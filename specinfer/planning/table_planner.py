@@ -146,9 +146,8 @@ class TablePlanner:
         kept = self._best and self._best[0]
         best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if _set_of(row.key) == kept else 1.0))
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
-        trial = None if tried else self._trial(batch, best, [plain, *trees])
-        if best.speculators and not tried and self.costs.factors(batch).plain_pairs < _FIRST_PAIRS:
-            trial = plain
+        first = best.speculators and self.costs.factors(batch).plain_pairs < _FIRST_PAIRS
+        trial = None if tried else plain if first else self._trial(batch, best, [plain, *trees])
         if trial is not None:
             row, steps = trial, _trial_steps(trial, best)
             self._rest = max(steps, _PLANNED_STEPS)
@@ -244,14 +243,14 @@ class TablePlanner:
 
     def _learn(self) -> None:
         """Learn from the steps since the last comparison: together, this takes a third of the time."""
-        for report in self._reports[-_TIMED_STEPS:]:
+        reports, self._reports = self._reports, []  # first, as a report that fails must not fail again
+        for report in reports[-_TIMED_STEPS:]:
             trees = bool(report.choice.speculators)
             self.costs.observe(report, cold=self._cold[trees] > 0)
             self._cold[trees] = max(self._cold[trees] - 1, 0)
-        self.gains.observe(self._reports)
-        if self._reports:
-            self.costs.factors(self._reports[-1].batch).age(len(self._reports))
-        self._reports = []
+        self.gains.observe(reports)
+        if reports:
+            self.costs.factors(reports[-1].batch).age(len(reports))
 
 
 def _set_of(key: RowKey | None) -> SpeculatorSet | None:

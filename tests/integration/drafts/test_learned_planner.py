@@ -31,7 +31,7 @@ async def test_recorded_steps_train_weights_that_a_gateway_takes(
     recorded, names = read_steps("recording", [steps])
     assert names == ["half", "wrong", "ngram"]
     assert any(
-        step.matches[name] >= 4 and path for step in recorded for name, (_, path) in step.outcomes.items()
+        matches[name] >= 4 and path for step, matches in recorded for name, (_, path) in step.outcomes.items()
     )
     assert "token" not in steps.read_text()
     monkeypatch.setattr("sys.argv", ["train", "--recording", str(steps), "--out", str(weights)])

@@ -114,6 +114,18 @@ def test_reading_is_charged_by_the_token_and_not_to_drafts() -> None:
     assert costs.read_s == pytest.approx(0.0005, rel=0.1)
 
 
+def test_steps_of_speculators_that_left_are_ignored() -> None:
+    """Timings of the former pool have no place among the factors of the new one."""
+    costs = costs_of()
+    for _ in range(SETTLING + 2):
+        costs.observe(trees(), cold=False)
+    costs.enrol([frozenset({7})])
+    for step in (trees, plain):
+        for _ in range(SETTLING + 2):
+            costs.observe(step(), cold=False)
+    assert costs.factors(1).plain_pairs == 0
+
+
 def test_refused_and_cold_steps_teach_nothing() -> None:
     costs = costs_of()
     for _ in range(20):

@@ -105,3 +105,16 @@ def test_smaller_trees_are_prefixes_of_the_ranking(seed: int) -> None:
     assert needed == sorted(needed)
     assert needed[-1] == len(ranked) - 1
     assert len(SIZES) == len(set(SIZES))
+
+
+def test_steps_without_outcomes_count_no_tree() -> None:
+    gains = gains_of("a")
+    gains.observe([StepReport(Choice(BOTH, 4, 4), 1, 0, 0.0, [], 0.0, {})])
+    assert gains.largest == 0
+
+
+def test_a_request_that_begins_again_has_read_nothing_more_than_its_context() -> None:
+    gains = gains_of("a")
+    gains.note_drafts()
+    gains.follow({"a": 4})
+    assert gains.unread == gains.unread_per_token == 0

@@ -12,6 +12,7 @@ from benchmarks.planning.machine import Costs
 from benchmarks.planning.world import Ran, World
 from specinfer.planning.choice import Choice
 from specinfer.planning.pass_curve import PassCurve, derive_budget
+from specinfer.planning.step_report import StepReport
 from specinfer.planning.table_planner import TablePlanner
 from tests.support.effort import effort
 
@@ -126,3 +127,14 @@ def test_statistics_of_ended_requests_are_deleted() -> None:
     for number in range(500):
         planner.choose(1, {f"r{number}": 40})
     assert len(planner.gains.requests) == 1
+
+
+def test_a_step_that_cannot_be_learned_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all later choices would fail, and reports would pile up."""
+    planner = planner_of()
+    planner.observe(StepReport(Choice(SERVICE, 4, 4), 1, 5, 0.01, [], 0.0, {}))
+    with monkeypatch.context() as broken:
+        broken.setattr(planner.costs, "observe", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            planner.choose(1, {"a": 5})
+        planner.choose(1, {"a": 5})
