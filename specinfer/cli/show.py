@@ -222,8 +222,8 @@ def planner_words(planner: generation_pb2.PlannerState) -> str:
     """Describe the planner's latest choice: tokens of a request, cost of a step, reason."""
     if not planner.speculators:
         return f"plain decoding: {planner.reason}"
-    nodes = f"{planner.tree_nodes} node{'s' if planner.tree_nodes > 1 else ''}"
-    chosen = f"{' + '.join(planner.speculators)}, {nodes}"
+    nodes = planner.tree_nodes or planner.step_nodes
+    chosen = f"{' + '.join(planner.speculators)}, {nodes} node{'s' if nodes != 1 else ''}"
     if not planner.batch:
         return f"{chosen}: {planner.reason}"
     tokens = planner.expected_tokens / planner.batch

@@ -16,7 +16,13 @@ from specinfer import AsyncClient
 from specinfer.cli.local.processes import free_ports
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
-from tests.integration.operation.test_all_in_one import STREAMED, server, text_of_event, text_of_plain_answer
+from tests.integration.operation.test_all_in_one import (
+    STREAMED,
+    loaded,
+    server,
+    text_of_event,
+    text_of_plain_answer,
+)
 from tests.support.system import running_system
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
@@ -38,6 +44,7 @@ async def started(service: Service) -> AsyncIterator[httpx2.AsyncClient]:
     service.start()
     await service.ready()
     try:
+        await loaded(service)
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", timeout=60) as client:
             yield client
     finally:

@@ -37,7 +37,9 @@ def test_real_services_are_scraped_after_a_request(model: Path, monkeypatch: pyt
     )
     with LocalSystem(options) as system, grpc.insecure_channel(system.address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
-        replies = list(stub.Generate(request_for([5, 6, 7] * 8, max_new_tokens=12)))
+        replies = list(
+            stub.Generate(request_for([5, 6, 7] * 8, max_new_tokens=12, speculation="SPECULATION_ALWAYS"))
+        )
         assert sum(len(reply.token_ids) for reply in replies) == 12
         scrapes = {name: Scrape.at(f"127.0.0.1:{port}") for name, port in ports.items()}
     for scrape in scrapes.values():

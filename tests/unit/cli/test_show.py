@@ -51,13 +51,15 @@ def test_the_planners_choice_is_shown_with_its_reason() -> None:
     assert planner_words(plain) == "plain decoding: plain is faster"
     trees = generation_pb2.PlannerState(
         speculators=["ngram", "ssm"],
-        step_nodes=11,
-        expected_tokens=3,
-        expected_seconds=0.02,
+        tree_nodes=3,
+        step_nodes=6,
+        expected_tokens=3.34,
+        expected_seconds=0.03,
         plain_tokens_per_second=90,
         reason="fastest",
+        batch=2,
     )
-    assert planner_words(trees) == "ngram + ssm, 11 nodes: fastest; expects 150 tok/s, of plain decoding 90"
+    assert planner_words(trees) == "ngram + ssm, 3 nodes: 1.67 tokens at 1.35 of a plain step (fastest)"
     fixed = generation_pb2.PlannerState(speculators=["ssm"], step_nodes=8, reason="not adaptive")
     assert planner_words(fixed) == "ssm, 8 nodes: not adaptive"
 
