@@ -113,7 +113,7 @@ class RowFactors:
         self._noise, self._pairs = 0.02, 4.0
         """Variance of the logarithm of two steps' ratio, and its number of pairs."""
         self.plain_pairs = 0
-        """Number of comparisons with plain decoding."""
+        """Number of comparisons with plain decoding, and of first trials for them."""
 
     def observe(self, before: RowKey | None, after: RowKey | None, ratio: float) -> None:
         """Count two successive steps; None stands for plain decoding.

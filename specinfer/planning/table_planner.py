@@ -32,7 +32,7 @@ _TRIAL_STEPS = SETTLING + 3
 _WARM_UP_STEPS = 3
 """First steps with trees, and without, whose times do not count."""
 _FIRST_PAIRS = 3
-"""Comparisons of trees with plain decoding that are made in any case."""
+"""Comparisons of trees with plain decoding, and trials for them, that are made in any case."""
 _TIMED_STEPS = 12
 """Number of latest steps between two comparisons that are timed: more would be too slow."""
 _KEPT = 1.03
@@ -146,8 +146,14 @@ class TablePlanner:
         kept = self._best and self._best[0]
         best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if _set_of(row.key) == kept else 1.0))
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
-        first = best.speculators and self.costs.factors(batch).plain_pairs < _FIRST_PAIRS
-        trial = None if tried else plain if first else self._trial(batch, best, [plain, *trees])
+        factors = self.costs.factors(batch)
+        if best.speculators and not tried and factors.plain_pairs < _FIRST_PAIRS:
+            trial, factors.plain_pairs = (
+                plain,
+                factors.plain_pairs + 1,
+            )  # if it is interrupted, there is no pair
+        else:
+            trial = None if tried else self._trial(batch, best, [plain, *trees])
         if trial is not None:
             row, steps = trial, _trial_steps(trial, best)
             self._rest = max(steps, _PLANNED_STEPS)
