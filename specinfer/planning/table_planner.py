@@ -143,8 +143,8 @@ class TablePlanner:
         """Return a choice, and the number of steps to use it for."""
         self._learn()
         plain, trees = self._rows(batch, requests)
-        kept = self._best and self._best[0]
-        best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if _set_of(row.key) == kept else 1.0))
+        kept = self._best[0] if self._best else frozenset()
+        best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if row.speculators == kept else 1.0))
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
         factors = self.costs.factors(batch)
         if best.speculators and not tried and factors.plain_pairs < _FIRST_PAIRS:
@@ -259,10 +259,6 @@ class TablePlanner:
             self.costs.factors(reports[-1].batch).age(len(reports))
 
 
-def _set_of(key: RowKey | None) -> SpeculatorSet | None:
-    return key and key[0]
-
-
 def _trial_steps(row: TableRow, best: TableRow) -> int:
-    """Return the steps of a trial: the first of other speculators is not timed."""
+    """Return the steps of a trial: the first ones of other speculators are not timed."""
     return 1 if row.speculators == best.speculators else _TRIAL_STEPS
