@@ -147,13 +147,9 @@ class TablePlanner:
         best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if row.speculators == kept else 1.0))
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
         factors = self.costs.factors(batch)
-        if best.speculators and not tried and factors.plain_pairs < _FIRST_PAIRS:
-            trial, factors.plain_pairs = (
-                plain,
-                factors.plain_pairs + 1,
-            )  # if it is interrupted, there is no pair
-        else:
-            trial = None if tried else self._trial(batch, best, [plain, *trees])
+        first = bool(best.speculators) and not tried and factors.plain_pairs < _FIRST_PAIRS
+        factors.plain_pairs += first  # a trial that is interrupted compares nothing
+        trial = plain if first else None if tried else self._trial(batch, best, [plain, *trees])
         if trial is not None:
             row, steps = trial, _trial_steps(trial, best)
             self._rest = max(steps, _PLANNED_STEPS)
