@@ -62,7 +62,7 @@ class LocalEngine:
         return bool(self.machine.scheduler.states)
 
     def use_drafters(self, groups: Any) -> None:
-        """Replace all drafters, between requests; the planner restores its knowledge of them."""
+        """Replace all drafters, between requests; keep what was learned of the old."""
         before, (self.machine, self.host) = self.machine, self.host_of(groups)
         before.planner.close()
         self._drafted = {}

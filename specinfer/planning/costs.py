@@ -47,6 +47,8 @@ _READ_KEPT = 0.9
 """Weight of earlier readings after a further one."""
 _MEMORY = 32.0
 """Values after which the weight of an earlier ratio has fallen to 1/e."""
+_HALF = 2000.0
+"""Steps that halve the weight of old draft costs; afterwards the drafts are tried again."""
 _PASSES = 5
 """Number of latest passes whose median is the pace."""
 SETTLING = 6
@@ -76,9 +78,12 @@ class RatioMean:
     """Mean logarithm."""
     variance: float = 0.04
     count: float = 0.0
+    step: int = 0
+    """Step of the latest ratio."""
 
-    def add(self, ratio: float) -> None:
-        """Count a ratio."""
+    def add(self, ratio: float, step: int) -> None:
+        """Count a ratio of a step."""
+        self.step = step
         value = log(max(ratio, _MIN_S))
         self.count = min(self.count + 1.0, _MEMORY)
         off = value - self.mean
@@ -87,6 +92,11 @@ class RatioMean:
             off = max(-limit, min(off, limit))
             self.variance += (off**2 - self.variance) / (self.count + 4.0)
         self.mean += off / self.count
+
+    def faded(self, guess: float, step: int) -> float:
+        """Return the mean logarithm; long after the latest ratio that of a smaller guess."""
+        part: float = 0.5 ** ((step - self.step) / _HALF)
+        return self.mean - (1 - part) * max(self.mean - log(guess), 0.0)
 
 
 class _Timing(NamedTuple):
@@ -113,7 +123,7 @@ class RowFactors:
         self._noise, self._pairs = 0.02, 4.0
         """Variance of the logarithm of two steps' ratio, and its number of pairs."""
         self.plain_pairs = 0
-        """Number of comparisons with plain decoding."""
+        """Number of comparisons with plain decoding, and of first trials for them."""
 
     def observe(self, before: RowKey | None, after: RowKey | None, ratio: float) -> None:
         """Count two successive steps; None stands for plain decoding.
@@ -135,6 +145,7 @@ class RowFactors:
 
     def age(self, steps: int) -> None:
         """Lose certainty: machines change."""
+        self._logs *= 1 - steps / _RELAXATION
         self._spread += (self._prior - self._spread) * (steps / _RELAXATION)
 
     def of(self, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
@@ -172,6 +183,7 @@ class StepCosts:
         self.tables: dict[int, RowFactors] = {}
         """Factors by batch class."""
         self._paces = deque([1.0], maxlen=_PASSES)
+        self._step = 0
         self.timed: dict[tuple[SpeculatorSet, int], dict[int, RatioMean]] = {}
         """Seconds of drafts and other work, by (speculators, batch class), then by nodes."""
         self.reading = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
@@ -188,6 +200,11 @@ class StepCosts:
         self._sets, self.tables, self._before = sets, {}, None
         for timings in self._latest.values():
             timings.clear()
+
+    def age(self, batch: int, steps: int) -> None:
+        """Lose certainty by some steps of a batch."""
+        self._step += steps
+        self.factors(batch).age(steps)
 
     def factors(self, batch: int) -> RowFactors:
         """Return the factors for a batch."""
@@ -212,15 +229,15 @@ class StepCosts:
 
     def outside_pass(self, batch: int, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
         """Return the cost of drafts and of other work, by nodes."""
-        size = batch_size_class(batch)
+        size, guess = batch_size_class(batch), _DRAFT_PART * self.curve.at(1)
         for off in _NEAREST:
             if means := self.timed.get((speculators, size + off)):
                 timed = sorted(means)
                 near = [nearest(timed, nodes) for nodes in sizes]
                 scale = [log2(2 + nodes) / log2(2 + at) for nodes, at in zip(sizes, near, strict=True)]
-                return np.exp([means[at].mean for at in near]) * scale * sqrt(2.0**-off)
-        drafts = _DRAFT_PART * self.curve.at(1) if speculators else 0.0
-        return np.full(len(sizes), drafts)
+                logs = [means[at].faded(guess, self._step) for at in near]
+                return np.exp(logs) * scale * sqrt(2.0**-off)
+        return np.full(len(sizes), guess if speculators else 0.0)
 
     def observe(self, report: StepReport, cold: bool) -> None:
         """Learn from a step; cold: one of the first of its kind in this process."""
@@ -255,7 +272,7 @@ class StepCosts:
             if one <= choice.speculators:
                 seconds = report.overhead_s + seconds_of(report.drafts, one)
                 means = self.timed.setdefault((one, size), {})
-                means.setdefault(choice.nodes, RatioMean()).add(seconds / pace)
+                means.setdefault(choice.nodes, RatioMean()).add(seconds / pace, self._step)
 
     def _compare(self, batch: int, timing: _Timing, before: _Timing | None) -> None:
         """Compare a step with its predecessor and with one of the other kind."""

@@ -100,7 +100,8 @@ class TreeGains:
         self._read: Mapping[str, int] = {}
         """Context tokens by request id when speculators last drafted."""
         self._answer = _ANSWER
-        self._step = 0
+        self.step = 0
+        """Number of counted steps."""
         self._averages: dict[tuple[SpeculatorSet, int, int], float] = {}
         """Accepted tokens of an average request, by arguments of `_added`."""
 
@@ -148,10 +149,6 @@ class TreeGains:
         request = self._requests.get(name)
         return 1.0 if request is None else request.ratio(speculators)
 
-    def ratios(self, speculators: SpeculatorSet) -> float:
-        """Return the sum of the requests' ratios."""
-        return sum([request.ratio(speculators) for request in self._requests.values()])
-
     def expected(
         self, speculators: SpeculatorSet, batch_class: int, sizes: int
     ) -> tuple[Floats, Floats, Floats]:
@@ -160,7 +157,7 @@ class TreeGains:
         Tokens are those of the followed requests together, nodes those of one tree.
         """
         added, weight = self._added(speculators, batch_class, sizes)
-        ratios = self.ratios(speculators)
+        ratios = sum([request.ratio(speculators) for request in self._requests.values()])
         variance = ratios**2 * (added[0] + _DOUBT) / (weight + _PRIOR / 2)
         tokens, nodes = np.cumsum(added, axis=1)
         return ratios * tokens, np.cumsum(variance), nodes
@@ -188,7 +185,7 @@ class TreeGains:
         Of a set that never drafted, they are those of the best part of it.
         """
         if counts := self.counts.get((speculators, None)):
-            return counts.sums, 0.5 ** ((self._step - counts.step) / _HALF)
+            return counts.sums, 0.5 ** ((self.step - counts.step) / _HALF)
         parts = [
             counts.sums for (one, size), counts in self.counts.items() if size is None and one < speculators
         ]
@@ -197,7 +194,7 @@ class TreeGains:
 
     def observe(self, reports: Sequence[StepReport]) -> None:
         """Count the trees of some steps."""
-        self._step += len(reports)
+        self.step += len(reports)
         sums: dict[tuple[SpeculatorSet, int | None], list[list[float]]] = {}
         for report in reports:
             drafted, size = report.choice.speculators, batch_size_class(report.batch)
@@ -216,7 +213,7 @@ class TreeGains:
         self._averages = {}
         for (one, of_batch), more in sums.items():
             for which in (of_batch, None):
-                self.counts.setdefault((one, which), Counts()).add(np.array(more), self._step)
+                self.counts.setdefault((one, which), Counts()).add(np.array(more), self.step)
 
     def average(self, speculators: SpeculatorSet, batch_class: int, sizes: int) -> float:
         """Return the accepted tokens of an average request."""

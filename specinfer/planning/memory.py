@@ -1,12 +1,13 @@
 """Keep a planner's knowledge for later processes with the same model and speculators."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specinfer.planning.choice import SpeculatorSet
-from specinfer.planning.costs import RatioMean, StepCosts
+from specinfer.planning.costs import SIZES, RatioMean, StepCosts
 from specinfer.planning.gains import Counts, TreeGains
 from specinfer.system.derived import derived_path, store_value, stored_value
 
@@ -57,20 +58,22 @@ class PlannerMemory:
             {"timed": timed, "counts": counts, "factors": factors, "reading": costs.reading},
         )
 
-    def _path(self, speculators: SpeculatorSet) -> Any:
+    def _path(self, speculators: SpeculatorSet) -> Path:
         names = [self._names[number] for number in sorted(speculators)]
-        return derived_path("planner", [*self._parts, *names])
+        return derived_path("planner", [*self._parts, *names, str(SIZES)])
 
 
 def _restore(kept: dict[str, Any], numbers: Sequence[int], costs: StepCosts, gains: TreeGains) -> None:
     def set_of(form: Iterable[int]) -> SpeculatorSet:
         return frozenset([numbers[place] for place in form])
 
-    for form, size, nodes, *values in kept["timed"]:
-        costs.timed.setdefault((set_of(form), size), {})[nodes] = RatioMean(*map(float, values))
+    for form, size, nodes, mean, variance, count in kept["timed"]:
+        costs.timed.setdefault((set_of(form), size), {})[nodes] = RatioMean(
+            float(mean), float(variance), float(count)
+        )
     for form, size, sums in kept["counts"]:
         counts = gains.counts[set_of(form), size] = Counts()
-        counts.sums = np.array(sums, float).reshape(counts.sums.shape)
+        counts.sums, counts.step = np.array(sums, float).reshape(counts.sums.shape), gains.step
     for size, *values in kept["factors"]:
         costs.factors_of(size).restore(*values)
         costs.factors_of(size).age(_AGE)

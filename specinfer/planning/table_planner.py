@@ -32,7 +32,7 @@ _TRIAL_STEPS = SETTLING + 3
 _WARM_UP_STEPS = 3
 """First steps with trees, and without, whose times do not count."""
 _FIRST_PAIRS = 3
-"""Comparisons of trees with plain decoding that are made in any case."""
+"""Comparisons of trees with plain decoding, and trials for them, that are made in any case."""
 _TIMED_STEPS = 12
 """Number of latest steps between two comparisons that are timed: more would be too slow."""
 _KEPT = 1.03
@@ -143,11 +143,13 @@ class TablePlanner:
         """Return a choice, and the number of steps to use it for."""
         self._learn()
         plain, trees = self._rows(batch, requests)
-        kept = self._best and self._best[0]
-        best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if _set_of(row.key) == kept else 1.0))
+        kept = self._best[0] if self._best else frozenset()
+        best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if row.speculators == kept else 1.0))
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
-        first = best.speculators and self.costs.factors(batch).plain_pairs < _FIRST_PAIRS
-        trial = None if tried else plain if first else self._trial(batch, best, [plain, *trees])
+        factors = self.costs.factors(batch)
+        first = bool(best.speculators) and not tried and factors.plain_pairs < _FIRST_PAIRS
+        factors.plain_pairs += first  # a trial that is interrupted compares nothing
+        trial = plain if first else None if tried else self._trial(batch, best, [plain, *trees])
         if trial is not None:
             row, steps = trial, _trial_steps(trial, best)
             self._rest = max(steps, _PLANNED_STEPS)
@@ -250,13 +252,9 @@ class TablePlanner:
             self._cold[trees] = max(self._cold[trees] - 1, 0)
         self.gains.observe(reports)
         if reports:
-            self.costs.factors(reports[-1].batch).age(len(reports))
-
-
-def _set_of(key: RowKey | None) -> SpeculatorSet | None:
-    return key and key[0]
+            self.costs.age(reports[-1].batch, len(reports))
 
 
 def _trial_steps(row: TableRow, best: TableRow) -> int:
-    """Return the steps of a trial: the first of other speculators is not timed."""
+    """Return the steps of a trial: the first ones of other speculators are not timed."""
     return 1 if row.speculators == best.speculators else _TRIAL_STEPS

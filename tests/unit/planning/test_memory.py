@@ -39,7 +39,15 @@ def test_a_fresh_process_begins_where_the_last_one_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"timed": 1}', '{"timed": [], "counts": [[[0], null, [[1]]]]}']
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"timed": 1}',
+        '{"timed": [[[5], 0, 4, 0, 0, 0]]}',
+        '{"timed": [], "counts": [[[0], null, [[1]]]]}',
+    ],
 )
 def test_a_damaged_file_counts_as_missing(content: str) -> None:
     world = World(0, 1, remembering)

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.planning.machine import Costs
+from benchmarks.planning.machine import USUAL, Costs
 from benchmarks.planning.world import Ran, World
 from specinfer.planning.choice import Choice
 from specinfer.planning.pass_curve import PassCurve, derive_budget
-from specinfer.planning.step_report import StepReport
+from specinfer.planning.step_report import DraftTime, StepReport
 from specinfer.planning.table_planner import TablePlanner
+from specinfer.scheduling.limits import NodeBudget
 from tests.support.effort import effort
+from tests.support.oracle import chain
 
 FLAT = Costs(passes=((1, 20), (4, 20.5), (8, 22), (16, 26), (32, 40), (64, 80)))
 """Passes of a large model: eight tokens take hardly longer than one."""
@@ -89,6 +91,19 @@ def test_trees_whose_first_trials_were_disturbed_are_tried_again() -> None:
     assert world.run(1500) > 0.95 * World(0, 1, 2).run(1500)
 
 
+def test_drafts_that_were_slow_for_long_are_tried_again() -> None:
+    """A neighbour makes drafts ten times as slow for 500 steps, then it leaves."""
+    slow = [10.0]
+    costs = Costs(drafts=lambda speculator, nodes: slow[0] * USUAL.drafts(speculator, nodes))
+    world = World(0, 1, TablePlanner, costs)
+    world.run(500)
+    slow[0] = 1.0
+    world.run(9000)
+    world.by_nodes.clear()
+    world.run(500)
+    assert sum(ran.steps for nodes, ran in world.by_nodes.items() if nodes) > 400
+
+
 def test_after_a_change_of_load_it_is_back_within_300_steps() -> None:
     """One request, then sixteen, then one: the statistics of each load are used again."""
     world, plain, four = (World(4, 1, choose, STEEP) for choose in (TablePlanner, 0, 4))
@@ -138,3 +153,20 @@ def test_a_step_that_cannot_be_learned_fails_once(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ZeroDivisionError):
             planner.choose(1, {"a": 5})
         planner.choose(1, {"a": 5})
+
+
+@pytest.mark.parametrize("steps", [2, 4, 8])
+def test_trials_are_bounded_while_the_load_changes_all_the_time(steps: int) -> None:
+    """A new request every few steps ends each trial before its first comparison."""
+    curve = PassCurve([(1, 0.020), (64, 0.022), (512, 0.040)])
+    planner, plain = TablePlanner(curve, NodeBudget(4, 64)), 0
+    planner.enrol([frozenset({0})])
+    for step in range(1000):
+        names = [f"r{step // steps}", *"abcde"[: 4 + step // steps % 2]]
+        choice = planner.choose(len(names), dict.fromkeys(names, 50))
+        plain += not choice.speculators
+        tree, tokens = chain(7, range(choice.nodes)), len(names) * (1 + choice.nodes)
+        drafts = [DraftTime(frozenset({0}), {0: 0.001}, 0.0)] if choice.nodes else []
+        outcomes = {name: (tree, list(range(1, len(tree)))) for name in names}
+        planner.observe(StepReport(choice, len(names), tokens, curve.at(tokens), drafts, 0.001, outcomes))
+    assert plain < 60
