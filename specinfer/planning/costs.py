@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import log, log2, sqrt
 from statistics import median
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,8 +188,10 @@ class StepCosts:
         """Seconds of drafts and other work, by (speculators, batch class), then by nodes."""
         self.reading = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
         """Weighted sums over readings: tokens, and their cost."""
-        self._batch, self._before = 0, cast("_Timing | None", None)
-        """Batch of the previous step, and its timing if it was settled."""
+        self._batch = 0
+        """Batch of the previous step."""
+        self._before: _Timing | None = None
+        """Timing of the previous step if it was settled."""
         self._latest: dict[bool, deque[_Timing]] = {drafts: deque(maxlen=_PAIRED) for drafts in (False, True)}
         """Latest timings with drafts (True) and without that were not compared yet."""
         self._drafted, self._alike = PLAIN_SET, 0

@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 
 from specinfer.planning.choice import PLAIN, Choice, Reason, SpeculatorSet, batch_size_class, fixed_choice
-from specinfer.planning.costs import SETTLING, SIZES, RowKey, StepCosts
+from specinfer.planning.costs import PLAIN_SET, SETTLING, SIZES, RowKey, StepCosts
 from specinfer.planning.gains import TreeGains
 from specinfer.planning.memory import PlannerMemory
 from specinfer.planning.pass_curve import PassCurve
@@ -143,7 +143,7 @@ class TablePlanner:
         """Return a choice, and the number of steps to use it for."""
         self._learn()
         plain, trees = self._rows(batch, requests)
-        kept = self._best[0] if self._best else frozenset()
+        kept = self._best[0] if self._best else PLAIN_SET
         best = max([plain, *trees], key=lambda row: row.speed * (_KEPT if row.speculators == kept else 1.0))
         tried = self._choice.reason in (Reason.PROBE_ALL, Reason.PROBE_PLAIN)
         factors = self.costs.factors(batch)
@@ -184,8 +184,8 @@ class TablePlanner:
     def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:
         """Return the row of plain decoding, and those with trees."""
         costs, batch_class = self.costs, batch_size_class(batch)
-        plain_s = costs.curve.at(batch) + float(costs.outside_pass(batch, frozenset(), [0])[0])
-        plain = TableRow(frozenset(), 0, float(batch), 0.0, plain_s)
+        plain_s = costs.curve.at(batch) + float(costs.outside_pass(batch, PLAIN_SET, [0])[0])
+        plain = TableRow(PLAIN_SET, 0, float(batch), 0.0, plain_s)
         max_nodes = self.budget.of_step(batch, requests)
         largest = max(_FIRST_NODES, 2 * self.gains.largest)
         sizes = bisect_right(SIZES, min(self.budget.per_request, max_nodes // requests, largest))

@@ -42,7 +42,6 @@ async def run(script: str, **variables: object) -> None:
 @asynccontextmanager
 async def started(service: Service) -> AsyncIterator[httpx2.AsyncClient]:
     service.start()
-    await service.ready()
     try:
         await loaded(service)
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", timeout=60) as client:
