@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import httpx2
+
 from specinfer.errors import UnavailableError
 from tests.support.preloaded import Started, start_service
 
@@ -64,6 +66,18 @@ class Service:
                 return
             await asyncio.sleep(_LOOK_S)
         raise UnavailableError(f"{self.name} does not listen after {_START_TIMEOUT_S:.0f} s")
+
+    async def loaded(self) -> None:
+        """Wait until `/health` answers 200: the port of a server is open before its model is loaded.
+
+        Raises:
+            UnavailableError: if the process ends, or does not listen in time.
+        """
+        await self.ready()
+        async with httpx2.AsyncClient(timeout=60) as client:
+            while (await client.get(f"http://127.0.0.1:{self.port}/health")).status_code != 200:
+                self.check()
+                await asyncio.sleep(_LOOK_S)
 
     def check(self) -> None:
         """Raise UnavailableError with the end of the log if the process has ended by itself."""

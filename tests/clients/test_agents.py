@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -102,12 +101,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "all_in_one", "--listen", f"127.0.0.1:{port}", *options]
     service = Service("server", "server", port, command, folder, {})
     service.start()
-    asyncio.run(service.ready())
-    address = f"http://127.0.0.1:{port}"
-    while httpx2.get(f"{address}/health").status_code != 200:
-        service.check()
-        time.sleep(0.5)
-    yield address
+    asyncio.run(service.loaded())
+    yield f"http://127.0.0.1:{port}"
     asyncio.run(service.stop())
 
 

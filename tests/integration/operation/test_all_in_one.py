@@ -52,15 +52,6 @@ def server(model: Path, folder: Path, *flags: str) -> Service:
     return Service("server", "server", port, command, folder, {"OMP_NUM_THREADS": "1"})
 
 
-async def loaded(service: Service) -> None:
-    """Wait until the model is loaded: the port is open before."""
-    await service.ready()
-    async with httpx2.AsyncClient() as client:
-        while (await client.get(f"http://127.0.0.1:{service.port}/health")).status_code != 200:
-            service.check()
-            await asyncio.sleep(0.02)
-
-
 @dataclass(frozen=True)
 class Served:
     """Server with API keys and a store, shared by the tests."""
@@ -86,7 +77,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     flags = ["--served-model-name", "tiny", "--api-keys", str(keys), "--vllm-metrics", "--store", str(store)]
     service = server(model, folder, *flags)
     service.start()
-    asyncio.run(loaded(service))
+    asyncio.run(service.loaded())
     yield Served(service, key, store)
     asyncio.run(service.stop())
 
@@ -197,7 +188,7 @@ async def test_a_stream_continues_after_the_process_was_killed(served: Served) -
                     break
             await served.service.kill()
         served.service.start()
-        await loaded(served.service)
+        await served.service.loaded()
         reply = await client.post("/v1/completions", json=STREAMED, headers={"Last-Event-ID": last})
     assert reply.text.rstrip().endswith("data: [DONE]")
     assert text + "".join(map(text_of_event, reply.text.splitlines())) == whole
