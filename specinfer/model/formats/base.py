@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # the command names formats without numpy
     Floats = NDArray[np.float32]
     Bytes = NDArray[np.uint8]
 
+SMALL_BLOCKS = "q4_0"
+"""Format of drafts from larger GGUF files; the kernels requantise to it."""
 _WEIGHTS_AT_ONCE = 1 << 18
 """Maximum weights per task of a thread; limits temporary memory."""
 

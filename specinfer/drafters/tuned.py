@@ -1,0 +1,50 @@
+"""Settings of a draft that are the fastest on this machine, as measured by `specinfer models tune`."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specinfer.drafters.pools import Flags
+from specinfer.hub import resolve_model
+from specinfer.model.native.compiler import sources_digest
+from specinfer.model.threads import pass_threads
+from specinfer.model.weights.fingerprint import weights_fingerprint
+from specinfer.options.model_options import AUTO, PassOptions
+from specinfer.system.derived import derived_path, store_value, stored_value
+from specinfer.system.machine import processor_name
+
+log = logging.getLogger(__name__)
+VARIANTS: Mapping[str, tuple[Flags, ...]] = {
+    "ssm": ({}, {"weights": "file"}, {"weights": "q4_0"}, {"weights": "q8_0"}),
+}
+"""Settings that `models tune` measures by drafter, the default first."""
+
+
+def tuned_flags(model: str, draft: str, target: PassOptions) -> Flags:
+    """Return and log the kept settings of a draft; empty without any, or for unusual targets."""
+    usual = PassOptions()
+    if target.executor not in (AUTO, "native") or any(
+        getattr(target, name) != getattr(usual, name) for name in ("dtype", "device", "offload")
+    ):
+        return {}
+    kept = stored_value(_path(model, draft))
+    if not isinstance(kept, dict) or not (flags := kept.get("flags")):
+        return {}
+    log.info("draft of %s: %s with %s, as `specinfer models tune` measured", model, draft, as_setting(flags))
+    return {str(name): str(value) for name, value in flags.items()}
+
+
+def keep_tuned(model: str, draft: str, flags: Flags, measured: Any) -> None:
+    """Keep the fastest settings; `measured` documents them."""
+    store_value(_path(model, draft), {"flags": dict(flags), "measured": measured})
+
+
+def as_setting(flags: Flags) -> str:
+    """Return, for example, "weights=q4_0"; "the default" without flags."""
+    return ",".join(f"{name}={value}" for name, value in flags.items()) or "the default"
+
+
+def _path(model: str, draft: str) -> Path:
+    models = [weights_fingerprint(resolve_model(name)) for name in (model, draft)]
+    return derived_path("tuned", [*models, sources_digest(), processor_name(), str(pass_threads())])
