@@ -183,9 +183,9 @@ def window_starts(length: int, window: int) -> Sequence[int]:
 
     The others may be cached: the whole context, and starts of earlier, shorter contexts of a conversation.
     """
-    if not window or length <= window:
-        return (0,)
     step = max(window // 2, 1)
+    if not window or length < window + step:
+        return (0,)
     latest = (length - window) // step * step
     return 0, *range(max(latest - 4 * step, step), latest, step), latest
 

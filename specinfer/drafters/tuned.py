@@ -11,10 +11,12 @@ from specinfer.model.native.compiler import sources_digest
 from specinfer.model.threads import pass_threads
 from specinfer.model.weights.fingerprint import weights_fingerprint
 from specinfer.options.model_options import AUTO, PassOptions
+from specinfer.system.cache_directory import cache_directory
 from specinfer.system.derived import derived_path, store_value, stored_value
 from specinfer.system.machine import processor_name
 
 log = logging.getLogger(__name__)
+_KIND = "tuned"
 VARIANTS: Mapping[str, tuple[Flags, ...]] = {
     "ssm": ({}, {"weights": "file"}, {"weights": "q4_0"}, {"weights": "q8_0"}),
 }
@@ -27,6 +29,8 @@ def tuned_flags(model: str, draft: str, target: PassOptions) -> Flags:
     if target.executor not in (AUTO, "native") or any(
         getattr(target, name) != getattr(usual, name) for name in ("dtype", "device", "offload")
     ):
+        return {}
+    if not (cache_directory() / _KIND).is_dir():
         return {}
     kept = stored_value(_path(model, draft))
     if not isinstance(kept, dict) or not (flags := kept.get("flags")):
@@ -47,4 +51,4 @@ def as_setting(flags: Flags) -> str:
 
 def _path(model: str, draft: str) -> Path:
     models = [weights_fingerprint(resolve_model(name)) for name in (model, draft)]
-    return derived_path("tuned", [*models, sources_digest(), processor_name(), str(pass_threads())])
+    return derived_path(_KIND, [*models, sources_digest(), processor_name(), str(pass_threads())])

@@ -12,7 +12,7 @@ from specinfer.model.backends import Backend, Work, choose_backend, refusal
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
-from specinfer.model.formats.base import SMALL_BLOCKS
+from specinfer.model.formats.base import LARGE_BITS, SMALL_BLOCKS
 from specinfer.model.formats.registry import find_format
 from specinfer.model.formats.weights_in_format import (
     NOT_COUNTED,
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from specinfer.model.parallel.ranks import Ranks
 
 log = logging.getLogger(__name__)
-_LARGE_BITS = 5.0
-"""Bits per weight of a GGUF file above which `blocks_as` applies."""
 
 
 class LoadedModel(NamedTuple):
@@ -268,7 +266,7 @@ def _preferred(weights: Weights, options: RunnerOptions) -> str:
     if not isinstance(weights, GgufWeights):
         return AUTO
     bits = 8 * weights.bytes_by_type().total() / weights.parameters
-    return options.blocks_as if bits > _LARGE_BITS else AUTO
+    return options.blocks_as if bits > LARGE_BITS else AUTO
 
 
 def backend_and_weights(

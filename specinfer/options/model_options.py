@@ -178,7 +178,7 @@ class DraftOptions(ModelOptions):
         Natural, Option("Maximum draft vocabulary of a whole model, of its most frequent tokens; 0: all.")
     ] = 32768
     window: Annotated[
-        Natural, Option("Tokens that a whole model reads of the end of a longer prompt; 0: all.")
+        Natural, Option("ssm: last tokens that a whole model reads of a longer prompt; 0: all.")
     ] = 512
     kv_tokens: Annotated[int, Ge(16), Option("ssm: context tokens in the KV cache.")] = CACHE_TOKENS
     expansion: Annotated[

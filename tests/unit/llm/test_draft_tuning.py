@@ -31,7 +31,8 @@ def variant(*ratios: float, **flags: str) -> Variant:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Return a target and a draft of one tokenizer, with an empty cache of kept settings."""
-    monkeypatch.setattr("specinfer.system.derived.cache_directory", lambda: tmp_path / "cache")
+    for module in ("specinfer.system.derived", "specinfer.drafters.tuned"):
+        monkeypatch.setattr(f"{module}.cache_directory", lambda: tmp_path / "cache")
     return str(write_model(tmp_path / "target")), str(write_model(tmp_path / "draft", seed=1))
 
 
