@@ -1,7 +1,8 @@
-"""Settings of a draft that are the fastest on this machine, as measured by `specinfer models tune`."""
+"""A draft's fastest settings on this machine, measured by `specinfer models tune`."""
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,13 @@ def tuned_flags(model: str, draft: str, target: PassOptions) -> Flags:
     kept = stored_value(_path(model, draft))
     if not isinstance(kept, dict) or not (flags := kept.get("flags")):
         return {}
-    log.info("draft of %s: %s with %s, as `specinfer models tune` measured", model, draft, as_setting(flags))
+    _log_once(f"draft of {model}: {draft} with {as_setting(flags)}, as `specinfer models tune` measured")
     return {str(name): str(value) for name, value in flags.items()}
+
+
+@cache
+def _log_once(line: str) -> None:
+    log.info(line)  # a named draft is checked before it is loaded
 
 
 def keep_tuned(model: str, draft: str, flags: Flags, measured: Any) -> None:

@@ -13,13 +13,13 @@ from specinfer.llm.build import build_engine
 from specinfer.llm.draft_gains import Gains, measured
 from specinfer.llm.options import LLMOptions
 from specinfer.llm.sync import LLM
-from specinfer.model.formats.weights_in_format import WeightFormats
+from specinfer.model.formats.weights_in_format import NOT_COUNTED, WeightFormats
 from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
 from specinfer.system.turns import ratios
 from specinfer.text.tokenizer import Tokenizer
 
-_OPTIONS = {"adaptive": False, "tree_nodes": 3, "max_num_seqs": 1, "kv_tokens": 4096}
-"""Options of the measured model: all trees have three nodes, so that variants differ in their drafts alone."""
+_OPTIONS = LLMOptions(adaptive=False, tree_nodes=3, max_num_seqs=1, kv_tokens=4096)
+"""Options of the measured model: all trees have three nodes."""
 _CLEARLY = 1.02
 """Minimum median speed relative to the default of a variant to keep."""
 PROMPTS = (
@@ -36,7 +36,7 @@ PROMPTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class MeasuredVariant:
     """A draft's measured settings."""
 
     flags: Flags
@@ -63,7 +63,7 @@ def draft_to_tune(model: str, draft: str) -> str:
 
 def measure_variants(
     model: str, draft: str, texts: Sequence[str], advance: Callable[[str], None]
-) -> Iterator[Variant]:
+) -> Iterator[MeasuredVariant]:
     """Measure all variants of a draft, the default first; yield each when it is measured.
 
     Every prompt is answered plainly and with trees in turns, so variants can be compared by their speed-ups.
@@ -74,8 +74,8 @@ def measure_variants(
         texts: prompts; turns of a user if the model has a chat template.
         advance: called with a text before each variant.
     """
-    method, options = method_of(resolve_model(draft)), LLMOptions(**_OPTIONS)
-    engine, tokenizer = build_engine(model, NO_DRAFT, None, options)
+    method = method_of(resolve_model(draft))
+    engine, tokenizer = build_engine(model, NO_DRAFT, None, _OPTIONS)
     prompts = [_encode(tokenizer, text) for text in texts]
     measured_formats: list[WeightFormats] = []
     with LLM.of(engine, tokenizer) as llm:
@@ -83,13 +83,13 @@ def measure_variants(
             label = as_setting(flags)
             advance(f"measuring {draft} with {label} ({number} of {len(VARIANTS[method])})")
             engine.use_drafters([])  # frees the variant before
-            all_flags = {"drafter": method, "model": draft, "kv-tokens": str(options.kv_tokens), **flags}
-            drafters = load_drafters("draft", all_flags, options.for_drafts(model))
-            formats = drafters[method].formats
-            if formats.counts not in [other.counts for other in measured_formats]:
+            all_flags = {"drafter": method, "model": draft, "kv-tokens": str(_OPTIONS.kv_tokens), **flags}
+            drafters = load_drafters("draft", all_flags, _OPTIONS.for_drafts(model))
+            formats = getattr(drafters[method], "formats", NOT_COUNTED)
+            if formats is NOT_COUNTED or formats.counts not in [other.counts for other in measured_formats]:
                 measured_formats.append(formats)
                 engine.use_drafters([drafters])
-                yield Variant(flags, measured(llm, label, prompts), formats)
+                yield MeasuredVariant(flags, measured(llm, label, prompts), formats)
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -98,7 +98,7 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text)
 
 
-def fastest(variants: Sequence[Variant]) -> Variant:
+def fastest(variants: Sequence[MeasuredVariant]) -> MeasuredVariant:
     """Return the variant to keep: the default, unless another one is clearly faster."""
     default = variants[0]
     speeds = [median(ratios(variant.gains.ratios, default.gains.ratios)) for variant in variants]

@@ -261,12 +261,10 @@ def _executor(
 
 def _preferred(weights: Weights, options: RunnerOptions) -> str:
     """Return the format of weights = "auto", if the backend supports it."""
-    if not isinstance(weights, BlockWeights):
-        return options.numbers_as
-    if not isinstance(weights, GgufWeights):
-        return AUTO
-    bits = 8 * weights.bytes_by_type().total() / weights.parameters
-    return options.blocks_as if bits > LARGE_BITS else AUTO
+    if isinstance(weights, GgufWeights):
+        bits = 8 * weights.bytes_by_type().total() / weights.parameters
+        return options.blocks_as if bits > LARGE_BITS else AUTO
+    return AUTO if isinstance(weights, BlockWeights) else options.numbers_as
 
 
 def backend_and_weights(

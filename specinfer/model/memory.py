@@ -103,7 +103,7 @@ def _needs(
 
 
 def _small_bytes(directory: Path) -> int:
-    """Return the bytes of a GGUF file's weights in `SMALL_BLOCKS`, with embeddings as stored; 0: they are kept."""
+    """Return the bytes of a requantised GGUF file, whose embeddings stay; 0: it is kept."""
     record = read_record(directory)
     count, size = int(record.get("parameters", 0)), int(record.get("bytes", 0))
     if kept_gguf(directory) is None or not count or (bits := 8 * size / count) <= LARGE_BITS:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # the command names formats without numpy
     Bytes = NDArray[np.uint8]
 
 SMALL_BLOCKS = "q4_0"
-"""Format of drafts from GGUF files with more than `LARGE_BITS`; the kernels requantise to it."""
+"""Format of drafts from large GGUF files; the kernels requantise to it."""
 LARGE_BITS, SMALL_BITS = 5.0, 4.5
-"""Bits per weight: the maximum of a file whose blocks a draft keeps, and those of `SMALL_BLOCKS`."""
+"""Bits per weight above which a GGUF file is large, and those of `SMALL_BLOCKS`."""
 _WEIGHTS_AT_ONCE = 1 << 18
 """Maximum weights per task of a thread; limits temporary memory."""
 

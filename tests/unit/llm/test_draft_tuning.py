@@ -15,7 +15,7 @@ from specinfer.drafters.tuned import keep_tuned, tuned_flags
 from specinfer.errors import NotFoundError, SettingError
 from specinfer.llm import draft_tuning
 from specinfer.llm.draft_gains import Gains
-from specinfer.llm.draft_tuning import Variant, draft_to_tune, fastest
+from specinfer.llm.draft_tuning import MeasuredVariant, draft_to_tune, fastest
 from specinfer.model.formats.weights_in_format import WeightFormats
 from specinfer.options.model_options import PassOptions
 from tests.chaos.model_directory import write_model
@@ -24,8 +24,8 @@ USUAL = PassOptions()
 FORMATS = WeightFormats("as in the file", {"Q8_0": 1}, ("Q8_0",), 5_000_000)
 
 
-def variant(*ratios: float, **flags: str) -> Variant:
-    return Variant(flags, Gains(tuned.as_setting(flags), 20.0, ratios, 2.0, 9.5), FORMATS)
+def variant(*ratios: float, **flags: str) -> MeasuredVariant:
+    return MeasuredVariant(flags, Gains(tuned.as_setting(flags), 20.0, ratios, 2.0, 9.5), FORMATS)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     ],
 )
 def test_a_variant_is_kept_only_if_it_is_clearly_faster_than_the_default(
-    others: list[Variant], kept: str
+    others: list[MeasuredVariant], kept: str
 ) -> None:
     assert fastest([variant(1.3, 1.4, 1.2), *others]).gains.draft == kept
 
@@ -97,7 +97,7 @@ def test_the_command_prints_all_variants_and_keeps_the_fastest(
 
 
 def test_an_interrupted_command_keeps_nothing(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> Iterator[Variant]:
+    def interrupted(*_: Any) -> Iterator[MeasuredVariant]:
         yield variant(1.3, 1.4)
         yield variant(1.6, 1.8, weights="q4_0")
         raise KeyboardInterrupt
