@@ -1,6 +1,7 @@
 """Run the drafters of one service: read context deltas, return trees.
 
-The speculators of a service share contexts and messages, and draft one after another.
+The speculators of a service share contexts and messages, and draft one after another. A speculator that copies from
+the text and one with a model form a `SourceChain`.
 """
 
 import logging
@@ -11,6 +12,7 @@ from dataclasses import replace
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.contexts import Contexts
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
+from specinfer.drafters.source_chain import SourceChain
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
 from specinfer.request.sampling import GREEDY, Sampling, draft_seed
 from specinfer.request.statuses import EntryStatus
@@ -40,6 +42,7 @@ class SpeculatorEngine:
         self._contexts = Contexts(idle_seconds, clock)
         self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
         self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
+        self._chain = SourceChain.of([drafter.description for drafter in drafters])
         self.seconds = [0.0] * len(self.drafters)
         """Seconds of each drafter in the last step."""
 
@@ -104,7 +107,7 @@ class SpeculatorEngine:
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Drop requests' state; return how many requests were known."""
-        for drafter in self.drafters:
+        for drafter in (*self.drafters, *filter(None, [self._chain])):
             for request_id in request_ids:
                 drafter.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
@@ -125,11 +128,13 @@ class SpeculatorEngine:
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
         """Return all drafters' results by index of the entry."""
         drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
+        asked = {i: set(entries[i].speculators or range(len(self.drafters))) for i in jobs}
+        self.seconds = [0.0] * len(self.drafters)
+        chained = self._draft_copies(asked, jobs, drafts)
         for speculator in range(len(self.drafters)):
-            asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
             own_jobs: dict[int, DraftJob] = {}
-            for index in asked:
+            for index in (i for i in jobs if speculator in asked[i]):
                 own_job = self._own_job(jobs[index], speculator, entries[index].target_top_k)
                 if isinstance(own_job, SpecInferError):
                     drafts[index].append((speculator, own_job))
@@ -137,10 +142,31 @@ class SpeculatorEngine:
                     own_jobs[index] = own_job
             results = self._run(speculator, list(own_jobs.values()))
             for index, result in zip(own_jobs, results, strict=True):
+                if self._chain and index in chained and isinstance(result, TokenTree):
+                    result = self._chain.extend(speculator, own_jobs[index], result)
                 if isinstance(result, SpecInferError) or len(result) > 1:
                     drafts[index].append((speculator, result))
-            self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
+            if any(speculator in each for each in asked.values()):
+                self.seconds[speculator] += time.perf_counter() - started
         return drafts
+
+    def _draft_copies(
+        self, asked: Mapping[int, set[int]], jobs: Mapping[int, DraftJob], drafts: Mapping[int, list[Draft]]
+    ) -> set[int]:
+        """Draft sure copies; remove from `asked` who need not draft. Return the entries that ask a chain."""
+        chain, started = self._chain, time.perf_counter()
+        if chain is None:
+            return set()
+        chained = {i for i, each in asked.items() if chain.copier in each and each & chain.models}
+        for index in chained:
+            tree = chain.draft_alone(jobs[index])
+            asked[index].discard(chain.copier)
+            if tree is not None:
+                asked[index] -= chain.models
+                drafts[index].append((chain.copier, tree))
+        if chained:
+            self.seconds[chain.copier] = time.perf_counter() - started
+        return chained
 
     def _own_job(
         self, job: DraftJob, speculator: int, top_k: TargetTopK | None

@@ -271,7 +271,7 @@ class StepCosts:
         """Count the seconds of drafts and other work, also for fewer speculators."""
         choice, size = report.choice, batch_size_class(report.batch)
         for one in self._sets if choice.speculators else (PLAIN_SET,):
-            if one <= choice.speculators:
+            if report.shows(one):
                 seconds = report.overhead_s + seconds_of(report.drafts, one)
                 means = self.timed.setdefault((one, size), {})
                 means.setdefault(choice.nodes, RatioMean()).add(seconds / pace, self._step)
