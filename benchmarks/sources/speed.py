@@ -22,6 +22,7 @@ from specinfer.cli.demo import PAIR
 from specinfer.cli.show import console
 from specinfer.hub import resolve_model
 from specinfer.llm import LLM, SamplingParams
+from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.system.turns import alternate, ratios
 from specinfer.text.tokenizer import Tokenizer
 
@@ -48,7 +49,10 @@ def main(
         f"{origin(about_this_run('python -m benchmarks.sources.speed'))}; greedy, {new_tokens} new tokens."
     )
     lines = ["# Trees over plain decoding by kind of prompt", "", about, ""]
-    lines += ["Medians of the turns: tokens/s plainly, tokens/s over plain (range), tokens a step:", ""]
+    lines += [
+        "Medians of the turns: tokens/s plainly; with trees over plain (range); tokens a step with trees; share of"
+    ]
+    lines += ["these steps to which a draft model contributed nothing:", ""]
     lines += head(kinds, "streams")
     with LLM(model, draft=draft, adaptive=not nodes, tree_nodes=nodes) as llm:
         for size in sizes:
@@ -66,21 +70,26 @@ def main(
 def cell(llm: LLM, batches: Sequence[Sequence[EvaluationPrompt]], new_tokens: int) -> str:
     """Answer each batch in both modes; return a cell of the report."""
     rates: dict[str, list[float]] = {mode: [] for mode in MODES}
-    steps = 0
+    counts = SpeculationCounts()
     for turn, batch in enumerate(batches):
         answer(llm, batch, MODES[0], 1)
         for mode in alternate(MODES, turn):
             began = time.perf_counter()
-            steps += answer(llm, batch, mode, new_tokens) * (mode == MODES[1])
+            made = answer(llm, batch, mode, new_tokens)
             rates[mode].append(len(batch) * new_tokens / (time.perf_counter() - began))
-    gains = ratios(rates["tree"], rates["off"])
-    tokens = new_tokens * sum(map(len, batches)) / max(steps, 1)
+            if mode == "tree":
+                counts += made
+    gains, tokens = ratios(rates["tree"], rates["off"]), new_tokens * sum(map(len, batches))
+    steps = counts.steps
+    models = [n for n, name in enumerate(llm.speculators) if name not in ("ngram", "suffix")]
+    modelled = sum([counts.of(n).drafts for n in models])
     spread = f"{median(gains):.2f}x ({min(gains):.2f} to {max(gains):.2f})"
-    return f"{median(rates['off']):.1f}; {spread}; {tokens:.2f}"
+    alone = f"{100 - 100 * modelled / max(steps, 1):.0f} %"
+    return f"{median(rates['off']):.1f}; {spread}; {tokens / max(steps, 1):.2f}; {alone}"
 
 
-def answer(llm: LLM, batch: Sequence[EvaluationPrompt], mode: str, new_tokens: int) -> int:
-    """Answer prompts at once; return the steps of all requests."""
+def answer(llm: LLM, batch: Sequence[EvaluationPrompt], mode: str, new_tokens: int) -> SpeculationCounts:
+    """Answer prompts at once; return the counts of all requests."""
     params = [
         SamplingParams(
             temperature=0,
@@ -94,7 +103,11 @@ def answer(llm: LLM, batch: Sequence[EvaluationPrompt], mode: str, new_tokens: i
     outputs = llm.generate(
         [{"prompt_token_ids": list(prompt.tokens)} for prompt in batch], params, use_tqdm=False
     )
-    return sum([o.metrics.speculative_decoding.steps for o in outputs if o.metrics is not None])
+    counts = SpeculationCounts()
+    for output in outputs:
+        if output.metrics is not None:
+            counts += output.metrics.speculative_decoding
+    return counts
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ class SpeculatorEngine:
         self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
         self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
         self._chain = SourceChain.of([drafter.description for drafter in drafters])
+        self._model_s = 0.0, 0.0
+        """Seconds of the latest two drafts of the chain's models; the longer one may have read a prompt."""
         self.seconds = [0.0] * len(self.drafters)
         """Seconds of each drafter in the last step."""
 
@@ -148,6 +150,8 @@ class SpeculatorEngine:
                     drafts[index].append((speculator, result))
             if any(speculator in each for each in asked.values()):
                 self.seconds[speculator] += time.perf_counter() - started
+        if self._chain and (model_s := sum([self.seconds[model] for model in self._chain.models])):
+            self._model_s = self._model_s[1], model_s
         return drafts
 
     def _draft_copies(
@@ -158,12 +162,11 @@ class SpeculatorEngine:
         if chain is None:
             return set()
         chained = {i for i, each in asked.items() if chain.copier in each and each & chain.models}
+        for index, tree in chain.draft_alone({i: jobs[i] for i in chained}, min(self._model_s)).items():
+            asked[index] -= chain.models
+            drafts[index].append((chain.copier, tree))
         for index in chained:
-            tree = chain.draft_alone(jobs[index])
             asked[index].discard(chain.copier)
-            if tree is not None:
-                asked[index] -= chain.models
-                drafts[index].append((chain.copier, tree))
         if chained:
             self.seconds[chain.copier] = time.perf_counter() - started
         return chained

@@ -7,8 +7,11 @@
 The choice depends on committed tokens only, so it does not bias the output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import TypeVar
 
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.search import END, LONGEST, Match, Occurrences
@@ -21,22 +24,27 @@ _DOMINANT = 0.7
 """Minimum share of a successor in the matches' weights."""
 _WEIGHT = 4.0
 """Factor by which each matching token increases a match's weight."""
-_TRUST = {4: 0.75, 5: 0.8, 6: 0.85, 7: 0.85}
-"""Probability of the only successor by length of the match; `_MAX_TRUST` for longer matches."""
-_MAX_TRUST = 0.95
-_ALONE = 0.7
-"""Minimum probability of the first token of a copy that drafts alone."""
+_TRUST = (0.75, 0.8, 0.8, 0.85, 0.88, 0.88, 0.88)
+"""Probability of an only successor by length of the match, from `SHORTEST` on; `_MAX_TRUST` for longer matches."""
+_MAX_TRUST = 0.96
+_SAVED = 0.7
+"""Tokens of a step in the time of a model's drafts, before both are known."""
+_USUAL, _PRIOR, _FADE = 1.2, 4.0, 0.95
+"""Accepted tokens of a model's trees at first, its weight in trees, and that of a tree one tree later."""
 
+K = TypeVar("K")
 Copy = list[tuple[int, float]]
 """Tokens, each with its probability if the one before it is accepted."""
 
 
-def dominant_copy(matches: Sequence[Match], tokens: int) -> Copy:
+def dominant_copy(matches: Sequence[Match], tokens: int, least: float = 0.0) -> Copy:
     """Return the continuation that most matches share, of at most `tokens` tokens.
 
-    It ends where no successor dominates. A match weighs four times as much for each of its tokens.
+    It ends where no successor dominates, or the path's probability is below `least`. A match weighs four times as much
+    for each of its tokens.
     """
     copy: Copy = []
+    path_probability = 1.0
     for depth in range(tokens):
         weights: dict[int, float] = {}
         for match in matches:
@@ -49,22 +57,83 @@ def dominant_copy(matches: Sequence[Match], tokens: int) -> Copy:
         matches = [
             match for match in matches if match.text[match.end + depth : match.end + depth + 1] == [best]
         ]
-        longest = max([match.length for match in matches]) + depth
-        copy.append((best, share * _TRUST.get(longest, _MAX_TRUST)))
+        further = max([match.length for match in matches]) + depth - SHORTEST
+        chance = share * (_TRUST[further] if further < len(_TRUST) else _MAX_TRUST)
+        path_probability *= chance
+        if path_probability < least:
+            break
+        copy.append((best, chance))
     return copy
 
 
-def drafts_alone(copy: Copy) -> bool:
-    """Return whether a copy drafts without a model."""
-    return bool(copy) and copy[0][1] >= _ALONE
+def expected_tokens(copy: Copy) -> float:
+    """Return the accepted tokens that a copy promises."""
+    return sum(accumulate([chance for _, chance in copy], mul))
+
+
+def drafting_alone(copies: Mapping[K, Copy], usual: Mapping[K, float], saved: float) -> set[K]:
+    """Return the requests whose copies draft without a model.
+
+    A copy does if it promises at least what the model's trees yield. If no request needs the model, its time is saved,
+    too.
+
+    Args:
+        copies: copies of all requests that would ask the model.
+        usual: accepted tokens of a request's tree by the model.
+        saved: tokens of the whole step in the time of the model's drafts.
+    """
+    gains = {one: expected_tokens(copy) - usual[one] for one, copy in copies.items()}
+    if all(copies.values()) and sum(gains.values()) + saved >= 0:
+        return set(copies)
+    return {one for one, gain in gains.items() if copies[one] and gain >= 0}
+
+
+def chain_tree(root: int, copy: Copy) -> TokenTree:
+    """Return a copy as a tree of points."""
+    tokens, scores = [root, *(token for token, _ in copy)], [1.0, *(chance for _, chance in copy)]
+    return point_tree(tokens, range(-1, len(copy)), scores, range(1, len(tokens)))
+
+
+def accepted_path(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
+    """Return the nodes of a tree that tokens follow from its root."""
+    index = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(
+            zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)
+        )
+    }
+    path, node = list[int](), 0
+    for token in tokens:
+        if (node := index.get((node, token), -1)) < 0:
+            break
+        path.append(node)
+    return path
 
 
 @dataclass(slots=True)
 class _Text:
-    """Index of a request's text."""
+    """A request's text, and what a model's trees for it yielded."""
 
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(SHORTEST))
     indexed: int = 0
+    drafted: TokenTree | None = None
+    """The model's tree for the first `indexed` tokens, until it is counted."""
+    accepted: float = 0.0
+    trees: float = 0.0
+
+    @property
+    def usual(self) -> float:
+        """Accepted tokens of a tree by the model."""
+        return (self.accepted + _PRIOR * _USUAL) / (self.trees + _PRIOR)
+
+    def read(self, context: Sequence[int]) -> None:
+        """Index new tokens, and count those that the model's tree has."""
+        if self.drafted is not None and self.indexed < len(context):
+            self.accepted = _FADE * self.accepted + len(accepted_path(self.drafted, context[self.indexed :]))
+            self.trees = _FADE * self.trees + 1
+            self.drafted = None
+        self.occurrences.file(context, self.indexed)
+        self.indexed = len(context)
 
 
 class SourceChain:
@@ -82,14 +151,24 @@ class SourceChain:
         models = frozenset(i for i, it in enumerate(descriptions) if it.model and it.vocab_size)
         return cls(copiers[0], models) if copiers and models else None
 
-    def draft_alone(self, job: DraftJob) -> TokenTree | None:
-        """Return the chain of a sure copy; None if a model should draft."""
-        copy = [] if job.limits.empty else self._copy(job, [], min(job.limits.nodes, job.limits.depth))
-        if not drafts_alone(copy):
-            return None
-        tokens, scores = zip(*copy, strict=True)
-        size = len(copy)
-        return point_tree([job.context[-1], *tokens], range(-1, size), [1.0, *scores], range(1, size + 1))
+    def draft_alone(self, jobs: Mapping[int, DraftJob], seconds: float) -> dict[int, TokenTree]:
+        """Return the trees of the copies that draft alone.
+
+        Args:
+            jobs: jobs that ask the copier and a model, by any number.
+            seconds: seconds of the model's latest drafts; 0: unknown.
+        """
+        copies: dict[int, Copy] = {}
+        for index, job in jobs.items():
+            text = self._texts.setdefault(job.request_id, _Text())
+            text.read(job.context)
+            copies[index] = self._copy(job)
+        usual = {index: self._texts[job.request_id].usual for index, job in jobs.items()}
+        speed = max([job.limits.tokens_per_second for job in jobs.values()], default=0.0)
+        return {
+            index: chain_tree(jobs[index].context[-1], copies[index])
+            for index in drafting_alone(copies, usual, speed * seconds or _SAVED)
+        }
 
     def extend(self, speculator: int, job: DraftJob, tree: TokenTree) -> TokenTree:
         """Return a tree of a speculator, a model's with its surest leaf extended by a copy.
@@ -104,29 +183,26 @@ class SourceChain:
             chances.append(chances[parents[node]] * scores[node])
         leaf = max(set(range(len(tree))) - set(parents), key=lambda node: chances[node])
         path = tree.path_to(leaf)
-        room = min(job.limits.nodes, job.limits.depth) - len(path)
-        for token, score in self._copy(job, [tokens[node] for node in path], room):
+        for token, score in self._copy(job, [tokens[node] for node in path], chances[leaf]):
             chances.append(chances[leaf] * score)
-            if chances[-1] < job.limits.min_path_probability:
-                break
             tokens.append(token)
             parents.append(leaf)
             scores.append(score)
             leaf = len(tokens) - 1
-        if len(tokens) == len(tree):
-            return tree
-        best = sorted(range(1, len(tokens)), key=lambda node: -chances[node])[: job.limits.nodes]
-        return point_tree(tokens, parents, scores, sorted(best))
+        if len(tokens) > len(tree):
+            best = sorted(range(1, len(tokens)), key=lambda node: -chances[node])[: job.limits.nodes]
+            tree = point_tree(tokens, parents, scores, sorted(best))
+        self._texts[job.request_id].drafted = tree
+        return tree
 
     def release(self, request_id: str) -> None:
         self._texts.pop(request_id, None)
 
-    def _copy(self, job: DraftJob, path: Sequence[int], tokens: int) -> Copy:
-        text = self._texts.setdefault(job.request_id, _Text())
-        text.occurrences.file(job.context, text.indexed)
-        text.indexed = len(job.context)
-        end = [*job.context[-LONGEST:], *path]
-        matches = list(text.occurrences.matches(end))
+    def _copy(self, job: DraftJob, path: Sequence[int] = (), path_probability: float = 1.0) -> Copy:
+        """Return a copy after context and path, within the job's limits."""
+        limits, end = job.limits, [*job.context[-LONGEST:], *path]
+        matches = list(self._texts[job.request_id].occurrences.matches(end))
         if job.references is not None:
             matches += job.references.matches(end, SHORTEST)
-        return dominant_copy(matches, tokens)
+        room = min(limits.nodes, limits.depth) - len(path)
+        return dominant_copy(matches, room, limits.min_path_probability / max(path_probability, 1e-9))

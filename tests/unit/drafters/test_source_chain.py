@@ -11,7 +11,13 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.search import END, Match
-from specinfer.drafters.source_chain import SHORTEST, SourceChain, dominant_copy, drafts_alone
+from specinfer.drafters.source_chain import (
+    SHORTEST,
+    SourceChain,
+    dominant_copy,
+    drafting_alone,
+    expected_tokens,
+)
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.request.sampling import GREEDY, Sampling
@@ -42,7 +48,9 @@ def described_model(script: object = lambda job: chain(job.context[-1], [90, 91]
     return drafter
 
 
-def entry(context: Sequence[int], base: int = 0, asked: Sequence[int] = (), limits: TreeLimits = WIDE) -> DraftEntry:
+def entry(
+    context: Sequence[int], base: int = 0, asked: Sequence[int] = (), limits: TreeLimits = WIDE
+) -> DraftEntry:
     return DraftEntry("r", base, context[base:], limits, GREEDY, asked)
 
 
@@ -63,27 +71,66 @@ def test_a_copy_follows_a_match_and_its_probabilities_are_shares(found: list[Mat
 
 @given(matches, matches)
 def test_a_rival_match_never_makes_a_copy_surer(found: list[Match], more: list[Match]) -> None:
-    """A match with another successor takes from the share; one alone is the surest of its length."""
-    both = dominant_copy([*found, *more], 1)
-    if both and drafts_alone(both):
-        token = both[0][0]
-        own = [m for m in [*found, *more] if list(m.text[m.end : m.end + 1]) == [token]]
+    if both := dominant_copy([*found, *more], 1):
+        own = [m for m in [*found, *more] if list(m.text[m.end : m.end + 1]) == [both[0][0]]]
         assert dominant_copy(own, 1)[0][1] >= both[0][1]
 
 
 @pytest.mark.parametrize(
-    ("found", "alone"),
+    ("found", "expected"),
     [
-        ([], False),
-        ([Match([9, 5], 1, 4)], True),
-        ([Match([9, 5], 1, 9), Match([9, 5], 1, 4)], True),
-        ([Match([9, 5], 1, 6), Match([9, 6], 1, 6)], False),
-        ([Match([9, 5], 1, 9), Match([9, 6], 1, 4)], True),
-        ([Match([9], 1, 9)], False),
+        ([], []),
+        ([Match([9, 5], 1, 4)], [5]),
+        ([Match([9, 5], 1, 6), Match([9, 6], 1, 6)], []),
+        ([Match([9, 5], 1, 9), Match([9, 6], 1, 4)], [5]),
+        ([Match([9, 5, 7], 1, 8), Match([9, 5, 8], 1, 8)], [5]),
+        ([Match([9], 1, 9)], []),
+        ([Match([9, END, 5], 1, 9)], []),
     ],
 )
-def test_one_dominant_successor_drafts_alone(found: list[Match], alone: bool) -> None:
-    assert drafts_alone(dominant_copy(found, 4)) is alone
+def test_a_copy_ends_where_no_successor_dominates(found: list[Match], expected: list[int]) -> None:
+    assert [token for token, _ in dominant_copy(found, 4)] == expected
+
+
+def test_a_copy_ends_where_its_path_is_too_improbable() -> None:
+    found = [Match(list(range(9)), 1, 4)]
+    chances = [chance for _, chance in dominant_copy(found, 4)]
+    assert len(dominant_copy(found, 4, chances[0] * chances[1] + 0.01)) == 1
+
+
+copies = st.lists(st.tuples(st.integers(0, 9), st.floats(0.01, 1)), max_size=5)
+
+
+@given(st.dictionaries(st.integers(0, 3), st.tuples(copies, st.floats(0, 3))), st.floats(0, 2))
+def test_copies_draft_alone_if_they_yield_more(requests: dict[int, tuple], saved: float) -> None:
+    """The model's time is saved only if no request needs it."""
+    found = {one: copy for one, (copy, _) in requests.items()}
+    usual = {one: tokens for one, (_, tokens) in requests.items()}
+    alone = drafting_alone(found, usual, saved)
+    assert all(found[one] for one in alone)
+    gain = sum([expected_tokens(found[one]) - usual[one] for one in found])
+    if all(found.values()) and gain + saved >= 0:
+        assert alone == set(found)
+    else:
+        assert alone == {one for one in found if found[one] and expected_tokens(found[one]) >= usual[one]}
+    assert drafting_alone(found, usual, saved) <= drafting_alone(found, usual, saved + 1)
+
+
+def test_a_model_that_yields_more_is_asked() -> None:
+    def next_tokens(job: DraftJob) -> TokenTree:
+        return chain(job.context[-1], range(job.context[-1] + 1, job.context[-1] + 9))
+
+    def drafters(right: bool) -> list[int]:
+        engine, text = SpeculatorEngine([NgramDrafter(), described_model(next_tokens)]), [1, 2, 3, 4, 9]
+        drafts(engine, entry(text))
+        for _ in range(9):
+            known = len(text)
+            text += range(text[-1] + 1, text[-1] + 9) if right else [text[-1] + 2]
+            assert list(drafts(engine, entry(text, known))) == [1]
+        return list(drafts(engine, entry([*text, 1, 2, 3, 4], len(text))))
+
+    assert drafters(right=True) == [1]
+    assert drafters(right=False) == [0]
 
 
 def test_a_sure_copy_drafts_alone_and_the_model_drafts_elsewhere() -> None:
@@ -91,7 +138,7 @@ def test_a_sure_copy_drafts_alone_and_the_model_drafts_elsewhere() -> None:
     engine = SpeculatorEngine([NgramDrafter(), model])
     drafted = drafts(engine, entry(REPEAT))
     assert list(drafted) == [0]
-    assert paths(drafted[0]) == {tuple([4, *REPEAT[4 : 4 + n]]) for n in range(9)}
+    assert paths(drafted[0]) == {(4, *REPEAT[4 : 4 + n]) for n in range(9)}
     assert model.jobs == []
     assert engine.seconds[1] == 0, "the planner sees that it was not asked"
     context = [*REPEAT, 50, 51]
@@ -125,11 +172,15 @@ def test_a_copy_extends_the_surest_leaf() -> None:
     context = REPEAT[:-1]  # three tokens match; with the model's first guess, four
     (tree,) = drafts(SpeculatorEngine([NgramDrafter(), described_model(script)]), entry(context)).values()
     assert (3, 4, 61) in paths(tree)
-    assert not [path for path in paths(tree) if len(path) > 3], "the surest leaf is 60, which occurred nowhere"
+    assert not [path for path in paths(tree) if len(path) > 3], (
+        "the surest leaf is 60, which occurred nowhere"
+    )
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.floats(0.05, 0.95), st.floats(0, 0.9))
-def test_an_extension_keeps_limits_and_surer_nodes(nodes: int, depth: int, score: float, least: float) -> None:
+def test_an_extension_keeps_limits_and_surer_nodes(
+    nodes: int, depth: int, score: float, least: float
+) -> None:
     limits = TreeLimits(nodes, depth, min_path_probability=least)
 
     def script(job: DraftJob) -> TokenTree:
