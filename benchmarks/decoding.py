@@ -13,6 +13,7 @@ from benchmarks.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
+from specinfer.drafters.source_chain import agreed_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
 from specinfer.request.sampling import GREEDY, Sampling, draft_seed
@@ -249,7 +250,7 @@ def replay(
             root = TokenTree.root_only(request.context[-1])
             tree = merge_trees(parts, plan.nodes + 1) if parts else root
             rest = answer[request.new_tokens :]
-            tokens = rest[: _agreed(tree, rest) + 1]
+            tokens = rest[: agreed_tokens(tree, rest) + 1]
             for speculator, draft in drafts:
                 calibration.observe(speculator, draft, tokens)
             result.without_model[prompt.source] += not any(engine.seconds[n] for n in models)
@@ -258,14 +259,3 @@ def replay(
         engine.release([request.name])
         _count(result, request)
     return result
-
-
-def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """Return the number of first tokens on a path of a tree."""
-    node = 0
-    for depth, token in enumerate(tokens):
-        nodes = [v for v, parent in enumerate(tree.parents) if parent == node and tree.token_ids[v] == token]
-        if not nodes:
-            return depth
-        (node,) = nodes
-    return len(tokens)

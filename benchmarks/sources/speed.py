@@ -1,7 +1,7 @@
-"""`python -m benchmarks.sources.speed`: trees over plain decoding by kind of prompt, in one process.
+"""`python -m benchmarks.sources.speed`: trees over plain decoding by kind of prompt.
 
-Every turn answers the same prompts plainly and with trees, in alternating order. The prompts were read before, so times
-are those of decoding. The planner starts cold.
+In one process, every turn answers the same prompts plainly and with trees, in alternating order. The target has read
+the prompts before, a draft model has not. The planner starts cold.
 """
 
 import time

@@ -42,9 +42,9 @@ class SpeculatorEngine:
         self._contexts = Contexts(idle_seconds, clock)
         self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
         self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
-        self._chain = SourceChain.of([drafter.description for drafter in drafters])
+        self._chain = SourceChain.of(drafters)
         self._model_s = 0.0, 0.0
-        """Seconds of the latest two drafts of the chain's models; the longer one may have read a prompt."""
+        """Seconds of the latest two drafts of the chain's models; one may have read a prompt."""
         self.seconds = [0.0] * len(self.drafters)
         """Seconds of each drafter in the last step."""
 
@@ -157,7 +157,10 @@ class SpeculatorEngine:
     def _draft_copies(
         self, asked: Mapping[int, set[int]], jobs: Mapping[int, DraftJob], drafts: Mapping[int, list[Draft]]
     ) -> set[int]:
-        """Draft sure copies; remove from `asked` who need not draft. Return the entries that ask a chain."""
+        """Draft sure copies; return the entries that ask a chain.
+
+        `asked` loses the speculators that need not draft.
+        """
         chain, started = self._chain, time.perf_counter()
         if chain is None:
             return set()

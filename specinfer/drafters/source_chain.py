@@ -1,10 +1,11 @@
 """Chain the sources of a service: copies where they are sure, a model elsewhere.
 
     text     ... def total(items): return sum(items) ... def total(
-    match    at least four tokens, one dominant successor:  items ) : ...   drafts alone, without a pass of a model
+    match    at least four tokens, one dominant successor:  items ) : ...   drafts alone, without a pass of the model
     else     the model's tree; its surest leaf is extended by a match of context + path
 
-The choice depends on committed tokens only, so it does not bias the output.
+The choice depends on committed tokens and the time of earlier steps, so it does not bias the output. Shorter matches
+are not used: where they differ from the model they are almost never right, whatever their own score.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TypeVar
 
-from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.drafters import Drafter, DraftJob
 from specinfer.drafters.search import END, LONGEST, Match, Occurrences
 from specinfer.tree import TokenTree
 from specinfer.tree.builder import point_tree
@@ -24,13 +25,12 @@ _DOMINANT = 0.7
 """Minimum share of a successor in the matches' weights."""
 _WEIGHT = 4.0
 """Factor by which each matching token increases a match's weight."""
-_TRUST = (0.75, 0.8, 0.8, 0.85, 0.88, 0.88, 0.88)
-"""Probability of an only successor by length of the match, from `SHORTEST` on; `_MAX_TRUST` for longer matches."""
-_MAX_TRUST = 0.96
-_SAVED = 0.7
+_TRUST, _MAX_TRUST = (0.75, 0.8, 0.8, 0.85, 0.88, 0.88, 0.88), 0.96
+"""Probability of an only successor by length of the match, from `SHORTEST` on; longer ones."""
+_SAVED = 1.5
 """Tokens of a step in the time of a model's drafts, before both are known."""
 _USUAL, _PRIOR, _FADE = 1.2, 4.0, 0.95
-"""Accepted tokens of a model's trees at first, its weight in trees, and that of a tree one tree later."""
+"""Accepted tokens of a model's tree at first, their weight, and the fading of a tree."""
 
 K = TypeVar("K")
 Copy = list[tuple[int, float]]
@@ -47,16 +47,16 @@ def dominant_copy(matches: Sequence[Match], tokens: int, least: float = 0.0) -> 
     path_probability = 1.0
     for depth in range(tokens):
         weights: dict[int, float] = {}
+        followers: dict[int, list[Match]] = {}
         for match in matches:
             place = match.end + depth
             token = match.text[place] if place < len(match.text) else END
             weights[token] = weights.get(token, 0.0) + _WEIGHT**match.length
+            followers.setdefault(token, []).append(match)
         best = max(weights, key=lambda token: weights[token], default=END)
         if best == END or (share := weights[best] / sum(weights.values())) < _DOMINANT:
             break
-        matches = [
-            match for match in matches if match.text[match.end + depth : match.end + depth + 1] == [best]
-        ]
+        matches = followers[best]
         further = max([match.length for match in matches]) + depth - SHORTEST
         chance = share * (_TRUST[further] if further < len(_TRUST) else _MAX_TRUST)
         path_probability *= chance
@@ -88,28 +88,6 @@ def drafting_alone(copies: Mapping[K, Copy], usual: Mapping[K, float], saved: fl
     return {one for one, gain in gains.items() if copies[one] and gain >= 0}
 
 
-def chain_tree(root: int, copy: Copy) -> TokenTree:
-    """Return a copy as a tree of points."""
-    tokens, scores = [root, *(token for token, _ in copy)], [1.0, *(chance for _, chance in copy)]
-    return point_tree(tokens, range(-1, len(copy)), scores, range(1, len(tokens)))
-
-
-def accepted_path(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
-    """Return the nodes of a tree that tokens follow from its root."""
-    index = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(
-            zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)
-        )
-    }
-    path, node = list[int](), 0
-    for token in tokens:
-        if (node := index.get((node, token), -1)) < 0:
-            break
-        path.append(node)
-    return path
-
-
 @dataclass(slots=True)
 class _Text:
     """A request's text, and what a model's trees for it yielded."""
@@ -123,13 +101,16 @@ class _Text:
 
     @property
     def usual(self) -> float:
-        """Accepted tokens of a tree by the model."""
-        return (self.accepted + _PRIOR * _USUAL) / (self.trees + _PRIOR)
+        """Accepted tokens of a tree by the model.
+
+        It is 0 before the first tree, for which the model reads the whole prompt.
+        """
+        return (self.accepted + _PRIOR * _USUAL) / (self.trees + _PRIOR) if self.trees else 0.0
 
     def read(self, context: Sequence[int]) -> None:
         """Index new tokens, and count those that the model's tree has."""
         if self.drafted is not None and self.indexed < len(context):
-            self.accepted = _FADE * self.accepted + len(accepted_path(self.drafted, context[self.indexed :]))
+            self.accepted = _FADE * self.accepted + agreed_tokens(self.drafted, context[self.indexed :])
             self.trees = _FADE * self.trees + 1
             self.drafted = None
         self.occurrences.file(context, self.indexed)
@@ -140,38 +121,44 @@ class SourceChain:
     """Copies of requests' texts and references, for a service that also has a model."""
 
     def __init__(self, copier: int, models: frozenset[int]) -> None:
-        """Start without texts; `copier` is the number of the speculator that copies, `models` those with a model."""
+        """Start without texts; the arguments are numbers of speculators."""
         self.copier, self.models = copier, models
         self._texts: dict[str, _Text] = {}
 
     @classmethod
-    def of(cls, descriptions: Sequence[DrafterDescription]) -> "SourceChain | None":
-        """Return the chain of a service's speculators; None without a copier or a model."""
-        copiers = [i for i, it in enumerate(descriptions) if it.reads_references and not it.vocab_size]
-        models = frozenset(i for i, it in enumerate(descriptions) if it.model and it.vocab_size)
+    def of(cls, drafters: Sequence[Drafter]) -> "SourceChain | None":
+        """Return the chain of a service's drafters; None without a copier or a model.
+
+        A copier that learns from finished requests drafts on its own.
+        """
+        described = [drafter.description for drafter in drafters]
+        learning = [getattr(drafter, "learns", False) for drafter in drafters]
+        copiers = [i for i, it in enumerate(described) if it.reads_references and not learning[i]]
+        models = frozenset(i for i, it in enumerate(described) if it.model and it.vocab_size)
         return cls(copiers[0], models) if copiers and models else None
 
-    def draft_alone(self, jobs: Mapping[int, DraftJob], seconds: float) -> dict[int, TokenTree]:
+    def draft_alone(self, jobs: Mapping[K, DraftJob], seconds: float) -> dict[K, TokenTree]:
         """Return the trees of the copies that draft alone.
 
         Args:
-            jobs: jobs that ask the copier and a model, by any number.
+            jobs: all jobs that ask the copier and a model.
             seconds: seconds of the model's latest drafts; 0: unknown.
         """
-        copies: dict[int, Copy] = {}
-        for index, job in jobs.items():
+        copies: dict[K, Copy] = {}
+        usual: dict[K, float] = {}
+        for one, job in jobs.items():
             text = self._texts.setdefault(job.request_id, _Text())
             text.read(job.context)
-            copies[index] = self._copy(job)
-        usual = {index: self._texts[job.request_id].usual for index, job in jobs.items()}
+            copies[one], usual[one] = self._copy(job), text.usual
         speed = max([job.limits.tokens_per_second for job in jobs.values()], default=0.0)
-        return {
-            index: chain_tree(jobs[index].context[-1], copies[index])
-            for index in drafting_alone(copies, usual, speed * seconds or _SAVED)
-        }
+        trees: dict[K, TokenTree] = {}
+        for one in drafting_alone(copies, usual, speed * seconds or _SAVED):
+            tokens, scores = zip((jobs[one].context[-1], 1.0), *copies[one], strict=True)
+            trees[one] = point_tree(tokens, range(-1, len(copies[one])), scores, range(1, len(tokens)))
+        return trees
 
     def extend(self, speculator: int, job: DraftJob, tree: TokenTree) -> TokenTree:
-        """Return a tree of a speculator, a model's with its surest leaf extended by a copy.
+        """Return a speculator's tree; a copy extends the surest leaf of a model's tree.
 
         A copied node replaces only nodes of lower path probability. Trees with draws are returned unchanged.
         """
@@ -182,8 +169,8 @@ class SourceChain:
         for node in range(1, len(tree)):
             chances.append(chances[parents[node]] * scores[node])
         leaf = max(set(range(len(tree))) - set(parents), key=lambda node: chances[node])
-        path = tree.path_to(leaf)
-        for token, score in self._copy(job, [tokens[node] for node in path], chances[leaf]):
+        path = [tokens[node] for node in tree.path_to(leaf)]
+        for token, score in self._copy(job, path, chances[leaf]):
             chances.append(chances[leaf] * score)
             tokens.append(token)
             parents.append(leaf)
@@ -206,3 +193,15 @@ class SourceChain:
             matches += job.references.matches(end, SHORTEST)
         room = min(limits.nodes, limits.depth) - len(path)
         return dominant_copy(matches, room, limits.min_path_probability / max(path_probability, 1e-9))
+
+
+def agreed_tokens(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """Return the number of first tokens on a path of a tree."""
+    nodes = {
+        edge: i for i, edge in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True))
+    }
+    node = 0
+    for count, token in enumerate(tokens):
+        if (node := nodes.get((node, token), -1)) < 0:
+            return count
+    return len(tokens)

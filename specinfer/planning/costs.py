@@ -254,6 +254,8 @@ class StepCosts:
         self._paces.append(pace)
         outside_s = report.overhead_s + seconds_of(drafts, choice.speculators)
         if read := sum([draft.read for draft in drafts]):
+            if report.idle & choice.speculators:  # they will read it later
+                return
             usual = float(self.outside_pass(batch, choice.speculators, [choice.nodes])[0])
             tokens, seconds = self.reading
             seconds = _READ_KEPT * seconds + max(outside_s / pace - usual, 0.0)

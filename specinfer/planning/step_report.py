@@ -55,14 +55,15 @@ class StepReport:
     seconds: float = 0.0
     """Seconds of the whole step, including drafts for the next step."""
 
-    def shows(self, speculators: SpeculatorSet) -> bool:
-        """Return whether the step shows what some of its speculators bring and cost.
+    @property
+    def idle(self) -> SpeculatorSet:
+        """Speculators without a draft in a service that drafted: copies drafted alone."""
+        return frozenset(one for draft in self.drafts for one in draft.service - draft.own_s.keys())
 
-        It does not if one of them was asked for no request, as when copies drafted alone.
-        """
-        idle = frozenset(one for draft in self.drafts for one in draft.service - draft.own_s.keys())
+    def shows(self, speculators: SpeculatorSet) -> bool:
+        """Return whether the step shows the gain and cost of some of its speculators."""
         chosen = self.choice.speculators
-        return speculators == chosen or (speculators <= chosen and not speculators & idle)
+        return speculators == chosen or (speculators <= chosen and not speculators & self.idle)
 
     @property
     def new_tokens(self) -> int:

@@ -19,6 +19,7 @@ from specinfer.drafters.source_chain import (
     expected_tokens,
 )
 from specinfer.drafters.ssm import SsmDrafter
+from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits, check_draft
@@ -152,8 +153,12 @@ def test_who_is_asked_alone_drafts_as_without_a_chain() -> None:
     engine = SpeculatorEngine([model, NgramDrafter()])
     assert list(drafts(engine, entry(REPEAT, asked=[0]))) == [0]
     assert list(drafts(engine, entry([*REPEAT, 5], len(REPEAT), asked=[1]))) == [1]
-    assert SourceChain.of([NgramDrafter().description]) is None
-    assert SourceChain.of([model.description]) is None
+    assert SourceChain.of([NgramDrafter()]) is None
+    assert SourceChain.of([model]) is None
+    assert SourceChain.of([SuffixDrafter(), model]) is not None
+    assert SourceChain.of([SuffixDrafter(learn=True), model]) is None, (
+        "finished requests are drafted from, too"
+    )
 
 
 def test_short_matches_take_no_node_from_a_model() -> None:
