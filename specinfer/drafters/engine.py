@@ -109,9 +109,11 @@ class SpeculatorEngine:
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Drop requests' state; return how many requests were known."""
-        for drafter in (*self.drafters, *filter(None, [self._chain])):
-            for request_id in request_ids:
+        for request_id in request_ids:
+            for drafter in self.drafters:
                 drafter.release(request_id)
+            if self._chain:
+                self._chain.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
     def replace(self, speculator: int, drafter: Drafter) -> None:
@@ -164,7 +166,8 @@ class SpeculatorEngine:
         chain, started = self._chain, time.perf_counter()
         if chain is None:
             return set()
-        chained = {i for i, each in asked.items() if chain.copier in each and each & chain.models}
+        models = {i: {m for m in each & chain.models if self._reads(m, jobs[i])} for i, each in asked.items()}
+        chained = {i for i, each in asked.items() if chain.copier in each and models[i]}
         for index, tree in chain.draft_alone({i: jobs[i] for i in chained}, min(self._model_s)).items():
             asked[index] -= chain.models
             drafts[index].append((chain.copier, tree))
@@ -189,11 +192,16 @@ class SpeculatorEngine:
         max_len = self.drafters[speculator].description.max_context_len
         if not max_len:
             return job
-        if len(job.context) > max_len:
+        if not self._reads(speculator, job):
             self.drafters[speculator].release(job.request_id)
             return None
         depth = min(job.limits.depth, depth_limit(0, len(job.context), max_len))
         return replace(job, limits=replace(job.limits, depth=depth))
+
+    def _reads(self, speculator: int, job: DraftJob) -> bool:
+        """Return whether a context is within the drafter's maximum."""
+        max_len = self.drafters[speculator].description.max_context_len
+        return not max_len or len(job.context) <= max_len
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
         """Add the target's predictions and new hidden states to a drafter's job."""

@@ -68,7 +68,7 @@ def dominant_copy(matches: Sequence[Match], tokens: int, least: float = 0.0) -> 
 
 def expected_tokens(copy: Copy) -> float:
     """Return the accepted tokens that a copy promises."""
-    return sum(accumulate([chance for _, chance in copy], mul))
+    return float(sum(accumulate([chance for _, chance in copy], mul)))
 
 
 def drafting_alone(copies: Mapping[K, Copy], usual: Mapping[K, float], saved: float) -> set[K]:

@@ -1,6 +1,7 @@
 """A chain of sources: sure copies draft alone, models elsewhere, and copies extend a model's tree."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -159,6 +160,13 @@ def test_who_is_asked_alone_drafts_as_without_a_chain() -> None:
     assert SourceChain.of([SuffixDrafter(learn=True), model]) is None, (
         "finished requests are drafted from, too"
     )
+
+
+def test_a_context_beyond_the_model_is_left_to_the_copier() -> None:
+    model = described_model()
+    model.description = replace(model.description, max_context_len=7)
+    context = [1, 2, 3, 9, 8, 1, 2, 3]
+    assert list(drafts(SpeculatorEngine([NgramDrafter(), model]), entry(context))) == [0]
 
 
 def test_short_matches_take_no_node_from_a_model() -> None:
