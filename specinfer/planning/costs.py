@@ -254,6 +254,8 @@ class StepCosts:
         self._paces.append(pace)
         outside_s = report.overhead_s + seconds_of(drafts, choice.speculators)
         if read := sum([draft.read for draft in drafts]):
+            if report.idle & choice.speculators:  # they will read it later
+                return
             usual = float(self.outside_pass(batch, choice.speculators, [choice.nodes])[0])
             tokens, seconds = self.reading
             seconds = _READ_KEPT * seconds + max(outside_s / pace - usual, 0.0)
@@ -271,7 +273,7 @@ class StepCosts:
         """Count the seconds of drafts and other work, also for fewer speculators."""
         choice, size = report.choice, batch_size_class(report.batch)
         for one in self._sets if choice.speculators else (PLAIN_SET,):
-            if one <= choice.speculators:
+            if report.shows(one):
                 seconds = report.overhead_s + seconds_of(report.drafts, one)
                 means = self.timed.setdefault((one, size), {})
                 means.setdefault(choice.nodes, RatioMean()).add(seconds / pace, self._step)

@@ -201,7 +201,7 @@ class TreeGains:
             sizes = bisect_right(SIZES, report.choice.nodes)
             if not drafted or not sizes:
                 continue
-            parts = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if one <= drafted}
+            parts = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if report.shows(one)}
             averages = {one: self.average(one, size, sizes) for one in parts}
             for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
                 request = self._requests.get(name) or _RequestGains(0)
