@@ -42,9 +42,9 @@ def total_price(items, discount):
     return round(total, 2)
 """
 PROMPTS = {
-    "chat": "Explain in three sentences why the sky is blue.",
+    "chat": "Explain to a child in about a hundred words how a rainbow forms.",
     "code": "Write a Python function that returns the n-th Fibonacci number, and show how to call it.",
-    "edit": f"Rename `total` to `price` in this function. Give only the whole function.\n\n{_FILE}",
+    "edit": f"Add a docstring and type hints to this function. Give only the whole function.\n\n{_FILE}",
 }
 """A prompt of each kind. Sources differ in what they guess well."""
 PLAIN, TREES = "plain decoding", "token trees"
