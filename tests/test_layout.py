@@ -33,7 +33,7 @@ MAX_LINES = {
     "specinfer": 54_700,
     "specinfer/cli": 3_496,
     "specinfer/client": 1_440,
-    "specinfer/drafters": 4_246,
+    "specinfer/drafters": 4_252,
     "specinfer/engine": 1_150,
     "specinfer/hub": 850,
     "specinfer/integrations": 450,

@@ -77,7 +77,7 @@ def measure_variants(
     method = method_of(resolve_model(draft))
     engine, tokenizer = build_engine(model, NO_DRAFT, None, _OPTIONS)
     prompts = [_encode(tokenizer, text) for text in texts]
-    measured_formats: list[WeightFormats] = []
+    measured_before: list[object] = []
     with LLM.of(engine, tokenizer) as llm:
         for number, flags in enumerate(VARIANTS[method], 1):
             label = as_setting(flags)
@@ -86,8 +86,9 @@ def measure_variants(
             all_flags = {"drafter": method, "model": draft, "kv-tokens": str(_OPTIONS.kv_tokens), **flags}
             drafters = load_drafters("draft", all_flags, _OPTIONS.for_drafts(model))
             formats = getattr(drafters[method], "formats", NOT_COUNTED)
-            if formats is NOT_COUNTED or formats.counts not in [other.counts for other in measured_formats]:
-                measured_formats.append(formats)
+            settings = formats.counts, {**flags, "weights": ""}
+            if settings not in measured_before:
+                measured_before.append(settings)
                 engine.use_drafters([drafters])
                 yield MeasuredVariant(flags, measured(llm, label, prompts), formats)
 

@@ -370,15 +370,17 @@ def test_stochastic_requests_get_points_unless_draws_are_asked_for(temperature: 
         assert make(shape_of(options)).description.draws == (kind is not ProposalKind.POINT)
 
 
-def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
+@pytest.mark.usefixtures("small_reads")
+@pytest.mark.parametrize(("context", "window"), [(CONTEXTS[0], 0), (LONG, 12)])
+def test_draws_follow_q_and_differ_between_positions_and_seeds(context: list[int], window: int) -> None:
     """Chi-square test of the first draws with 400 seeds against q; probability of a false alarm 1e-4."""
     from scipy import stats
 
-    drafter = make(GrowthShape(kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=4))
+    drafter = make(GrowthShape(kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=4), window)
     limits = TreeLimits(1, 1)
     trees = []
     for seed in range(400):
-        trees += draft(drafter, [DraftJob("r", CONTEXTS[0], limits, Sampling(seed=1), draw_seed=seed)])
+        trees += draft(drafter, [DraftJob("r", context, limits, Sampling(seed=1), draw_seed=seed)])
         drafter.release("r")
     q = trees[0].proposals[0]
     counts = [sum(int(t.token_ids[1]) == token for t in trees) for token in q.q_token_ids.tolist()]

@@ -114,10 +114,12 @@ def test_variants_of_equal_formats_are_measured_once(
 ) -> None:
     """The default of a checkpoint in safetensors is q8_0."""
     monkeypatch.setattr("specinfer.llm.draft_gains.NEW_TOKENS", 4)
+    variants = {"ssm": (*tuned.VARIANTS["ssm"], {"beam": "2"})}
+    monkeypatch.setattr(draft_tuning, "VARIANTS", variants)
     told: list[str] = []
     found = list(draft_tuning.measure_variants(*pair, ["abc", "de"], told.append))
-    assert [one.gains.draft for one in found] == ["the default", "weights=file", "weights=q4_0"]
-    assert [len(one.gains.ratios) for one in found] == [2, 2, 2]
-    assert len(told) == 4
+    assert [one.gains.draft for one in found] == ["the default", "weights=file", "weights=q4_0", "beam=2"]
+    assert [len(one.gains.ratios) for one in found] == [2, 2, 2, 2]
+    assert len(told) == 5
     by_name = {one.gains.draft: one.formats for one in found}
     assert 0 < by_name["weights=q4_0"].bytes < by_name["the default"].bytes
