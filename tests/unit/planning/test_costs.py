@@ -1,6 +1,7 @@
 """Costs from ratios of times: a machine that changes its speed changes none of them."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +96,21 @@ def test_a_step_shows_what_a_part_of_its_speculators_would_have_cost() -> None:
         assert seconds_of(drafts, BOTH) == pytest.approx(both_s)
         assert seconds_of(drafts, ALONE) == pytest.approx(0.003)
         assert seconds_of(drafts, frozenset()) == 0.0
+
+
+def test_a_model_that_was_not_asked_is_not_free() -> None:
+    """Copies drafted alone: the step shows what all cost together, and neither the model's drafts nor its reading."""
+    costs = costs_of()
+    alone = replace(trees(), drafts=[DraftTime(BOTH, {0: 0.002}, 0.0)])
+    for _ in range(40):
+        costs.observe(trees(), cold=False)
+        costs.observe(alone, cold=False)
+    model, both = (float(costs.outside_pass(1, one, [4])[0]) for one in (frozenset({1}), BOTH))
+    assert model == pytest.approx(0.005, rel=0.05)
+    assert 0.003 < both < 0.007
+    before = costs.read_s
+    costs.observe(replace(alone, drafts=[DraftTime(BOTH, {0: 0.002}, 0.0, read=1000)]), cold=False)
+    assert costs.read_s == before
 
 
 def test_reading_is_charged_by_the_token_and_not_to_drafts() -> None:
