@@ -189,7 +189,7 @@ class StepCosts:
         self.reading = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
         """Weighted sums over readings: tokens, and their cost."""
         self._late, self._deferred = PLAIN_SET, 0
-        """Speculators that were not asked, and the context tokens that they will read."""
+        """Speculators not asked, and the context tokens left for them to read."""
         self._batch = 0
         """Batch of the previous step."""
         self._before: _Timing | None = None
