@@ -41,7 +41,7 @@ MAX_LINES = {
     "specinfer/model": 16_720,
     "specinfer/openai_api": 400,
     "specinfer/options": 614,
-    "specinfer/planning": 2_246,
+    "specinfer/planning": 2_253,
     "specinfer/remote": 2_000,
     "specinfer/request": 800,
     "specinfer/scheduling": 2_150,

@@ -188,6 +188,8 @@ class StepCosts:
         """Seconds of drafts and other work, by (speculators, batch class), then by nodes."""
         self.reading = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
         """Weighted sums over readings: tokens, and their cost."""
+        self._late, self._deferred = PLAIN_SET, 0
+        """Speculators not asked, and the context tokens left for them to read."""
         self._batch = 0
         """Batch of the previous step."""
         self._before: _Timing | None = None
@@ -253,9 +255,14 @@ class StepCosts:
         pace = max(report.pass_s, _MIN_S) / self.curve.at(report.tokens)
         self._paces.append(pace)
         outside_s = report.overhead_s + seconds_of(drafts, choice.speculators)
-        if read := sum([draft.read for draft in drafts]):
-            if report.idle & choice.speculators:  # they will read it later
-                return
+        read = sum([draft.read for draft in drafts])
+        if late := report.idle & choice.speculators:
+            self._late, self._deferred = late, self._deferred + read
+        elif self._late & choice.speculators:
+            read, self._late, self._deferred = read + self._deferred, PLAIN_SET, 0
+        if read and late:
+            return
+        if read:
             usual = float(self.outside_pass(batch, choice.speculators, [choice.nodes])[0])
             tokens, seconds = self.reading
             seconds = _READ_KEPT * seconds + max(outside_s / pace - usual, 0.0)

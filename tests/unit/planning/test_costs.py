@@ -111,6 +111,9 @@ def test_a_model_that_was_not_asked_is_not_free() -> None:
     before = costs.read_s
     costs.observe(replace(alone, drafts=[DraftTime(BOTH, {0: 0.002}, 0.0, read=1000)]), cold=False)
     assert costs.read_s == before
+    costs.observe(replace(trees(), overhead_s=2.0), cold=False)
+    assert costs.read_s > 3 * before, "the model reads later what it missed"
+    assert float(costs.outside_pass(1, BOTH, [4])[0]) == pytest.approx(both, rel=0.05)
 
 
 def test_reading_is_charged_by_the_token_and_not_to_drafts() -> None:
