@@ -108,11 +108,15 @@ def test_a_model_that_was_not_asked_is_not_free() -> None:
     model, both = (float(costs.outside_pass(1, one, [4])[0]) for one in (frozenset({1}), BOTH))
     assert model == pytest.approx(0.005, rel=0.05)
     assert 0.003 < both < 0.007
-    before = costs.read_s
+    before = costs.read_s(1)
     costs.observe(replace(alone, drafts=[DraftTime(BOTH, {0: 0.002}, 0.0, read=1000)]), cold=False)
-    assert costs.read_s == before
+    assert costs.read_s(1) == before
+    assert costs.read_s(0) < before / 2, "copies read at once"
     costs.observe(replace(trees(), overhead_s=2.0), cold=False)
-    assert costs.read_s > 3 * before, "the model reads later what it missed"
+    assert costs.read_s(1) > 3 * before, "the model reads later what it missed"
+    assert (
+        costs.reading_of(frozenset({0}), {0: 1000, 1: 1000}) < 0.1 < costs.reading_of(BOTH, {0: 0, 1: 1000})
+    )
     assert float(costs.outside_pass(1, BOTH, [4])[0]) == pytest.approx(both, rel=0.05)
 
 
@@ -130,7 +134,7 @@ def test_reading_is_charged_by_the_token_and_not_to_drafts() -> None:
         )
         costs.observe(reading, cold=False)
     assert costs.outside_pass(1, BOTH, [4])[0] == before
-    assert costs.read_s == pytest.approx(0.0005, rel=0.1)
+    assert costs.read_s(0) + costs.read_s(1) == pytest.approx(0.0005, rel=0.1)
 
 
 def test_steps_of_speculators_that_left_are_ignored() -> None:

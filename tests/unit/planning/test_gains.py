@@ -128,6 +128,7 @@ def test_steps_without_outcomes_count_no_tree() -> None:
 
 def test_a_request_that_begins_again_has_read_nothing_more_than_its_context() -> None:
     gains = gains_of("a")
-    gains.note_drafts()
+    (one, other) = sorted(BOTH)
+    gains.note_drafts(frozenset({one}))
     gains.follow({"a": 4})
-    assert gains.unread == gains.unread_per_token == 0
+    assert gains.unread() == {one: 0, other: 4}, "the other speculator has not drafted"
