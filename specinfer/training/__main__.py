@@ -9,7 +9,6 @@ from specinfer.errors import SpecInferError
 from specinfer.options.usage import USAGE_ERROR, as_typed, usage_message
 from specinfer.training.make_corpus import make_corpus
 from specinfer.training.online.follow import train_follow
-from specinfer.training.reading.command import train_read
 from specinfer.training.run import SIGNALS, InterruptionError
 from specinfer.training.train_features import train_blockwise, train_eagle, train_medusa
 from specinfer.training.train_speculator import train_speculator
@@ -25,7 +24,6 @@ app = typer.Typer(
 )
 app.command("speculator")(train_speculator)
 app.command("corpus")(make_corpus)
-app.command("read")(train_read)
 app.command("ssm")(train_ssm)
 app.command("follow")(train_follow)
 app.command("eagle")(train_eagle)

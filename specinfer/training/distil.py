@@ -268,8 +268,12 @@ def distil_with_bar(
     state: Path,
     loss_of: Callable[[Any, Any], Tensor],
     score: Callable[[], float] | None = None,
+    progressed: Callable[[float], None] = lambda share: None,
 ) -> int:
-    """Call `distil` with a progress bar and the mean of fifty losses."""
+    """Call `distil` with a progress bar and the mean of fifty losses.
+
+    `progressed` gets the share of the time that is over, after every step.
+    """
     with progress_bar() as bar:
         task = bar.add_task("training", total=options.minutes)
         average: list[float] = []
@@ -278,6 +282,7 @@ def distil_with_bar(
             average.append(loss)
             del average[:-50]
             mean = sum(average) / len(average)
+            progressed(minutes / options.minutes)
             bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
 
         return distil(student, examples, options, state, report, loss_of, score)

@@ -17,7 +17,7 @@ from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.families import open_weights
 from specinfer.options.model_options import Option
-from specinfer.training.corpus import Continuation, frequent_tokens, read_corpora
+from specinfer.training.corpus import Continuation, Material, frequent_tokens, read_corpora
 from specinfer.training.distil import (
     DistilOptions,
     console,
@@ -26,12 +26,13 @@ from specinfer.training.distil import (
     progress_bar,
 )
 from specinfer.training.eagle_student import (
+    Unrolled,
     UnrolledExamples,
     UnrolledSuccess,
     evaluate_unrolled,
     unrolled_loss,
 )
-from specinfer.training.feature_students import FeatureStudent
+from specinfer.training.feature_students import FeatureStudent, UnrolledBatch
 from specinfer.training.features import TargetStates, compute_states
 from specinfer.training.generate import in_draft_vocabulary
 from specinfer.training.run import TrainingFlags, draft_vocabulary, place_for
@@ -83,8 +84,18 @@ class FeatureTraining:
 
     def run(self, reader: TrainingMethod[S]) -> None:
         """Train and save a speculator."""
+        self.fit(reader, *self._prepare(reader))
+
+    def fit(
+        self,
+        reader: TrainingMethod[S],
+        training: Material[UnrolledBatch],
+        held_out: Unrolled,
+        token_ids: torch.Tensor,
+        progressed: Callable[[float], None] = lambda share: None,
+    ) -> UnrolledSuccess:
+        """Train and save a speculator; `progressed` gets the share of the time that is over."""
         asked = self._asked
-        training, held_out, token_ids = self._prepare(reader)
         target = open_weights(self.directory, self.config)
         student = reader.make(target, token_ids).to(self._device)
         state = asked.work / f"state-{reader.method}.pt"
@@ -94,13 +105,14 @@ class FeatureTraining:
             console.print(f"held out: {length:.3f} tokens per step by chains")
             return length
 
-        seen = distil_with_bar(student, training, self.options, state, unrolled_loss, score)
+        seen = distil_with_bar(student, training, self.options, state, unrolled_loss, score, progressed)
         success = evaluate_unrolled(student, held_out, token_ids)
         console.print(f"held out: {success.accepted_length:.3f} tokens per step by chains, the best")
         for step, of_depth in enumerate(success.by_depth):
             console.print(f"held out, depth {step + 1}: {of_depth}")
         with finishing(state, asked.out):
             reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
+        return success
 
     def _record(
         self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: UnrolledSuccess

@@ -1,8 +1,8 @@
 """Compute and cache a corpus' hidden states and labels on disk.
 
 Hidden states are outputs of some target layers at all tokens except the last; EAGLE and Medusa read them. Labels are
-the target's most probable tokens at every output token. `keeper` stores both while a corpus is generated; otherwise
-`compute_states` computes both with one pass per group of continuations.
+the target's most probable tokens at every output token. `compute_states` computes both with one pass per group of
+continuations.
 
 Every chunk of the corpus has its own files, so that an interrupted run can continue. Hidden states are memory-mapped: a
 million tokens with three layers of 576 numbers take 3.5 GB. States of more layers than needed can be used, so EAGLE's
@@ -52,9 +52,7 @@ def compute_states(
         digest = _digest(chunk)
         kept = _kept(directory, digest, layers) or Kept(_place(directory, digest, layers), tuple(layers))
         if not kept.whole:
-            _write(kept.place, _think(runner, chunk, layers, directory))
-            for item in chunk:
-                _single(directory, item, layers).unlink(missing_ok=True)
+            _write(kept.place, _compute(runner, chunk, layers))
         states += _read(kept, chunk, layers)
         report(len(states), len(corpus))
     return states
@@ -110,44 +108,6 @@ def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
             group = []
         group.append(item)
     yield group
-
-
-def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, NDArray[np.int16]], None]:
-    """Return a function that caches a continuation's states and labels for `compute_states`."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def keep(item: Continuation, states: NDArray[np.int16]) -> None:
-        assert item.labels is not None
-        place = _single(directory, item, layers)
-        partial = place.with_suffix(".part.npz")
-        np.savez(partial, states=states, ids=item.labels.ids, probabilities=item.labels.probabilities)
-        partial.replace(place)
-
-    return keep
-
-
-def _single(directory: Path, item: Continuation, layers: Sequence[int]) -> Path:
-    """Return the file of one continuation's states and labels."""
-    return directory / f"states-{_digest([item])}-{'-'.join(map(str, layers))}.npz"
-
-
-def _think(
-    runner: ModelRunner, chunk: Sequence[Continuation], layers: Sequence[int], directory: Path
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield each continuation's (states, ids, probabilities), cached or computed."""
-    places = [_single(directory, item, layers) for item in chunk]
-    missing = [item for item, place in zip(chunk, places, strict=True) if not place.is_file()]
-    computed = _compute(runner, missing, layers) if missing else iter(())
-    for place in places:
-        if not place.is_file():
-            yield next(computed)
-            continue
-        with np.load(place) as data:
-            states, ids, probabilities = (torch.from_numpy(data[name]) for name in _NAMES)
-        yield states.view(torch.bfloat16), ids, probabilities
-
-
-_NAMES = ("states", "ids", "probabilities")
 
 
 def _compute(

@@ -1,4 +1,4 @@
-"""Keep what the target computed of a text: tokens, and hidden states as bytes.
+"""Keep texts with the target's hidden states as bytes.
 
 A text has a file of its own, so that any stop loses only the text in work, and a rerun skips the files that exist.
 States have a scale for every `GROUP` numbers: a few numbers of a state are much larger than all others, and with one
@@ -50,9 +50,9 @@ class KeptText:
     item: Continuation
 
     @property
-    def own(self) -> bool:
-        """True if the target wrote the output."""
-        return self.path.name.startswith(_OWN)
+    def kind(self) -> str:
+        """`READ`, `OWN` or `HELD_OUT`."""
+        return self.path.name.split("-")[0]
 
     def states(self) -> NDArray[np.float32]:
         """Read the hidden states of all tokens but the last [tokens - 1, layers, hidden]."""
@@ -60,7 +60,8 @@ class KeptText:
             return Bytes(data["values"], data["scales"].astype(np.float32)).numbers()
 
 
-_OWN, _READ = "own-", "read-"
+READ, OWN, HELD_OUT = "read", "own", "held_out"
+"""Kinds of texts: found ones, answers of the target, and answers that are not trained on."""
 
 
 class KeptTexts:
@@ -77,11 +78,12 @@ class KeptTexts:
             raise SettingError("out", str(directory), f"has states of {found}, not of {facts}")
 
     def has(self, digest: str) -> bool:
-        return self._path(_READ, digest).is_file()
+        return self._path(READ, digest).is_file()
 
-    def keep(self, digest: str, item: Continuation, states: NDArray[np.float32], own: bool = False) -> int:
-        """Write a text with the states of all its tokens but the last; return the bytes written."""
-        path, packed = self._path(_OWN if own else _READ, digest), Bytes.of(states)
+    def keep(self, digest: str, item: Continuation, states: NDArray[np.float32], kind: str = READ) -> int:
+        """Write a text with the states of all tokens but the last; return its bytes."""
+        assert len(states) == len(item.prompt) + len(item.output) - 1
+        path, packed = self._path(kind, digest), Bytes.of(states)
         partial = path.with_suffix(".part")
         with partial.open("wb") as file:
             np.savez(
@@ -98,10 +100,12 @@ class KeptTexts:
         """Yield all texts in order of their names, which are random."""
         for path in sorted(self.directory.glob("*.npz")):
             with np.load(path) as data:
-                yield KeptText(path, Continuation(tuple(data["prompt"].tolist()), tuple(data["output"].tolist())))
+                yield KeptText(
+                    path, Continuation(tuple(data["prompt"].tolist()), tuple(data["output"].tolist()))
+                )
 
     def bytes(self) -> int:
         return sum(path.stat().st_size for path in self.directory.glob("*.npz"))
 
     def _path(self, kind: str, digest: str) -> Path:
-        return self.directory / f"{kind}{digest}.npz"
+        return self.directory / f"{kind}-{digest}.npz"

@@ -1,4 +1,4 @@
-"""Find and clean text on this machine: code and documentation, as answers to short user turns.
+"""Find code and documentation on this machine, as answers to short user turns.
 
     code     functions and classes with a docstring, which the user turn asks for; parts of other source files
     prose    parts of documentation, explained under their title
@@ -22,8 +22,16 @@ from typing import NamedTuple
 from specinfer.errors import SettingError
 
 CODE = {
-    **{".py": "python", ".js": "javascript", ".ts": "typescript", ".c": "c", ".cpp": "cpp"},
-    **{".rs": "rust", ".go": "go", ".java": "java", ".sh": "bash", ".sql": "sql"},
+    ".py": "python",
+    ".js": "javascript",
+    ".ts": "typescript",
+    ".c": "c",
+    ".cpp": "cpp",
+    ".rs": "rust",
+    ".go": "go",
+    ".java": "java",
+    ".sh": "bash",
+    ".sql": "sql",
 }
 """Languages of source files by suffix, as Markdown names them."""
 PROSE = (".html", ".htm", ".md", ".rst", ".txt")
@@ -42,7 +50,7 @@ PACKAGES = "python3-doc, python-pandas-doc, sqlite3-doc, nodejs-doc"
 """Debian packages of documentation, for machines with little of it."""
 
 
-class Piece(NamedTuple):
+class FoundText(NamedTuple):
     turn: str
     """Text of the user."""
     answer: str
@@ -78,7 +86,7 @@ def text_files(places: Sequence[Path], seed: int) -> tuple[list[Path], list[Path
     return (rng.sample(sorted(code), len(code)), rng.sample(sorted(prose), len(prose)))
 
 
-def pieces(places: Sequence[Path], seed: int) -> Iterator[Piece]:
+def pieces(places: Sequence[Path], seed: int) -> Iterator[FoundText]:
     """Yield distinct pieces of code and prose until one kind ends, then the others."""
     code, prose = (_distinct(_pieces_of(files, seed)) for files in text_files(places, seed))
     rng = random.Random(seed)
@@ -90,7 +98,7 @@ def pieces(places: Sequence[Path], seed: int) -> Iterator[Piece]:
         yield piece
 
 
-def _distinct(found: Iterable[Piece]) -> Iterator[Piece]:
+def _distinct(found: Iterable[FoundText]) -> Iterator[FoundText]:
     seen = set[str]()
     for piece in found:
         if (digest := piece.digest) not in seen:
@@ -98,7 +106,7 @@ def _distinct(found: Iterable[Piece]) -> Iterator[Piece]:
             yield piece
 
 
-def _pieces_of(files: Iterable[Path], seed: int) -> Iterator[Piece]:
+def _pieces_of(files: Iterable[Path], seed: int) -> Iterator[FoundText]:
     for path in files:
         text = read_clean(path)
         if text is None:
@@ -132,23 +140,23 @@ def cleaned(text: str, suffix: str) -> str | None:
     return text if max(map(len, lines)) <= _LONG_LINE or suffix in PROSE else None
 
 
-def pieces_of_text(text: str, path: Path) -> list[Piece]:
+def pieces_of_text(text: str, path: Path) -> list[FoundText]:
     """Return a cleaned text's pieces, in order."""
     language = CODE.get(path.suffix)
     if language is None:
-        return [Piece(f"Explain: {title}", part) for title, part in _parts(text) if _is_prose(part)]
+        return [FoundText(f"Explain: {title}", part) for title, part in _parts(text) if _is_prose(part)]
     documented = [*_documented(text)] if language == "python" else []
     if documented:
         return documented
     asked = f"Write a part of the {language} file {path.name}."
-    return [Piece(asked, fenced(language, part)) for _, part in _parts(text)]
+    return [FoundText(asked, fenced(language, part)) for _, part in _parts(text)]
 
 
 def fenced(language: str, code: str) -> str:
     return f"```{language}\n{code}\n```"
 
 
-def _documented(source: str) -> Iterator[Piece]:
+def _documented(source: str) -> Iterator[FoundText]:
     """Yield Python functions and classes with the request that their docstring makes."""
     try:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
@@ -163,7 +171,7 @@ def _documented(source: str) -> Iterator[Piece]:
         if SHORTEST <= len(code) <= LONGEST and (wanted := ast.get_docstring(node)):
             kind = "class" if isinstance(node, ast.ClassDef) else "function"
             asked = " ".join(wanted.split("\n\n")[0].split())[:300]
-            yield Piece(f"Write a Python {kind} `{node.name}`: {asked}", fenced("python", code))
+            yield FoundText(f"Write a Python {kind} `{node.name}`: {asked}", fenced("python", code))
 
 
 def _parts(text: str) -> Iterator[tuple[str, str]]:

@@ -18,8 +18,7 @@ from specinfer.training.corpus import Continuation, Labels, write_continuations
 from specinfer.training.distil import DistilOptions
 from specinfer.training.eagle_student import UnrolledExamples, accepted_by_chains
 from specinfer.training.feature_training import options_for
-from specinfer.training.features import compute_states, keeper
-from specinfer.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
+from specinfer.training.features import compute_states
 from specinfer.training.train_features import train_eagle
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.saved_model import save_target
@@ -55,37 +54,6 @@ def test_states_and_labels_are_the_targets_and_are_computed_once(
     monkeypatch.setattr(runner, "forward_with_features", None)
     again = compute_states(runner, corpus, LAYERS, tmp_path, lambda *_: None)
     assert all(np.array_equal(a.states, b.states) for a, b in zip(outputs, again, strict=True))
-
-
-@pytest.mark.native
-def test_states_that_generation_stored_are_not_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stored states and labels equal computed ones, even after a shared prefix; only the deleted one is computed."""
-    runner = runner_of(tiny_transformers("llama", head_dim=16), executor="native")
-    begin = tuple(range(3, 40))
-    jobs = [ContinuationJob(f"j{i}", (*begin, 50 + i), 0.9, i) for i in range(5)]
-    runner.keep_features(LAYERS)
-    kept = keeper(tmp_path / "kept", LAYERS)
-    states = continue_prompts(runner, jobs, 2, 6, [2], LABEL_WIDTH, keep=kept)
-    corpus = [*dict(sorted((job.job_id, item) for job, item in states)).values()]
-    runner.keep_features(())
-    expected = compute_states(runner, corpus, LAYERS, tmp_path / "computed", lambda *_: None)
-    computed: list[int] = []
-    forward = runner.forward_with_features
-    monkeypatch.setattr(
-        runner,
-        "forward_with_features",
-        lambda segments, layers: (computed.append(len(segments)), forward(segments, layers))[1],
-    )
-    next((tmp_path / "kept").glob("states-*")).unlink()
-    states = compute_states(runner, corpus, LAYERS, tmp_path / "kept", lambda *_: None)
-    assert computed == [1]
-    for one, other in zip(states, expected, strict=True):
-        assert np.array_equal(one.states, other.states)
-        assert np.array_equal(one.labels.ids, other.labels.ids)
-        assert np.array_equal(one.labels.probabilities, other.labels.probabilities)
-    assert not [*(tmp_path / "kept").glob("states-*")], "they are in the files of chunks"
 
 
 def test_stored_states_of_more_layers_are_used_for_fewer(
