@@ -30,7 +30,8 @@ def as_answer(
 ) -> AnswerText | None:
     """Return a piece as an answer in the served template; None if it is too short.
 
-    `tokens` is the maximum of prompt and answer. For a model without chat template the piece is plain text. An answer that fits ends with a stop token.
+    `tokens` is the maximum of prompt and answer. For a model without chat template the piece is plain text. An
+    answer that fits ends with a stop token.
     """
     chat = tokenizer.has_chat_template
     prompt = whole_prompt(tokenizer, piece.turn) if chat else open_prompt(tokenizer, stop_tokens)

@@ -49,7 +49,8 @@ def write_answers(
             kept.keep(_digest(item.prompt), item, numbers, kind)
 
         maker = CorpusMaker(runner, BATCH, seed, keep)
-        maker.run("writing answers", work / f"{kind}.jsonl", part, tokens, 0, limit)
+        if limit > 0:
+            maker.run("writing answers", work / f"{kind}.jsonl", part, tokens, 0, limit)
 
 
 def _digest(prompt: Sequence[int]) -> str:
