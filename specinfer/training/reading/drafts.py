@@ -22,7 +22,7 @@ from specinfer.training.eagle_student import FROZEN, EagleStudent, UnrolledSucce
 from specinfer.training.feature_students import HeadsStudent, starting_heads
 from specinfer.training.feature_training import FeatureFlags, FeatureTraining, TrainingMethod
 from specinfer.training.reading.examples import KeptExamples, TargetHead
-from specinfer.training.reading.kept import HELD_OUT, OWN, KeptText
+from specinfer.training.reading.kept import HELD_OUT, OWN, KeptText, KeptTexts
 from specinfer.training.run import draft_vocabulary
 from specinfer.training.student import causal_attention
 from specinfer.training.train_features import MARKOV_RANK
@@ -87,16 +87,17 @@ class KeptTraining:
     """Trains drafts of one target on the same kept texts."""
 
     def __init__(
-        self, directory: Path, config: ModelConfig, texts: Sequence[KeptText], flags: FeatureFlags
+        self, directory: Path, config: ModelConfig, kept: KeptTexts, flags: FeatureFlags, device: str
     ) -> None:
-        self._directory, self._config, self._flags = directory, config, flags
+        texts = [*kept.texts()]
+        self._directory, self._config, self._flags, self._kept = directory, config, flags, kept
         self._target = open_weights(directory, config)
         self._training = [text for text in texts if text.kind != HELD_OUT]
         self._held_out = [text for text in texts if text.kind == HELD_OUT]
         counted = [text.item for text in self._training for _ in range(OWN_WEIGHT if text.kind == OWN else 1)]
         size = draft_vocabulary(flags.vocabulary, config.vocab_size)
         self._token_ids = torch.from_numpy(frequent_tokens(counted, size))
-        self._head = TargetHead(config, self._target, self._token_ids)
+        self._head = TargetHead(config, self._target, self._token_ids, device)
 
     def eagle(
         self, out: Path, minutes: float, layers: tuple[int, ...], units: Sequence[int]
@@ -112,7 +113,7 @@ class KeptTraining:
                 *(out, student.tensors(), token_ids, layers, self._directory, self._flags.model, trained)
             )
 
-        training = self._examples(self._training, 1)
+        training = self._examples(self._training, 1, layers)
 
         def progressed(share: float) -> None:
             training.steps = 1 if share < 0.5 else STEPS
@@ -120,7 +121,7 @@ class KeptTraining:
         return self._trainer(out, minutes).fit(
             TrainingMethod("eagle", self._record, layers, STEPS, make, save),
             training,
-            self._examples(self._held_out, STEPS),
+            self._examples(self._held_out, STEPS, layers),
             self._token_ids,
             progressed,
         )
@@ -140,8 +141,8 @@ class KeptTraining:
 
         return self._trainer(out, minutes).fit(
             TrainingMethod(kind.algorithm, self._record, (config.layers,), HEADS, make, save),
-            self._examples(self._training, HEADS, [-1]),
-            self._examples(self._held_out, HEADS, [-1]),
+            self._examples(self._training, HEADS, [self._config.layers]),
+            self._examples(self._held_out, HEADS, [self._config.layers]),
             self._token_ids,
         )
 
@@ -150,10 +151,8 @@ class KeptTraining:
         tokens = sum(len(text.item.prompt) + len(text.item.output) for text in self._training)
         return f"--texts {len(self._training)} --tokens {tokens}"
 
-    def _examples(
-        self, texts: Sequence[KeptText], steps: int, places: Sequence[int] | None = None
-    ) -> KeptExamples:
-        return KeptExamples(texts, self._head, steps, places)
+    def _examples(self, texts: Sequence[KeptText], steps: int, layers: Sequence[int]) -> KeptExamples:
+        return KeptExamples(texts, self._head, steps, self._kept.places(layers))
 
     def _trainer(self, out: Path, minutes: float) -> FeatureTraining:
         return FeatureTraining(replace(self._flags, out=out, minutes=minutes, overwrite=True))

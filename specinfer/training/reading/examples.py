@@ -19,16 +19,16 @@ class TargetHead:
     """The target's final norm, and the rows of its head for a draft vocabulary."""
 
     def __init__(
-        self, config: ModelConfig, target: Mapping[str, torch.Tensor], token_ids: torch.Tensor
+        self, config: ModelConfig, target: Mapping[str, torch.Tensor], token_ids: torch.Tensor, device: str
     ) -> None:
         """Read the rows of `token_ids` [draft vocabulary]."""
-        self._norm = Parts(config, target, torch.float32, "cpu").norm("model.norm")
-        self._rows = output_head(config, target)[token_ids].float()
+        self._norm, self._device = Parts(config, target, torch.float32, device).norm("model.norm"), device
+        self._rows = output_head(config, target)[token_ids].float().to(device)
 
     @torch.inference_mode()
     def labels(self, states: torch.Tensor) -> Labels:
         """Return the draft tokens after hidden states [n, hidden] of the last layer."""
-        logits = self._norm(states) @ self._rows.T
+        logits = self._norm(states.to(self._device)) @ self._rows.T
         probabilities, ids = most_probable(logits, min(LABEL_WIDTH, logits.shape[-1]))
         return Labels(ids.numpy(), probabilities.numpy())
 
@@ -41,8 +41,8 @@ class KeptExamples:
     head: TargetHead
     steps: int
     """Number of steps that a batch unrolls; it may change between batches."""
-    places: Sequence[int] | None = None
-    """Indices of the kept layers to read; None: all."""
+    places: Sequence[int]
+    """Places of the layers to read in the states of a text."""
 
     @property
     def corpus(self) -> Sequence[Continuation]:
@@ -55,6 +55,5 @@ class KeptExamples:
             numbers = torch.from_numpy(text.states())
             items.append(text.item)
             labels.append(self.head.labels(numbers[len(text.item.prompt) - 1 :, -1]))
-            read = numbers if self.places is None else numbers[:, list(self.places)]
-            states.append(read.to(torch.bfloat16).view(torch.int16).numpy())
+            states.append(numbers[:, list(self.places)].to(torch.bfloat16).view(torch.int16).numpy())
         return UnrolledExamples(items, states, labels, self.steps).batch(range(len(items)))

@@ -7,7 +7,7 @@ scale for the whole state the others would be rounded to 0.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -65,20 +65,31 @@ READ, OWN, HELD_OUT = "read", "own", "held_out"
 
 
 class KeptTexts:
-    """Directory of kept texts of one target and its layers."""
+    """Directory of kept texts of one target."""
 
-    def __init__(self, directory: Path, target: str, layers: tuple[int, ...]) -> None:
-        """Open or create the directory; refuse one of another target or of other layers."""
+    def __init__(self, directory: Path, target: str, layers: Sequence[int]) -> None:
+        """Open or create the directory; refuse one of another target or without these layers."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.directory, facts = directory, {"target": target, "layers": list(layers)}
-        path = directory / _FACTS
+        path, wanted = directory / _FACTS, {"target": target, "layers": list(layers)}
         if not path.is_file():
-            path.write_text(json.dumps(facts))
-        elif (found := read_json(path)) != facts:
-            raise SettingError("out", str(directory), f"has states of {found}, not of {facts}")
+            path.write_text(json.dumps(wanted))
+        found = read_json(path)
+        if found["target"] != target or not set(layers) <= set(found["layers"]):
+            raise SettingError("work", str(directory), f"has states of {found}, not of {wanted}")
+        self.directory = directory
+        self.layers: tuple[int, ...] = tuple(found["layers"])
+        """All kept layers."""
+
+    def places(self, layers: Sequence[int]) -> list[int]:
+        """Return the places of some layers in a text's states."""
+        return [self.layers.index(layer) for layer in layers]
 
     def has(self, digest: str) -> bool:
         return self._path(READ, digest).is_file()
+
+    def text(self, digest: str, item: Continuation) -> KeptText:
+        """Return a text that was read and kept."""
+        return KeptText(self._path(READ, digest), item)
 
     def keep(self, digest: str, item: Continuation, states: NDArray[np.float32], kind: str = READ) -> int:
         """Write a text with the states of all tokens but the last; return its bytes."""

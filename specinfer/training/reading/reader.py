@@ -1,23 +1,25 @@
 """Let the target read texts, and keep its hidden states."""
 
+import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.training.corpus import Continuation, open_prompt, whole_prompt
-from specinfer.training.distil import LONGEST_STEP_S, console, progress_bar
-from specinfer.training.reading.kept import KeptTexts
+from specinfer.training.distil import LONGEST_STEP_S, Reports, progress_bar
+from specinfer.training.reading.kept import KeptText, KeptTexts
 from specinfer.training.reading.texts import FoundText
 
 SEQUENCE_TOKENS = 512
 PASS_TOKENS = 1024
 """Tokens of a pass: the kernels' speed is the same from 256 on."""
 MAX_BYTES = 8_000_000_000
-_LINE_EVERY_S = 60.0
 
 
 class AnswerText(NamedTuple):
@@ -46,7 +48,6 @@ def read_texts(
     tokenizer: Tokenizer,
     found: Iterable[FoundText],
     kept: KeptTexts,
-    layers: Sequence[int],
     seconds: float,
     max_bytes: int = MAX_BYTES,
 ) -> int:
@@ -55,25 +56,33 @@ def read_texts(
     Every text is kept when its pass ends, so a stop loses one pass.
     """
     tokens, passed, stored, last = 0, 0.0, kept.bytes(), time.monotonic()
-    shown = last
     with progress_bar() as bar:
-        task = bar.add_task("reading", total=seconds)
+        shown = Reports(bar, "reading", seconds / 60)
         for group in _groups(_unread(tokenizer, found, kept, runner.config)):
-            stored += _read(runner, group, kept, layers)
+            stored += _read(runner, group, kept)
             tokens += sum(len(text.item.prompt) + len(text.item.output) for text in group)
             now = time.monotonic()
             passed, last = passed + min(now - last, LONGEST_STEP_S), now
-            left = max(seconds - passed, 0) / 60
-            line = (
-                f"{tokens:,} tokens read, {tokens / max(passed, 1e-9):.0f} tokens/s, {left:.0f} minutes left"
-            )
-            bar.update(task, completed=passed, description=line)
-            if not console.is_terminal and now - shown > _LINE_EVERY_S:
-                shown = now
-                console.print(line)
+            shown.show(passed / 60, tokens, "read ")
             if passed >= seconds or stored >= max_bytes:
                 break
     return tokens
+
+
+def digest_of(tokens: Sequence[int]) -> str:
+    return hashlib.blake2b(np.array(tokens, np.int32).tobytes(), digest_size=8).hexdigest()
+
+
+def read_corpus_texts(runner: ModelRunner, corpus: Sequence[Continuation], kept: KeptTexts) -> list[KeptText]:
+    """Return a corpus' texts; those that are not kept yet are read."""
+    texts = [AnswerText(digest_of([*item.prompt, -1, *item.output]), item) for item in corpus]
+    missing = [text for text in texts if not kept.has(text.digest)]
+    with progress_bar() as bar:
+        task = bar.add_task("features", total=len(missing))
+        for group in _groups(missing):
+            _read(runner, group, kept)
+            bar.advance(task, len(group))
+    return [kept.text(*text) for text in texts]
 
 
 def _unread(
@@ -100,10 +109,10 @@ def _groups(texts: Iterable[AnswerText]) -> Iterator[list[AnswerText]]:
         yield group
 
 
-def _read(runner: ModelRunner, group: Sequence[AnswerText], kept: KeptTexts, layers: Sequence[int]) -> int:
+def _read(runner: ModelRunner, group: Sequence[AnswerText], kept: KeptTexts) -> int:
     """Run one pass without the output head; return the bytes kept."""
     segments = [Segment(runner.open(), (text.item.prompt + text.item.output)[:-1]) for text in group]
-    _, states = runner.forward_with_features(segments, layers)
+    _, states = runner.forward_with_features(segments, kept.layers)
     for segment in segments:
         runner.cache.release(segment.sequence)
     return sum(

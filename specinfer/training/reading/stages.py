@@ -154,7 +154,7 @@ class SpeculatorRun:
         minutes = self.progress.training_minutes
         assert minutes is not None
         texts = [*kept.texts()]
-        training = KeptTraining(self.directory, self.config, texts, self.flags)
+        training = KeptTraining(self.directory, self.config, kept, self.flags, self.place)
         out = self.flags.out
         heads = out.with_name(f"{out.name}-blockwise")
         trained: list[str] = []
@@ -199,7 +199,7 @@ class SpeculatorRun:
         if left > 0:
             with progress.timed(self.work):
                 found = pieces(self.places, progress.seed)
-                read_texts(runner, tokenizer, found, kept, layers, left)
+                read_texts(runner, tokenizer, found, kept, left)
         with progress.timed(self.work):
             left = 60 * progress.minutes * (READING_SHARE + WRITING_SHARE) - progress.spent_s
             write_answers(runner, tokenizer, self.asked, kept, self.work, max(left, 0.0), progress.seed)

@@ -1,6 +1,5 @@
 """Let the target answer prompts, and keep its hidden states with the answers."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from specinfer.text.tokenizer import Tokenizer
 from specinfer.training.corpus import Continuation
 from specinfer.training.make_corpus import CorpusMaker, continuation_jobs
 from specinfer.training.reading.kept import HELD_OUT, OWN, KeptTexts
+from specinfer.training.reading.reader import digest_of
 
 HELD_OUT_PROMPTS = 48
 """Number of prompts that are held out of training, for its score and the comparison."""
@@ -46,12 +46,8 @@ def write_answers(
 
         def keep(item: Continuation, states: NDArray[np.int16], kind: str = kind) -> None:
             numbers = torch.from_numpy(states).view(torch.bfloat16).float().numpy()
-            kept.keep(_digest(item.prompt), item, numbers, kind)
+            kept.keep(digest_of(item.prompt), item, numbers, kind)
 
         maker = CorpusMaker(runner, BATCH, seed, keep)
         if limit > 0:
             maker.run("writing answers", work / f"{kind}.jsonl", part, tokens, 0, limit)
-
-
-def _digest(prompt: Sequence[int]) -> str:
-    return hashlib.blake2b(np.array(prompt, np.int32).tobytes(), digest_size=8).hexdigest()

@@ -106,8 +106,8 @@ def test_states_are_the_targets_and_a_rerun_reads_only_what_is_missing(
     runner, tokenizer = runner_of(tiny_transformers("llama")), ascii_tokenizer()
     found = [FoundText("", f"{i} {PAGE}"[:90]) for i in range(6)]
     kept = KeptTexts(tmp_path, "target", LAYERS)
-    first = read_texts(runner, tokenizer, found[:3], kept, LAYERS, 60)
-    again = read_texts(runner, tokenizer, found, kept, LAYERS, 60)
+    first = read_texts(runner, tokenizer, found[:3], kept, 60)
+    again = read_texts(runner, tokenizer, found, kept, 60)
     assert first == again == sum(len(t.item.prompt) + len(t.item.output) for t in kept.texts()) / 2
     for text in kept.texts():
         assert text.kind == READ
@@ -116,7 +116,7 @@ def test_states_are_the_targets_and_a_rerun_reads_only_what_is_missing(
         _, (states,) = runner.forward_with_features([segment], LAYERS)
         runner.cache.release(segment.sequence)
         np.testing.assert_allclose(text.states(), states.float().numpy(), atol=0.06, rtol=0.03)
-    assert not read_texts(runner, tokenizer, found, kept, LAYERS, 60)
+    assert not read_texts(runner, tokenizer, found, kept, 60)
 
 
 def test_reading_ends_with_its_time_and_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_reading_ends_with_its_time_and_its_bytes(tmp_path: Path, monkeypatch: p
     found = [FoundText("", f"{i} {PAGE}"[:90]) for i in range(6)]
     for name, options in (("time", {"seconds": 0.0}), ("bytes", {"seconds": 60.0, "max_bytes": 1})):
         kept = KeptTexts(tmp_path / name, "target", LAYERS)
-        read_texts(runner, tokenizer, found, kept, LAYERS, **options)
+        read_texts(runner, tokenizer, found, kept, **options)
         assert len([*kept.texts()]) == 1
 
 
@@ -136,7 +136,7 @@ def test_states_of_another_target_or_of_other_layers_are_refused(tmp_path: Path)
         kept.keep("abc", item, np.ones((4, 3, 8), np.float32), kind)
     assert sorted((text.kind, text.item) for text in kept.texts()) == [(HELD_OUT, item), (OWN, item)]
     assert not kept.has("abc"), "a text of this name was not read"
-    with pytest.raises(SettingError, match=r"out = .*has states of"):
+    with pytest.raises(SettingError, match=r"work = .*has states of"):
         KeptTexts(tmp_path, "other", LAYERS)
-    with pytest.raises(SettingError, match=r"out = .*has states of"):
-        KeptTexts(tmp_path, "target", (1, 3))
+    with pytest.raises(SettingError, match=r"work = .*has states of"):
+        KeptTexts(tmp_path, "target", (0, 3))
