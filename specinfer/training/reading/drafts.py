@@ -1,6 +1,7 @@
 """Train an EAGLE layer and blockwise heads on kept texts."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -109,8 +110,9 @@ class KeptTraining:
             return EagleStudent(self._config, target[EMBEDDING], tensors, FROZEN)
 
         def save(student: EagleStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
+            record = self._record(trained)
             save_eagle(
-                *(out, student.tensors(), token_ids, layers, self._directory, self._flags.model, trained)
+                *(out, student.tensors(), token_ids, layers, self._directory, self._flags.model, record)
             )
 
         training = self._examples(self._training, 1, layers)
@@ -119,7 +121,7 @@ class KeptTraining:
             training.steps = 1 if share < 0.5 else STEPS
 
         return self._trainer(out, minutes).fit(
-            TrainingMethod("eagle", self._record, layers, STEPS, make, save),
+            TrainingMethod("eagle", "", layers, STEPS, make, save),
             training,
             self._examples(self._held_out, STEPS, layers),
             self._token_ids,
@@ -137,19 +139,22 @@ class KeptTraining:
 
         def save(student: HeadsStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
             source = kind(student.tensors(), token_ids, HEADS)
-            save_heads(out, source, self._directory, self._flags.model, trained)
+            save_heads(out, source, self._directory, self._flags.model, self._record(trained))
 
         return self._trainer(out, minutes).fit(
-            TrainingMethod(kind.algorithm, self._record, (config.layers,), HEADS, make, save),
+            TrainingMethod(kind.algorithm, "", (config.layers,), HEADS, make, save),
             self._examples(self._training, HEADS, [self._config.layers]),
             self._examples(self._held_out, HEADS, [self._config.layers]),
             self._token_ids,
         )
 
-    @property
-    def _record(self) -> str:
-        tokens = sum(len(text.item.prompt) + len(text.item.output) for text in self._training)
-        return f"--texts {len(self._training)} --tokens {tokens}"
+    def _record(self, trained: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint's record, with the command and the texts."""
+        flags, tokens = self._flags, Counter[str]()
+        for text in self._training:
+            tokens[text.kind] += len(text.item.prompt) + len(text.item.output)
+        command = f"specinfer train speculator --model {flags.model} --seed {flags.seed}"
+        return {**trained, "command": command, "corpus": dict(tokens)}
 
     def _examples(self, texts: Sequence[KeptText], steps: int, layers: Sequence[int]) -> KeptExamples:
         return KeptExamples(texts, self._head, steps, self._kept.places(layers))
