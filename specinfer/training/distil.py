@@ -141,6 +141,7 @@ SCORE_SHARE = 0.05
 """Scoring interval as a share of the training time."""
 PATIENCE = 5
 """Number of scores without improvement after which training stops."""
+_LINE_EVERY_S = 60.0
 LONGEST_STEP_S = 120.0
 """Maximum seconds counted per step: a suspended run loses no time."""
 
@@ -249,6 +250,23 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=console)
 
 
+class Reports:
+    """Shows work in a bar; prints a line a minute where there is no terminal."""
+
+    def __init__(self, bar: Progress, task: str, total: float) -> None:
+        self._bar, self._task, self._total = bar, bar.add_task(task, total=total), total
+        self._shown = time.monotonic()
+
+    def show(self, minutes: float, tokens: int, what: str) -> None:
+        """Show what was done to `tokens` tokens in a part of the total minutes."""
+        rate, left = tokens / max(60 * minutes, 1e-9), max(self._total - minutes, 0)
+        line = f"{what}{tokens:,} tokens, {rate:.0f} tokens/s, {left:.0f} minutes left"
+        self._bar.update(self._task, completed=minutes, description=line)
+        if not console.is_terminal and time.monotonic() - self._shown > _LINE_EVERY_S:
+            self._shown = time.monotonic()
+            console.print(line, highlight=False)
+
+
 @contextmanager
 def finishing(state: Path, out: Path) -> Iterator[None]:
     """Defer signals while the caller writes a checkpoint; then remove the state.
@@ -268,16 +286,21 @@ def distil_with_bar(
     state: Path,
     loss_of: Callable[[Any, Any], Tensor],
     score: Callable[[], float] | None = None,
+    progressed: Callable[[float], None] = lambda share: None,
 ) -> int:
-    """Call `distil` with a progress bar and the mean of fifty losses."""
+    """Call `distil` with a progress bar and the mean of fifty losses.
+
+    `progressed` gets the share of the time that is over, after every step.
+    """
     with progress_bar() as bar:
-        task = bar.add_task("training", total=options.minutes)
+        shown = Reports(bar, "training", options.minutes)
         average: list[float] = []
 
         def report(minutes: float, loss: float, seen: int) -> None:
             average.append(loss)
             del average[:-50]
             mean = sum(average) / len(average)
-            bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
+            progressed(minutes / options.minutes)
+            shown.show(minutes, seen, f"loss {mean:.3f}, ")
 
         return distil(student, examples, options, state, report, loss_of, score)

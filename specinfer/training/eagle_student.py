@@ -12,6 +12,7 @@ training-time test). In step k a row attends to the rows of step 0 up to its own
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,23 +25,40 @@ from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
-from specinfer.training.corpus import Continuation, Labels, batches
+from specinfer.training.corpus import Continuation, Labels, Material, batches
 from specinfer.training.distil import Success, distillation_loss, rough
 from specinfer.training.feature_students import FeatureStudent, UnrolledBatch, UnrolledRows
 
-_LAYER = "model.layers.0."
+_LAYER, _DOWN = "model.layers.0.", "mlp.down_proj.weight"
+FROZEN = ("model.norm.weight", "lm_head.weight")
+"""Tensors that keep the target's values in a training on few tokens."""
 
 
 class EagleStudent(FeatureStudent):
     """Student that maps hidden states and tokens to logits of several steps."""
 
     def __init__(
-        self, config: ModelConfig, embedding: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+        self,
+        config: ModelConfig,
+        embedding: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor],
+        frozen: Sequence[str] = (),
     ) -> None:
-        """Create the student; `embedding` [V, hidden] is frozen, `tensors` are trained."""
-        super().__init__(tensors, {EMBEDDING: embedding})
-        vocabulary = len(tensors["lm_head.weight"])
-        self.config = replace(config, layers=1, vocab_size=vocabulary, tied_embeddings=False)
+        """Create the student; `tensors` are trained except those named in `frozen`.
+
+        The target's `embedding` [V, hidden] is frozen and not saved.
+        """
+        kept = {name: tensors[name] for name in frozen}
+        trained = {name: tensor for name, tensor in tensors.items() if name not in kept}
+        super().__init__(trained, {EMBEDDING: embedding, **kept})
+        vocabulary, inner = len(tensors["lm_head.weight"]), tensors[f"{_LAYER}{_DOWN}"].shape[1]
+        self.config = replace(
+            config, layers=1, vocab_size=vocabulary, intermediate_size=inner, tied_embeddings=False
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the checkpoint's tensors, with frozen ones."""
+        return {name: value.detach() for name, value in self.all_tensors().items() if name != EMBEDDING}
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
         """Return the logits [R, draft vocabulary] of each step."""
@@ -107,11 +125,15 @@ class UnrolledAttention:
 
 
 def starting_tensors(
-    config: ModelConfig, target: Mapping[str, torch.Tensor], layers: int, vocabulary: torch.Tensor
+    config: ModelConfig,
+    target: Mapping[str, torch.Tensor],
+    layers: int,
+    vocabulary: torch.Tensor,
+    units: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return initial tensors: the target's last layer, final norm and head.
 
-    `fc` initially selects the last hidden state.
+    `fc` initially selects the last hidden state. The MLP has the target's inner `units`; None: all.
     """
     hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
     fc = torch.zeros(hidden, layers * hidden)
@@ -129,6 +151,8 @@ def starting_tensors(
             tensor = target[f"{last}{module}.{kind}"]
             if kind == "weight" and module.split(".")[-1] in ("q_proj", "k_proj", "v_proj"):
                 tensor = torch.cat([torch.zeros_like(tensor), tensor], -1)
+            if units is not None and module.startswith("mlp.") and f"{module}.{kind}" != "mlp.down_proj.bias":
+                tensor = tensor[:, units] if f"{module}.{kind}" == _DOWN else tensor[units]
             tensors[f"{_LAYER}{module}.{kind}"] = tensor
     return tensors
 
@@ -204,9 +228,17 @@ class UnrolledSuccess:
     """Tokens per verified chain of best guesses, including the target's token."""
 
 
+class Unrolled(Material[UnrolledBatch], Protocol):
+    """Data of which each batch has the labels of several steps."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+
+
 @torch.inference_mode()
 def evaluate_unrolled(
-    student: FeatureStudent, examples: UnrolledExamples, vocabulary: torch.Tensor, max_rank: int = 5
+    student: FeatureStudent, examples: Unrolled, vocabulary: torch.Tensor, max_rank: int = 5
 ) -> UnrolledSuccess:
     """Return the success of each step on the target's continuations.
 

@@ -5,35 +5,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
-from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.draft_checkpoint import target_config
+from specinfer.model.weights.draft_checkpoint import fingerprint_in, target_config
 from specinfer.model.weights.families import open_weights
 from specinfer.options.model_options import Option
-from specinfer.training.corpus import Continuation, frequent_tokens, read_corpora
+from specinfer.training.corpus import Material, frequent_tokens, read_corpora
 from specinfer.training.distil import (
     DistilOptions,
     console,
     distil_with_bar,
     finishing,
-    progress_bar,
 )
 from specinfer.training.eagle_student import (
-    UnrolledExamples,
+    Unrolled,
     UnrolledSuccess,
     evaluate_unrolled,
     unrolled_loss,
 )
-from specinfer.training.feature_students import FeatureStudent
-from specinfer.training.features import TargetStates, compute_states
-from specinfer.training.generate import in_draft_vocabulary
+from specinfer.training.feature_students import FeatureStudent, UnrolledBatch
+from specinfer.training.reading.examples import KeptExamples, TargetHead
+from specinfer.training.reading.kept import KeptTexts
+from specinfer.training.reading.reader import read_corpus_texts
 from specinfer.training.run import TrainingFlags, draft_vocabulary, place_for
 
 CACHE_TOKENS = 8192
@@ -83,8 +80,18 @@ class FeatureTraining:
 
     def run(self, reader: TrainingMethod[S]) -> None:
         """Train and save a speculator."""
+        self.fit(reader, *self._prepare(reader))
+
+    def fit(
+        self,
+        reader: TrainingMethod[S],
+        training: Material[UnrolledBatch],
+        held_out: Unrolled,
+        token_ids: torch.Tensor,
+        progressed: Callable[[float], None] = lambda share: None,
+    ) -> UnrolledSuccess:
+        """Train and save a speculator; `progressed` gets the share of the time that is over."""
         asked = self._asked
-        training, held_out, token_ids = self._prepare(reader)
         target = open_weights(self.directory, self.config)
         student = reader.make(target, token_ids).to(self._device)
         state = asked.work / f"state-{reader.method}.pt"
@@ -94,13 +101,14 @@ class FeatureTraining:
             console.print(f"held out: {length:.3f} tokens per step by chains")
             return length
 
-        seen = distil_with_bar(student, training, self.options, state, unrolled_loss, score)
+        seen = distil_with_bar(student, training, self.options, state, unrolled_loss, score, progressed)
         success = evaluate_unrolled(student, held_out, token_ids)
         console.print(f"held out: {success.accepted_length:.3f} tokens per step by chains, the best")
         for step, of_depth in enumerate(success.by_depth):
             console.print(f"held out, depth {step + 1}: {of_depth}")
         with finishing(state, asked.out):
             reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
+        return success
 
     def _record(
         self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: UnrolledSuccess
@@ -117,44 +125,25 @@ class FeatureTraining:
             "accepted_length_held_out": round(success.accepted_length, 3),
         }
 
-    def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
+    def _prepare(self, reader: TrainingMethod[S]) -> tuple[KeptExamples, KeptExamples, torch.Tensor]:
         """Return training data, held-out data and the draft vocabulary."""
         asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
         runner = load_checked(self.directory, options)
+        kept = KeptTexts(asked.work / "states", fingerprint_in(self.directory), reader.layers)
         parts, held_out = read_corpora(asked.corpus)
         first = [item for part in parts for item in part]
         token_ids = reader.token_ids
         if token_ids is None:
             token_ids = torch.from_numpy(frequent_tokens(first, self._vocabulary))
-        training, kept = (
-            _examples(
-                think_aloud(runner, part, reader.layers, asked.work), part, token_ids.numpy(), reader.steps
+        target = open_weights(self.directory, self.config)
+        head = TargetHead(self.config, target, token_ids, self._device)
+        training, tested = (
+            KeptExamples(
+                read_corpus_texts(runner, part, kept), head, reader.steps, kept.places(reader.layers)
             )
             for part in (first, held_out)
         )
-        return training, kept, token_ids
-
-
-def think_aloud(
-    runner: ModelRunner, corpus: list[Continuation], layers: tuple[int, ...], work: Path
-) -> list[TargetStates]:
-    """Call `compute_states` with a progress bar."""
-    with progress_bar() as bar:
-        task = bar.add_task("features", total=len(corpus))
-        return compute_states(
-            runner,
-            corpus,
-            layers,
-            work,
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
-
-
-def _examples(
-    states: list[TargetStates], corpus: list[Continuation], vocabulary: NDArray[np.int64], steps: int
-) -> UnrolledExamples:
-    labels = [in_draft_vocabulary(item.labels, vocabulary) for item in states]
-    return UnrolledExamples(corpus, [item.states for item in states], labels, steps)
+        return training, tested, token_ids
 
 
 _USUAL_HIDDEN = 576

@@ -38,6 +38,7 @@ from specinfer.drafters.published.tensors import (
 )
 from specinfer.errors import IncompatibleError, naming
 from specinfer.model.drafting.stack import DraftWeights
+from specinfer.model.weights.config import with_shape
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     FINGERPRINT,
@@ -82,7 +83,7 @@ def save_eagle(
         EAGLE_LAYERS: list(layers),
         "trained": dict(trained),
     }
-    shape = {"num_hidden_layers": 1}
+    shape = {"num_hidden_layers": 1, "intermediate_size": stored["layers.0.mlp.down_proj.weight"].shape[1]}
     save_checkpoint(directory, ALGORITHM, stored, token_ids, fields, target_directory, target_name, shape)
 
 
@@ -95,8 +96,9 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     tensors, token_ids = own_tensors(directory)
     token_ids = torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids
     target, embedding = load_config(target_directory), tensors.pop(OWN_EMBEDDING, None)
+    shape = with_shape(target, config["transformer_layer_config"])
     weights = DraftWeights(
-        replace(target, layers=1, vocab_size=len(token_ids), tied_embeddings=False),
+        replace(shape, layers=1, vocab_size=len(token_ids), tied_embeddings=False),
         in_llama_names(tensors),
         open_weights(target_directory, target)[EMBEDDING] if embedding is None else embedding,
         bool(config.get("norm_before_residual", False)),

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from specinfer.model.weights.config_files import load_config
-from specinfer.training import train_speculator as training
-from specinfer.training.train_speculator import SpeculatorMethod
+from specinfer.training.speculator_method import SpeculatorMethod, choose_method, parameters
 from tests.support.models.saved_model import save_target
 from tests.support.tiny_models import tiny_transformers
 
@@ -29,7 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "gpt_neox",
             {"vocab_size": 40_000, "head_dim": 1024, "num_hidden_layers": 12},
-            SpeculatorMethod.MEDUSA,
+            SpeculatorMethod.BLOCKWISE,
         ),
     ],
 )
@@ -41,10 +40,10 @@ def test_the_size_of_the_target_chooses_the_method(
     widths = {"intermediate_size": 4 * 4096} if shape else {}
     sizes = shape | widths | ({"hidden_size": 4096} if shape else {})
     path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
-    assert training.choose_method(load_config(tmp_path)).method is method
+    assert choose_method(load_config(tmp_path)).method is method
 
 
 def test_parameters_are_counted(target: Path) -> None:
     model = tiny_transformers("llama")
     matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
-    assert training.parameters(load_config(target)) == matrices
+    assert parameters(load_config(target)) == matrices

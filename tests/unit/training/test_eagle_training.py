@@ -1,6 +1,8 @@
 """`specinfer train eagle`: states and labels of the target, training examples, and a checkpoint that drafts."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,17 @@ from specinfer.drafters import DrafterOptions, DraftJob, Features
 from specinfer.drafters.eagle import EagleDrafter
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.request.sampling import GREEDY
-from specinfer.training import features as thinking
 from specinfer.training.corpus import Continuation, Labels, write_continuations
 from specinfer.training.distil import DistilOptions
 from specinfer.training.eagle_student import UnrolledExamples, accepted_by_chains
 from specinfer.training.feature_training import options_for
-from specinfer.training.features import compute_states, keeper
-from specinfer.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
+from specinfer.training.reading import reader
+from specinfer.training.reading.examples import KeptExamples, TargetHead
+from specinfer.training.reading.kept import KeptTexts
+from specinfer.training.reading.reader import read_corpus_texts
 from specinfer.training.train_features import train_eagle
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.saved_model import save_target
@@ -38,88 +43,62 @@ def corpus_of(count: int) -> list[Continuation]:
     ]
 
 
-def test_states_and_labels_are_the_targets_and_are_computed_once(
+def examples_of(corpus: list[Continuation], layers: Sequence[int], steps: int, work: Path) -> KeptExamples:
+    """Let the tiny target read a corpus; the draft vocabulary is the whole one."""
+    model = tiny_transformers("llama")
+    kept = KeptTexts(work, "target", layers)
+    texts = read_corpus_texts(runner_of(model), corpus, kept)
+    head = TargetHead(from_transformers(model.config), model.state_dict(), torch.arange(97), "cpu")
+    return KeptExamples(texts, head, steps, kept.places(layers))
+
+
+def test_labels_are_the_targets_and_texts_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thinking, "_TOKENS_PER_PASS", 20)  # several passes, each of several continuations
+    monkeypatch.setattr(reader, "PASS_TOKENS", 20)  # several passes, each of several continuations
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
-    outputs = compute_states(runner, corpus, LAYERS, tmp_path, lambda *_: None)
-    for item, actual in zip(corpus, outputs, strict=True):
-        tokens = (*item.prompt, *item.output)[:-1]
-        rest = tokens[len(item.prompt) :]
+    batch = examples_of(corpus, LAYERS, 1, tmp_path).batch(range(7))
+    best = iter(batch.steps[0].label_ids[:, 0].tolist())
+    for item in corpus:
+        rest = item.output[:-1]
         segment = Segment(runner.open(), item.prompt, rest, range(-1, len(rest) - 1), True)
-        (logits,), (states,) = runner.forward_with_features([segment], LAYERS)
-        read = torch.from_numpy(np.array(actual.states)).view(torch.bfloat16)
-        torch.testing.assert_close(read.float(), states.float(), atol=0.02, rtol=0.02)
-        assert actual.labels.ids[:, 0].tolist() == logits.argmax(-1).tolist()
-    monkeypatch.setattr(runner, "forward_with_features", None)
-    again = compute_states(runner, corpus, LAYERS, tmp_path, lambda *_: None)
-    assert all(np.array_equal(a.states, b.states) for a, b in zip(outputs, again, strict=True))
+        (logits,) = runner.forward([segment])
+        assert logits.argmax(-1).tolist() == [next(best) for _ in item.output]
+    monkeypatch.setattr(ModelRunner, "forward_with_features", None)
+    assert torch.equal(batch.states, examples_of(corpus, LAYERS, 1, tmp_path).batch(range(7)).states)
 
 
-@pytest.mark.native
-def test_states_that_generation_stored_are_not_computed_again(
+def test_kept_states_of_more_layers_are_used_for_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stored states and labels equal computed ones, even after a shared prefix; only the deleted one is computed."""
-    runner = runner_of(tiny_transformers("llama", head_dim=16), executor="native")
-    begin = tuple(range(3, 40))
-    jobs = [ContinuationJob(f"j{i}", (*begin, 50 + i), 0.9, i) for i in range(5)]
-    runner.keep_features(LAYERS)
-    kept = keeper(tmp_path / "kept", LAYERS)
-    states = continue_prompts(runner, jobs, 2, 6, [2], LABEL_WIDTH, keep=kept)
-    corpus = [*dict(sorted((job.job_id, item) for job, item in states)).values()]
-    runner.keep_features(())
-    expected = compute_states(runner, corpus, LAYERS, tmp_path / "computed", lambda *_: None)
-    computed: list[int] = []
-    forward = runner.forward_with_features
-    monkeypatch.setattr(
-        runner,
-        "forward_with_features",
-        lambda segments, layers: (computed.append(len(segments)), forward(segments, layers))[1],
-    )
-    next((tmp_path / "kept").glob("states-*")).unlink()
-    states = compute_states(runner, corpus, LAYERS, tmp_path / "kept", lambda *_: None)
-    assert computed == [1]
-    for one, other in zip(states, expected, strict=True):
-        assert np.array_equal(one.states, other.states)
-        assert np.array_equal(one.labels.ids, other.labels.ids)
-        assert np.array_equal(one.labels.probabilities, other.labels.probabilities)
-    assert not [*(tmp_path / "kept").glob("states-*")], "they are in the files of chunks"
-
-
-def test_stored_states_of_more_layers_are_used_for_fewer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
-    wide = compute_states(runner, corpus, (0, 1, 3), tmp_path, lambda *_: None)
-    monkeypatch.setattr(runner, "forward_with_features", None)
+    corpus = corpus_of(7)
+    wide = examples_of(corpus, (0, 1, 3), 1, tmp_path).batch(range(7)).states
+    monkeypatch.setattr(ModelRunner, "forward_with_features", None)
     for layers, places in (((3,), [2]), ((0, 1), [0, 1]), ((0, 3), [0, 2])):
-        some = compute_states(runner, corpus, layers, tmp_path, lambda *_: None)
-        assert all(np.array_equal(a.states[:, places], b.states) for a, b in zip(wide, some, strict=True))
-    with pytest.raises(TypeError):  # no states of layer 2 are stored
-        compute_states(runner, corpus, (2, 3), tmp_path, lambda *_: None)
+        some = examples_of(corpus, layers, 1, tmp_path).batch(range(7)).states
+        assert torch.equal(wide[:, :, places], some)
+    with pytest.raises(SettingError, match=r"work = .*has states of"):
+        examples_of(corpus, (2, 3), 1, tmp_path)
 
 
 def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> None:
     corpus = corpus_of(3)
-    outputs = compute_states(runner_of(tiny_transformers("llama")), corpus, LAYERS, tmp_path, lambda *_: None)
-    states, labels = [t.states for t in outputs], [t.labels for t in outputs]
-    batch = UnrolledExamples(corpus, states, labels, 3).batch([2, 0])
+    examples = examples_of(corpus, LAYERS, 3, tmp_path)
+    one = [replace(examples, steps=1).batch([i]) for i in range(3)]
+    batch = examples.batch([2, 0])
     width = batch.token_ids.shape[1]
     for step, step_labels in enumerate(batch.steps):
         for row, token, ids in zip(
             step_labels.rows.tolist(), step_labels.next_tokens.tolist(), step_labels.label_ids, strict=True
         ):
-            item = corpus[(2, 0)[row // width]]
+            index = (2, 0)[row // width]
+            item = corpus[index]
             whole, place = item.prompt + item.output, row % width + 2 + step
             assert whole[place] == token
-            index = place - len(item.prompt)
-            assert ids.tolist() == labels[(2, 0)[row // width]].ids[index].tolist()
+            assert torch.equal(ids, one[index].steps[0].label_ids[place - len(item.prompt)])
             assert batch.token_ids.flatten()[row] == whole[row % width + 1], "one ahead of the hidden state"
-            known = np.array(states[(2, 0)[row // width]][row % width])
-            read = batch.states[row // width, row % width].view(torch.int16)
-            assert np.array_equal(read.numpy(), known), "the hidden state is the row's own"
+            alone = one[index].states[0, row % width]
+            assert torch.equal(batch.states[row // width, row % width], alone), "the row's own hidden state"
     assert [len(item.prompt) for item in (corpus[2], corpus[0])] == [5, 3]
     whole = len(corpus[2].output) + len(corpus[0].output)
     assert [len(step_labels.rows) for step_labels in batch.steps] == [whole, whole, whole - 1], (

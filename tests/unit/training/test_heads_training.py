@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,14 @@ from specinfer.model.weights.config_files import from_transformers
 from specinfer.request.sampling import GREEDY
 from specinfer.training import distil
 from specinfer.training.corpus import write_continuations
-from specinfer.training.eagle_student import UnrolledExamples, unrolled_loss
+from specinfer.training.eagle_student import unrolled_loss
 from specinfer.training.feature_students import HeadsStudent, starting_heads
-from specinfer.training.features import compute_states
 from specinfer.training.run import InterruptionError
 from specinfer.training.train_features import train_blockwise, train_medusa
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.models.saved_model import save_target
-from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.training.test_eagle_training import corpus_of
+from tests.support.tiny_models import tiny_transformers
+from tests.unit.training.test_eagle_training import corpus_of, examples_of
 
 KINDS = [MedusaSource, BlockwiseSource]
 COMMANDS = {"medusa": train_medusa, "blockwise": train_blockwise}
@@ -47,13 +47,13 @@ def student_of(kind: type[HeadsSource], count: int, rank: int = 0) -> HeadsStude
 def test_heads_start_as_the_target_and_learn_to_predict_later_tokens(
     kind: type[HeadsSource], tmp_path: Path
 ) -> None:
-    runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(8)
-    states = compute_states(runner, corpus, [LAST], tmp_path, lambda *_: None)
-    examples = UnrolledExamples(corpus, [t.states for t in states], [t.labels for t in states], 2)
+    corpus = corpus_of(8)
+    examples = examples_of(corpus, [LAST], 2, tmp_path)
     student, batch = student_of(kind, 2), examples.batch(range(len(corpus)))
     # an untrained head gives the target's guess of the next token, the label one position before its own
     guesses = student(examples.batch([0]))[0].argmax(-1)
-    assert guesses[1:].tolist() == states[0].labels.ids[:-1, 0].tolist()
+    labels = replace(examples, steps=1).batch([0]).steps[0].label_ids
+    assert guesses[1:].tolist() == labels[:-1, 0].tolist()
     optimizer = torch.optim.AdamW(student.parameters(), 0.01)
     for _ in range(60):
         loss = unrolled_loss(student, batch)
@@ -73,9 +73,8 @@ def test_a_markov_head_starts_without_effect_and_learns_from_the_previous_token(
     kind: type[HeadsSource], tmp_path: Path
 ) -> None:
     """The previous token is the one before the token that a row predicts, in the prompt or the output."""
-    runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(4)
-    states = compute_states(runner, corpus, [LAST], tmp_path, lambda *_: None)
-    examples = UnrolledExamples(corpus, [t.states for t in states], [t.labels for t in states], 3)
+    corpus = corpus_of(4)
+    examples = examples_of(corpus, [LAST], 3, tmp_path)
     batch, student, plain = examples.batch(range(4)), student_of(kind, 3, rank=5), student_of(kind, 3)
     alone = plain(batch)
     assert all(torch.equal(a, b) for a, b in zip(student(batch), alone, strict=True))

@@ -1,0 +1,1 @@
+"""Training data from text of this machine, which the target reads."""
