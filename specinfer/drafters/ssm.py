@@ -162,7 +162,7 @@ class SsmDrafter(GrowingDrafter[GrowthTask]):
         *earlier, latest = window_starts(len(job.context), self._window)
         for offset in earlier:
             read = self._shared(job, offset)
-            if len(job.context) - read.stop <= self._window:
+            if len(job.context) - read.stop <= self._window and not self._is_full(read, job):
                 return read
             self._runner.cache.release(read.sequence)
         return self._shared(job, latest)

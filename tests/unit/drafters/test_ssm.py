@@ -230,6 +230,17 @@ def test_a_windowed_context_that_fills_the_model_starts_again() -> None:
 
 
 @pytest.mark.usefixtures("small_reads")
+def test_a_full_context_does_not_start_again_from_its_own_cached_start() -> None:
+    """The blocks of a released context stay in the cache, and would fill the model at once."""
+    drafter, limits = make(window=40), TreeLimits(2, 2)
+    last = drafter._runner.config.max_positions
+    context = [(i * i + i // 7) % 97 for i in range(last)]
+    for length in (10, *range(32, last, 32), last):
+        draft(drafter, [DraftJob("r", context[:length], limits, GREEDY)])
+    assert drafter._read["r"].sequence.length < last // 2
+
+
+@pytest.mark.usefixtures("small_reads")
 def test_noise_and_draws_of_a_windowed_context_follow_its_whole_positions() -> None:
     """The same text gets other random numbers at other positions, and the same distribution."""
     sampled = Sampling(temperature=1.0, seed=4)
