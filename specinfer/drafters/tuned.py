@@ -34,7 +34,8 @@ def tuned_flags(model: str, draft: str, target: PassOptions) -> Flags:
     if not (cache_directory() / _KIND).is_dir():
         return {}
     kept = stored_value(_path(model, draft))
-    if not isinstance(kept, dict) or not (flags := kept.get("flags")):
+    flags = kept.get("flags") if isinstance(kept, dict) else None
+    if not isinstance(flags, dict) or not flags:
         return {}
     _log_once(f"draft of {model}: {draft} with {as_setting(flags)}, as `specinfer models tune` measured")
     return {str(name): str(value) for name, value in flags.items()}
