@@ -18,7 +18,6 @@ from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
 from tests.integration.operation.test_all_in_one import (
     STREAMED,
-    loaded,
     server,
     text_of_event,
     text_of_plain_answer,
@@ -43,7 +42,7 @@ async def run(script: str, **variables: object) -> None:
 async def started(service: Service) -> AsyncIterator[httpx2.AsyncClient]:
     service.start()
     try:
-        await loaded(service)
+        await service.loaded()
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", timeout=60) as client:
             yield client
     finally:
