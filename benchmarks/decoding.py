@@ -3,17 +3,21 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from benchmarks.feature_flow import FeatureFlow
 from benchmarks.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob, TargetTopK
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry
+from specinfer.drafters.source_chain import agreed_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
 from specinfer.request.sampling import GREEDY, Sampling, draft_seed
+from specinfer.request.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
@@ -49,6 +53,9 @@ class Result:
 
     The first guess is the root's most probable child.
     """
+
+    without_model: Counter[str] = field(default_factory=Counter)
+    """Replayed steps without a pass of a drafter's model, by source."""
 
     def right_first_guesses(self, source: str) -> float:
         """Return the share of a source's steps with a correct first guess."""
@@ -215,33 +222,40 @@ def _count(result: Result, request: _Request) -> None:
 
 
 def replay(
-    drafter: Drafter,
+    drafters: Sequence[Drafter],
     prompts: Sequence[EvaluationPrompt],
     answers: Sequence[Sequence[int]],
     plan: DecodingPlan,
+    encode: Callable[[str], list[int]] = lambda text: [],
 ) -> Result:
-    """Count accepted drafts for known answers, if the drafter needs no target."""
+    """Count accepted drafts for known answers, if the drafters of a service need no target.
+
+    `encode` returns the tokens of a prompt's reference.
+    """
     result, limits = Result(), TreeLimits(plan.nodes, plan.depth, plan.width)
+    engine, calibration = SpeculatorEngine(drafters, idle_seconds=math.inf), Calibration()
+    described = [drafter.description for drafter in drafters]
+    models = [i for i, each in enumerate(described) if each.model and each.vocab_size]
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         request = _Request(prompt, f"r{i}", GREEDY, list(prompt.tokens))
+        references = [encode(text) for text in prompt.references if engine.description.reads_references]
         while request.new_tokens < len(answer):
-            (tree,) = drafter.draft([DraftJob(request.name, request.context, limits, request.sampling)])
-            assert isinstance(tree, TokenTree), tree
+            read = request.cached_len
+            entry = DraftEntry(request.name, read, request.context[read:], limits, request.sampling)
+            (outcome,) = engine.draft([entry if read else replace(entry, references=references)])
+            assert outcome.status is EntryStatus.OK, outcome.message
+            request.cached_len = outcome.cached_len
+            drafts = [(n, tree) for n, tree in outcome.drafts if isinstance(tree, TokenTree)]
+            parts = [(n, calibration.correct(n, tree) if plan.calibrated else tree) for n, tree in drafts]
+            root = TokenTree.root_only(request.context[-1])
+            tree = merge_trees(parts, plan.nodes + 1) if parts else root
             rest = answer[request.new_tokens :]
-            tokens = rest[: _agreed(tree, rest) + 1]
+            tokens = rest[: agreed_tokens(tree, rest) + 1]
+            for speculator, draft in drafts:
+                calibration.observe(speculator, draft, tokens)
+            result.without_model[prompt.source] += not any(engine.seconds[n] for n in models)
             request.count_guesses(tree, tokens)
             request.commit(tokens, ())
-        drafter.release(request.name)
+        engine.release([request.name])
         _count(result, request)
     return result
-
-
-def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """Return the number of first tokens on a path of a tree."""
-    node = 0
-    for depth, token in enumerate(tokens):
-        nodes = [v for v, parent in enumerate(tree.parents) if parent == node and tree.token_ids[v] == token]
-        if not nodes:
-            return depth
-        (node,) = nodes
-    return len(tokens)

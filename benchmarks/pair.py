@@ -2,8 +2,8 @@
 
 All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; one
 llama-server decodes plainly, another with the same draft. The servers alternate, so that drift of the machine affects
-all. The planner is cold in the first turn. Tokens per second include the reading of prompts. vLLM serves the default
-model in bfloat16, plainly and with n-grams.
+all. A mode answers its prompts twice: unread, and again, when its prefix cache has them. The planner is cold in the
+first turn. vLLM serves the default model in bfloat16, plainly and with n-grams.
 """
 
 import json
@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -22,7 +23,7 @@ from benchmarks.peers.processes import write_float_model
 from benchmarks.peers.servers import Server
 from benchmarks.prompts import mixed_texts
 from benchmarks.publish import RESULTS, write
-from benchmarks.tables import origin
+from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.demo import PAIR
 from specinfer.cli.show import console
@@ -37,12 +38,21 @@ STREAMS = (1, 4, 16)
 PLAIN = "plain"
 LLAMA_SERVER = "llama-server"
 N_GRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
-_LONGEST = 800
-"""Maximum characters of a prompt; of longer texts, the end is used."""
 _CONTEXT = 1024
 """Context tokens per stream (concurrent request) in llama-server."""
-Rates = dict[tuple[str, int, str], list[float]]
-"""Tokens per second of every turn, by (kind of text, streams, mode)."""
+
+
+class RoundRates(NamedTuple):
+    """Tokens per second of a turn."""
+
+    unread: float
+    """First answers, with the reading of the prompts."""
+    read: float
+    """Second answers: the prefix cache has the prompts."""
+
+
+Rates = dict[tuple[str, int, str], list[RoundRates]]
+"""Rates of every turn, by (kind of text, streams, mode)."""
 Mode = Callable[[Sequence[str], int, int], float]
 """(texts, concurrent requests, tokens per answer) -> tokens per second."""
 
@@ -54,6 +64,10 @@ def main(
     turns: Annotated[int, typer.Option(min=1, help="Turns of all modes.")] = 3,
     few: Annotated[int, typer.Option(min=1, help="Prompts of a turn at one stream.")] = 4,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt.")] = 64,
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="Requests at once; 1, 4 and 16.")] = None,
+    longest: Annotated[
+        int, typer.Option(min=1, help="Maximum characters of a prompt: the end of longer texts.")
+    ] = 800,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     model: str = PAIR[0],
     draft: str = PAIR[1],
@@ -62,7 +76,9 @@ def main(
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "pair",
 ) -> None:
     """Measure a target with its draft."""
-    texts = {path.stem: [text[-_LONGEST:] for text in mixed_texts(path)] for path in prompts or [PROMPTS]}
+    texts = {
+        path.stem: cycle([text[-longest:] for text in mixed_texts(path)]) for path in prompts or [PROMPTS]
+    }
     rates: Rates = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         modes = own_modes(stack, model, draft, temperature, Path(folder))
@@ -72,15 +88,13 @@ def main(
             modes |= vllm_modes(stack, vllm_python, model, temperature, Path(folder))
         for turn in range(turns):
             for kind, kind_prompts in texts.items():
-                for streams in STREAMS:
-                    count = few if streams == 1 else streams
-                    chosen = [kind_prompts[(turn * count + i) % len(kind_prompts)] for i in range(count)]
+                for at_once in streams or STREAMS:
+                    chosen = list(islice(kind_prompts, few if at_once == 1 else at_once))
                     for mode in alternate(modes, turn):
-                        rate = modes[mode](chosen, streams, new_tokens)
-                        console.print(
-                            f"turn {turn + 1}: {kind}, {streams} streams, {mode}: {rate:.1f} tokens/s"
-                        )
-                        rates.setdefault((kind, streams, mode), []).append(rate)
+                        pair = RoundRates(*[modes[mode](chosen, at_once, new_tokens) for _ in range(2)])
+                        shown = f"{pair.unread:.1f}, {pair.read:.1f} tokens/s"
+                        console.print(f"turn {turn + 1}: {kind}, {at_once} streams, {mode}: {shown}")
+                        rates.setdefault((kind, at_once, mode), []).append(pair)
             kinds = "greedy" if not temperature else f"temperature {temperature}"
             shown = f"{kinds}, {new_tokens} new tokens a prompt; turn {turn + 1} of {turns}, the first one is cold."
             about = origin(about_this_run("python -m benchmarks pair"))
@@ -119,7 +133,7 @@ def llama_modes(
     modes: dict[str, Mode] = {}
     for name, extra in (("plain", []), ("draft", ["--spec-type", "draft-simple", "-md", str(small)])):
         server = stack.enter_context(Server([*common, *extra], folder / f"llama-{name}.log"))
-        fields = {"temperature": temperature, "cache_prompt": False}
+        fields = {"temperature": temperature, "cache_prompt": True}
         modes[f"{LLAMA_SERVER} {name}"] = partial(server.tokens_per_second, fields=fields)
     return modes
 
@@ -146,22 +160,34 @@ def vllm_modes(
     return modes
 
 
-def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence[float]]) -> str:
+def report(title: str, about: str, rates: Rates) -> str:
     """Return the page: medians, ranges and ratios over turns."""
-    lines = [f"# {title}", "", about, ""]
-    lines += [
-        "| prompts | streams | mode | tokens/s | over plain | first turn | over the best of llama-server |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for (kind, streams, mode), figures in rates.items():
-        gains = ratios(figures, rates[kind, streams, PLAIN])
-        pace = f"{median(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})"
-        over, first = ("", "") if mode == PLAIN else (_ratio(gains), f"{gains[0]:.2f}x")
-        peers = [rate for (k, s, m), rate in rates.items() if (k, s) == (kind, streams) and LLAMA_SERVER in m]
-        best = [max(turn) for turn in zip(*peers, strict=True)] if LLAMA_SERVER not in mode else []
-        lead = _ratio(ratios(figures, best)) if best else ""
-        lines.append(f"| {kind} | {streams} | {mode} | {pace} | {over} | {first} | {lead} |")
+    columns = ["streams", "mode", "tokens/s", "over plain", "first turn", "over the best of llama-server"]
+    lines = [f"# {title}", "", about]
+    for part, heading in (
+        ("read", "Prompts read before"),
+        ("unread", "Prompts unread, their reading included"),
+    ):
+        lines += ["", f"## {heading}", "", *head(columns, "prompts")]
+        for kind, streams, mode in rates:
+            in_kind = {
+                m: [getattr(turn, part) for turn in turns]
+                for (k, s, m), turns in rates.items()
+                if (k, s) == (kind, streams)
+            }
+            lines.append(line(kind, [str(streams), mode, *_cells(mode, in_kind)]))
     return "\n".join(lines) + "\n"
+
+
+def _cells(mode: str, rates: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return a mode's cells: rate, gain over plain, of the first turn, over llama-server."""
+    figures = rates[mode]
+    gains = ratios(figures, rates[PLAIN])
+    pace = f"{median(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})"
+    over, first = ("", "") if mode == PLAIN else (_ratio(gains), f"{gains[0]:.2f}x")
+    peers = [of_peer for name, of_peer in rates.items() if LLAMA_SERVER in name]
+    best = [max(turn) for turn in zip(*peers, strict=True)] if LLAMA_SERVER not in mode else []
+    return [pace, over, first, _ratio(ratios(figures, best)) if best else ""]
 
 
 def _ratio(gains: Sequence[float]) -> str:

@@ -19,6 +19,7 @@ class EvaluationPrompt:
 
     source: str
     tokens: tuple[int, ...]
+    references: tuple[str, ...] = ()
 
 
 def load_prompts(path: Path, per_source: int) -> list[EvaluationPrompt]:
@@ -46,6 +47,7 @@ class PromptRow:
     text: str
     source: str = ""
     """Data set of the prompt; empty if the row has none."""
+    references: tuple[str, ...] = ()
 
 
 def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:

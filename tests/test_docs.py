@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = {"build", "dist", "node_modules", "__pycache__"}
 TEXTS = {".py", ".md", ".h", ".cpp", ".proto", ".toml", ".yml", ".yaml"}
-PLAIN_MENTION = re.compile(r"\bdocs/[\w/-]+\.md(?:#([\w-]+))?")
+PLAIN_MENTION = re.compile(r"\b(?:docs/[\w/-]+|benchmarks/tried)\.md(?:#([\w-]+))?")
 CODE_NAME = re.compile(r"`(?:[a-z_]+\.)*([A-Z][a-z]+[A-Z]\w*)[.\w]*`|`([\w./-]+\.(?:py|h|cpp|proto|toml))`")
 """Pattern in pages of a class, or of a file with at least the end of its path."""
 LINK = re.compile(r"\]\(([^)\s:#]*)(?:#([\w-]+))?\)")
@@ -85,8 +85,8 @@ def test_the_check_sees_files_and_anchors() -> None:
         "proto/specinfer/v1/tree.proto",
         "docs/performance.md",
     } <= seen
-    page = ROOT / "docs" / "performance.md"
-    assert {"what-was-tried", "block-float"} <= anchors(page)
+    page = ROOT / "benchmarks" / "tried.md"
+    assert {"taken-out", "block-float"} <= anchors(page)
     assert "no-such-finding" not in anchors(page)
     assert list(mentions(ROOT / "specinfer" / "service" / "stream.py")) == [(page, "streams")]
 

@@ -69,7 +69,9 @@ def load_models(settings: VerifierSettings) -> LoadedModels:
 def _tokens(settings: VerifierSettings, flags: Flags | None) -> int | str:
     """Return `kv_tokens`, or what fits of its default; see `fitting_cache`."""
     draft = resolve_model(flags["model"]) if flags and flags.get("model") else None
-    return fitting_cache(resolve_model(settings.model), draft, RunnerOptions.of(settings)) or AUTO
+    draft_weights = (flags or {}).get("weights", AUTO)
+    options = RunnerOptions.of(settings)
+    return fitting_cache(resolve_model(settings.model), draft, options, draft_weights=draft_weights) or AUTO
 
 
 def build_engine(

@@ -6,7 +6,7 @@ encode guesses: `2 * rank + speculator`, where rank 0 is the speculator's best g
 
 import heapq
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from specinfer.tree import TokenTree, TreeBuilder
@@ -26,8 +26,10 @@ class SimulatedRequest:
     guess: float
     """Probability that the good speculator's first guess is right."""
     left: int = TOKENS
-    lacking: int = PROMPT
-    """Tokens that the speculators have not read."""
+    context: int = PROMPT
+    """Context tokens."""
+    read: dict[int, int] = field(default_factory=dict)
+    """Context tokens that each speculator has read."""
     copying: bool = False
     alarm: bool = False
     """True if n-grams draft although the text copies nothing."""

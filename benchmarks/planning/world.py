@@ -23,7 +23,7 @@ from benchmarks.planning.texts import (
     first_guess,
 )
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.choice import Choice
+from specinfer.planning.choice import Choice, SpeculatorSet
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.step_report import DraftTime, StepPlanner, StepReport, tokens_read
 from specinfer.scheduling.limits import NodeBudget
@@ -227,7 +227,7 @@ class World:
     def _advance(self, tokens: list[int]) -> None:
         for i, count in enumerate(tokens):
             self._texts[i].left -= count
-            self._texts[i].lacking += count
+            self._texts[i].context += count
             if self._texts[i].left <= 0:
                 self._texts[i] = self._begin()
 
@@ -239,16 +239,24 @@ class World:
             s: self.machine.slowed(self.costs.drafts(s, choice.nodes) * scale)
             for s in sorted(choice.speculators)
         }
-        read = self._read()
-        wire_s = self.machine.slowed(self.services * self.costs.wire_s + self.costs.read_s * read)
-        return [DraftTime(BOTH, own_s, wire_s, read)]
+        read = self._read(choice.speculators)
+        for s in own_s:
+            own_s[s] += self.machine.slowed(self.costs.read_s * self._share(s) * read[s])
+        wire_s = self.machine.slowed(self.services * self.costs.wire_s)
+        return [DraftTime(BOTH, own_s, wire_s, max(read.values()))]
 
-    def _read(self) -> int:
-        """Return the number of tokens that speculators read before drafting."""
-        lacking = [text.lacking for text in self._texts]
-        for text in self._texts:
-            text.lacking = 0
-        return tokens_read(lacking)
+    def _share(self, speculator: int) -> float:
+        """Return the part of the cost of reading: copies read at no cost."""
+        return 0.5 if not self.costs.ngrams else float(speculator == 0)
+
+    def _read(self, speculators: SpeculatorSet) -> dict[int, int]:
+        """Return the tokens that each speculator reads before drafting."""
+        read = {}
+        for one in speculators:
+            read[one] = tokens_read([text.context - text.read.get(one, 0) for text in self._texts])
+            for text in self._texts:
+                text.read[one] = text.context
+        return read
 
     def _drafts(self, text: SimulatedRequest, choice: Choice) -> list[tuple[int, TokenTree]]:
         drafts: list[tuple[int, TokenTree]] = []

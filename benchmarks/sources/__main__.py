@@ -1,11 +1,12 @@
 """`python -m benchmarks sources`: acceptance of drafters by kind of prompt.
 
-With a real target, it counts tokens per step and correct first guesses on chat, code, instructions and translations,
-in one process, so counts do not depend on the machine's speed.
+With a real target, it counts tokens per step and correct first guesses on chat, code, instructions, translations,
+edits and answers with quotes, in one process, so counts do not depend on the machine's speed. NAME+NAME is a service
+of several drafters. `copying-tune.jsonl` is for tuning; `copying-measure.jsonl` only for reports.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,8 @@ KINDS = {
     "code": ("code", "coding"),
     "instructions": ("self-instruct-user",),
     "translation": ("translation",),
+    "edit": ("edit",),
+    "rag": ("quotes",),
 }
 """Maps kinds of prompts to categories or sources of rows."""
 
@@ -40,7 +43,7 @@ KINDS = {
 def main(
     prompts: Annotated[list[Path], typer.Option(help="Prompts with `source` and `category`, JSONL.")],
     method: Annotated[
-        list[str] | None, typer.Option(help="NAME[=MODEL] of a drafter; several times.")
+        list[str] | None, typer.Option(help="NAME[+NAME...][=MODEL] of drafters; several times.")
     ] = None,
     model: Annotated[str, typer.Option(help="The target.")] = PAIR[0],
     datastore: Annotated[str, typer.Option(help="Texts of `retrieval`.")] = "",
@@ -54,40 +57,59 @@ def main(
     """Measure the acceptance of drafters by kind of prompt."""
     torch.set_num_threads(2)
     directory = resolve_model(model)
-    by_kind = prompts_by_kind(prompts, Tokenizer.load(directory), few)
-    usual = [f"ssm={PAIR[1]}", "ngram", "suffix", *([f"retrieval={model}"] if datastore else [])]
+    tokenizer = Tokenizer.load(directory)
+    by_kind = prompts_by_kind(prompts, tokenizer, few)
+    usual = [
+        f"ssm={PAIR[1]}",
+        f"ngram+ssm={PAIR[1]}",
+        "ngram",
+        "suffix",
+        *([f"retrieval={model}"] if datastore else []),
+    ]
     specs = method or [*usual, f"lookahead={model}", f"recycling={model}"]
     kind = f"temperature {temperature:g}" if temperature else "greedy"
     about = (
         f"{origin(about_this_run('python -m benchmarks sources'))}; {kind}, {few} prompts of a kind, "
         f"{new_tokens} new tokens each at most, trees of {nodes} nodes, no branch ends early."
     )
-    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or few)
+    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or few, calibrated=True)
     results: dict[str, Result] = {}
     with console.status("loading") as spinner:
-        methods = load_methods(specs, datastore)
+        groups = load_groups(specs, datastore)
         runner = load_checked(directory, RunnerOptions())
         # greedy text is the same with every drafter
         answers = [] if temperature else Decoding(runner, [], plan).run(by_kind).answers
-        for name, drafter in methods.items():
+        for name, drafters in groups.items():
             spinner.update(name)
-            results[name] = measure(runner, fresh(drafter), by_kind, plan, answers)
+            fresh_ones = [fresh(drafter) for drafter in drafters]
+            results[name] = measure(runner, fresh_ones, by_kind, plan, answers, tokenizer.encode_part)
             write(out, report(model, about, results))
     publish(out, report(model, about, results))
 
 
+def load_groups(specs: Sequence[str], datastore: str) -> dict[str, list[Drafter]]:
+    """Load the drafters of `NAME[+NAME...][=MODEL]` by the names."""
+    groups: dict[str, list[Drafter]] = {}
+    for spec in specs:
+        names, _, model = spec.partition("=")
+        members = load_methods([f"{name}={model}" for name in names.split("+")], datastore)
+        groups[f"{names} {Path(model).name}" if names in groups else names] = list(members.values())
+    return groups
+
+
 def measure(
     runner: ModelRunner,
-    drafter: Drafter,
+    drafters: Sequence[Drafter],
     prompts: Sequence[EvaluationPrompt],
     plan: DecodingPlan,
     answers: Sequence[Sequence[int]],
+    encode: Callable[[str], list[int]],
 ) -> Result:
-    """Decode with a drafter; a drafter that needs no target replays `answers`."""
-    description = drafter.description
-    if answers and not (description.target_top_k or description.feature_layers):
-        return replay(drafter, prompts, answers, plan)
-    return Decoding(runner, [drafter], plan).run(prompts)
+    """Decode with the drafters of a service; those that need no target replay `answers`."""
+    descriptions = [drafter.description for drafter in drafters]
+    if answers and not any(each.target_top_k or each.feature_layers for each in descriptions):
+        return replay(drafters, prompts, answers, plan, encode)
+    return Decoding(runner, drafters, plan).run(prompts)
 
 
 def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> list[EvaluationPrompt]:
@@ -99,10 +121,12 @@ def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> li
             label = row.get("category") or row.get("source")
             for kind, labels in KINDS.items():
                 if label in labels:
-                    prompts[kind].append(PromptRow(text))
+                    prompts[kind].append(PromptRow(text, references=tuple(row.get("references", ()))))
     return [
         EvaluationPrompt(
-            kind, tuple(tokenizer.encode_chat([{"role": "user", "content": row.text}])[-LONGEST:])
+            kind,
+            tuple(tokenizer.encode_chat([{"role": "user", "content": row.text}])[-LONGEST:]),
+            row.references,
         )
         for kind, rows in prompts.items()
         for row in spread(rows, few)
@@ -120,6 +144,12 @@ def report(model: str, about: str, results: dict[str, Result]) -> str:
             for kind in kinds
         ]
         lines.append(line(name, [*cells, f"{result.tokens_per_step():.2f}"]))
+    if services := {name: result for name, result in results.items() if "+" in name}:
+        lines += ["", "Steps of services without a pass of the draft model:", "", *head(kinds, "drafters")]
+    for name, result in services.items():
+        steps = {kind: sum([n for source, n, _ in result.per_prompt if source == kind]) for kind in kinds}
+        shares = [f"{100 * result.without_model[kind] / steps[kind]:.0f} %" for kind in kinds]
+        lines.append(line(name, shares))
     return "\n".join([*lines, ""])
 
 

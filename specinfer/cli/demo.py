@@ -32,11 +32,21 @@ from specinfer.system.cache_directory import cache_directory
 from specinfer.system.machine import available_memory
 from specinfer.system.turns import alternate, quartiles, ratios
 
-PROMPTS = (
-    "Explain in three sentences why the sky is blue.",
-    "Write a Python function that returns the n-th Fibonacci number, and show how to call it.",
-    "Repeat this twice, then summarise it: The cat sat on the mat. The dog saw the cat and left the mat.",
-)
+_FILE = """\
+def total_price(items, discount):
+    total = 0
+    for item in items:
+        total += item.price * item.count
+    if discount:
+        total -= total * discount / 100
+    return round(total, 2)
+"""
+PROMPTS = {
+    "chat": "Explain to a child in about a hundred words how a rainbow forms.",
+    "code": "Write a Python function that returns the n-th Fibonacci number, and show how to call it.",
+    "edit": f"Add a docstring and type hints to this function. Give only the whole function.\n\n{_FILE}",
+}
+"""A prompt of each kind. Sources differ in what they guess well."""
 PLAIN, TREES = "plain decoding", "token trees"
 MODES = {PLAIN: "off", TREES: "tree"}
 PAIR = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
@@ -47,8 +57,6 @@ _DISK_BESIDES = 1.5e9
 """Disk bytes needed in addition to the model files, during a download."""
 ROUNDS = 3
 """Number of answers to each prompt in each mode."""
-_BAR, _FIGURES = 20, 58
-"""Characters of the longest bar, and of the table without bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,10 @@ class DemoRun:
             1 / answer.tpot_s if answer.tpot_s else len(answer.token_ids) / answer.ttft_s
             for answer in self.answers
         ]
+
+    def of_prompt(self, number: int) -> "DemoRun":
+        """Return the answers to one prompt of `PROMPTS`."""
+        return DemoRun(self.mode, self.answers[number :: len(PROMPTS)])
 
 
 class DemoModels(NamedTuple):
@@ -102,9 +114,9 @@ def _small(reason: str) -> DemoModels:
 async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
     """Stream an answer to every prompt to standard output."""
     output.print(legend(await client.status()))
-    for number, prompt in enumerate(PROMPTS, 1):
+    for kind, prompt in PROMPTS.items():
         output.print()
-        heading = f"Prompt {number} of {len(PROMPTS)}: {prompt}"
+        heading = f"A prompt for {kind}: {prompt}"
         output.print(heading, style="bold", markup=False, highlight=False)
         answer = await print_marked(client, prompt, RequestFields(max_new_tokens=max_new_tokens))
         output.print(cost(answer), style="dim", highlight=False)
@@ -130,7 +142,7 @@ async def compare_modes(
     """Answer every prompt in every mode, alternating the modes."""
     by_mode: dict[str, list[Answer]] = {mode: [] for mode in MODES}
     for turn in range(ROUNDS):
-        for prompt in PROMPTS:
+        for prompt in PROMPTS.values():
             for mode in alternate(MODES, turn):
                 answer = await client.generate(
                     prompt, max_new_tokens=max_new_tokens, speculation=MODES[mode], ignore_eos=True
@@ -141,22 +153,28 @@ async def compare_modes(
 
 
 def print_comparison(runs: Sequence[DemoRun], title: str) -> None:
-    """Print a table of the modes with bars, and a conclusion."""
-    plain = runs[0]
-    fastest = max(median(run.rates) for run in runs)
+    """Print a table of the kinds of prompts, and a conclusion."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    longest = min(_BAR, output.width - _FIGURES)
-    for name in (title, "tokens/s", "speed-up", "tokens a step", *([""] if longest > 0 else [])):
-        table.add_column(name, justify="left" if name in ("", title) else "right")
-    for run in runs:
-        rate = median(run.rates)
-        bar = ["█" * round(longest * rate / fastest)] if longest > 0 else []
-        length = add_up([answer.stats for answer in run.answers]).acceptance_length
-        gain = "" if run is plain else f"{speedup(run, plain):.2f}x"
-        table.add_row(run.mode, f"{rate:.0f}", gain, f"{length:.2f}", *bar)
+    table.add_column(title, overflow="fold")
+    for name in ("tokens/s", "speed-up", "tokens a step"):
+        table.add_column(name, justify="right")
+    table.add_column("guessed by")
+    for number, kind in enumerate(PROMPTS):
+        table.add_row(kind, *_figures([run.of_prompt(number) for run in runs]))
+    table.add_row("all", *_figures(runs))
     output.print()
     output.print(table)
     output.print(sentence(runs), markup=False, highlight=False)
+
+
+def _figures(runs: Sequence[DemoRun]) -> list[str]:
+    """Return the cells of a row: rates, speed-up, tokens a step, the share of each source."""
+    plain, trees = runs
+    stats = add_up([answer.stats for answer in trees.answers])
+    tokens = sum(len(answer.token_ids) for answer in trees.answers)
+    guessed = [f"{s.name} {s.accepted / tokens:.0%}" for s in stats.speculators if s.accepted]
+    rates = " → ".join([f"{median(run.rates):.0f}" for run in runs])
+    return [rates, f"{speedup(trees, plain):.2f}x", f"{stats.acceptance_length:.2f}", ", ".join(guessed)]
 
 
 def speedup(run: DemoRun, plain: DemoRun) -> float:

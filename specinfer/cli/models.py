@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from specinfer.cli.local.running import pull
-from specinfer.cli.show import note
+from specinfer.cli.show import note, output, waiting
 from specinfer.drafters.draft import fitting_drafts
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.local import drafts_for, local_models, remove_model
@@ -24,6 +25,7 @@ from specinfer.service.api_keys import (
     revoke,
     write_keys,
 )
+from specinfer.text.prompts import read_prompts
 
 
 class Source(StrEnum):
@@ -112,6 +114,43 @@ def models_check(
     for name, value in describe_texts(directory):
         typer.echo(f"{name}\t{value}")
     typer.echo(f"right: {probe.executor} executor (greatest difference of a logit, in standard deviations)")
+
+
+@models_app.command("tune")
+def models_tune(
+    model: Annotated[str, typer.Argument(help="The target: registry name, hub id, directory or GGUF file.")],
+    draft: Annotated[str, typer.Option(help="Draft model; auto: the one that --draft auto serves.")] = "auto",
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompts, JSONL; none: built-in code and chat.")
+    ] = None,
+) -> None:
+    """Measure variants of a model's draft on this machine; later starts use the fastest one.
+
+    Takes some minutes on a quiet machine. Nothing is kept if it is interrupted.
+    """
+    from specinfer.drafters.tuned import as_setting, keep_tuned
+    from specinfer.llm.draft_tuning import PROMPTS, draft_to_tune, fastest, measure_variants
+
+    name = draft_to_tune(model, draft)
+    texts = PROMPTS if prompts is None else read_prompts(prompts, len(PROMPTS))
+    table, variants = Table("draft", "tokens/s", "over plain", "tokens a step", "ms a draft", "MB"), []
+    with waiting(f"tuning {name}") as advance:
+        for variant in measure_variants(model, name, texts, advance):
+            gains = variant.gains
+            table.add_row(
+                *(
+                    gains.draft,
+                    f"{gains.gain * gains.plain:.1f}",
+                    f"{gains.gain:.2f}x",
+                    f"{gains.tokens:.2f}",
+                ),
+                *(f"{gains.draft_ms:.1f}", f"{variant.formats.bytes / 1e6:.0f}"),
+            )
+            variants.append(variant)
+    output.print(table)
+    best = fastest(variants)
+    keep_tuned(model, name, best.flags, {v.gains.draft: v.gains.ratios for v in variants})
+    typer.echo(f"kept for {model} with {name} on this machine: {as_setting(best.flags)}")
 
 
 keys_app = typer.Typer(help="Make, list and revoke API keys of a gateway.", no_args_is_help=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from specinfer.drafters import DRAFTERS
 from specinfer.drafters.pools import LARGE_TREES, TRAINED, Flags, check_speculator, read_speculators
+from specinfer.drafters.tuned import VARIANTS, tuned_flags
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
@@ -51,6 +52,7 @@ def draft_group(model: str, draft: str = AUTO_DRAFT, target: PassOptions = _USUA
         "drafter": f"ngram+{method}",
         "model": name,
         **(LARGE_TREES if target.offload != "none" and method == "ssm" else {}),
+        **(tuned_flags(model, name, target) if method in VARIANTS else {}),
     }
 
 

@@ -1,6 +1,7 @@
 """Run the drafters of one service: read context deltas, return trees.
 
-The speculators of a service share contexts and messages, and draft one after another.
+The speculators of a service share contexts and messages, and draft one after another. A speculator that copies from
+the text and one with a model form a `SourceChain`.
 """
 
 import logging
@@ -11,6 +12,7 @@ from dataclasses import replace
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.contexts import Contexts
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
+from specinfer.drafters.source_chain import SourceChain
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
 from specinfer.request.sampling import GREEDY, Sampling, draft_seed
 from specinfer.request.statuses import EntryStatus
@@ -40,6 +42,9 @@ class SpeculatorEngine:
         self._contexts = Contexts(idle_seconds, clock)
         self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
         self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
+        self._chain = SourceChain.of(drafters)
+        self._model_s = 0.0, 0.0
+        """Seconds of the latest two drafts of the chain's models; one may have read a prompt."""
         self.seconds = [0.0] * len(self.drafters)
         """Seconds of each drafter in the last step."""
 
@@ -104,9 +109,11 @@ class SpeculatorEngine:
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Drop requests' state; return how many requests were known."""
-        for drafter in self.drafters:
-            for request_id in request_ids:
+        for request_id in request_ids:
+            for drafter in self.drafters:
                 drafter.release(request_id)
+            if self._chain:
+                self._chain.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
     def replace(self, speculator: int, drafter: Drafter) -> None:
@@ -125,11 +132,13 @@ class SpeculatorEngine:
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
         """Return all drafters' results by index of the entry."""
         drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
+        asked = {i: set(entries[i].speculators or range(len(self.drafters))) for i in jobs}
+        self.seconds = [0.0] * len(self.drafters)
+        chained = self._draft_copies(asked, jobs, drafts)
         for speculator in range(len(self.drafters)):
-            asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
             own_jobs: dict[int, DraftJob] = {}
-            for index in asked:
+            for index in (i for i in jobs if speculator in asked[i]):
                 own_job = self._own_job(jobs[index], speculator, entries[index].target_top_k)
                 if isinstance(own_job, SpecInferError):
                     drafts[index].append((speculator, own_job))
@@ -137,10 +146,36 @@ class SpeculatorEngine:
                     own_jobs[index] = own_job
             results = self._run(speculator, list(own_jobs.values()))
             for index, result in zip(own_jobs, results, strict=True):
+                if self._chain and index in chained and isinstance(result, TokenTree):
+                    result = self._chain.extend(speculator, own_jobs[index], result)
                 if isinstance(result, SpecInferError) or len(result) > 1:
                     drafts[index].append((speculator, result))
-            self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
+            if any(speculator in each for each in asked.values()):
+                self.seconds[speculator] += time.perf_counter() - started
+        if self._chain and (model_s := sum([self.seconds[model] for model in self._chain.models])):
+            self._model_s = self._model_s[1], model_s
         return drafts
+
+    def _draft_copies(
+        self, asked: Mapping[int, set[int]], jobs: Mapping[int, DraftJob], drafts: Mapping[int, list[Draft]]
+    ) -> set[int]:
+        """Draft sure copies; return the entries that ask a chain.
+
+        `asked` loses the speculators that need not draft.
+        """
+        chain, started = self._chain, time.perf_counter()
+        if chain is None:
+            return set()
+        models = {i: {m for m in each & chain.models if self._reads(m, jobs[i])} for i, each in asked.items()}
+        chained = {i for i, each in asked.items() if chain.copier in each and models[i]}
+        for index, tree in chain.draft_alone({i: jobs[i] for i in chained}, min(self._model_s)).items():
+            asked[index] -= chain.models
+            drafts[index].append((chain.copier, tree))
+        for index in chained:
+            asked[index].discard(chain.copier)
+        if chained:
+            self.seconds[chain.copier] = time.perf_counter() - started
+        return chained
 
     def _own_job(
         self, job: DraftJob, speculator: int, top_k: TargetTopK | None
@@ -157,11 +192,16 @@ class SpeculatorEngine:
         max_len = self.drafters[speculator].description.max_context_len
         if not max_len:
             return job
-        if len(job.context) > max_len:
+        if not self._reads(speculator, job):
             self.drafters[speculator].release(job.request_id)
             return None
         depth = min(job.limits.depth, depth_limit(0, len(job.context), max_len))
         return replace(job, limits=replace(job.limits, depth=depth))
+
+    def _reads(self, speculator: int, job: DraftJob) -> bool:
+        """Return whether a context is within the drafter's maximum."""
+        max_len = self.drafters[speculator].description.max_context_len
+        return not max_len or len(job.context) <= max_len
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
         """Add the target's predictions and new hidden states to a drafter's job."""

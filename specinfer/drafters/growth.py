@@ -12,12 +12,16 @@ from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.model.arrays import Array, as_ids
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.formats.base import SMALL_BLOCKS
 from specinfer.model.options import RunnerOptions
+from specinfer.options.model_options import AUTO
 from specinfer.request.sampling import GREEDY
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 _DRAFT_FORMAT = "q8_0"
 """Weight format of `auto` for a checkpoint without block formats."""
+FILE_FORMAT = "file"
+"""Value of a draft's `weights`: the format of its file, unchanged."""
 T = TypeVar("T")
 PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
 """Values of the option `proposal`: kinds of children for sampled requests."""
@@ -82,7 +86,9 @@ def growth_task(
 
 def runner_options(options: DrafterOptions) -> RunnerOptions:
     """Return the options for loading and running a drafter's model."""
-    return RunnerOptions.of(options, numbers_as=_DRAFT_FORMAT)
+    if options.weights == FILE_FORMAT:
+        return RunnerOptions.of(options, weights=AUTO)
+    return RunnerOptions.of(options, numbers_as=_DRAFT_FORMAT, blocks_as=SMALL_BLOCKS)
 
 
 def shape_of(options: DrafterOptions) -> GrowthShape:

@@ -77,6 +77,11 @@ class SuffixDrafter:
     def from_options(cls, options: DrafterOptions) -> "SuffixDrafter":
         return cls(options.suffix_learn)
 
+    @property
+    def learns(self) -> bool:
+        """True if finished requests are indexed."""
+        return self._finished is not None
+
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         return [self._draft(job) for job in jobs]
 

@@ -29,6 +29,8 @@ class Gains:
     """Speed-up of each prompt; the first include the planner's learning."""
     tokens: float
     """Tokens per step with the draft: plain decoding has 1."""
+    draft_ms: float = 0.0
+    """Milliseconds of a draft, all levels."""
 
     @property
     def gain(self) -> float:
@@ -72,22 +74,28 @@ def compare(model: str, drafts: Sequence[str], prompts: Sequence[Sequence[int]],
 
 
 def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: str) -> Gains:
+    """Load model and draft, and measure the draft."""
+    with LLM(model, draft=draft, device=device, max_num_seqs=1) as llm:
+        return measured(llm, draft, prompts)
+
+
+def measured(llm: LLM, draft: str, prompts: Sequence[Sequence[int]]) -> Gains:
     """Answer prompts greedily, one at a time, plainly and with trees."""
     rates: dict[str, list[float]] = {"off": [], "tree": []}
-    counts = SpeculationCounts()
-    with LLM(model, draft=draft, device=device, max_num_seqs=1) as llm:
-        for number, prompt in enumerate(prompts):
-            for speculation in alternate(rates, number):
-                params = SamplingParams(
-                    temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, speculation=speculation
-                )
-                began = time.perf_counter()
-                (output,) = llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
-                if speculation == "tree" and output.metrics is not None:
-                    counts += output.metrics.speculative_decoding
-                rates[speculation].append(NEW_TOKENS / (time.perf_counter() - began))
+    counts, before = SpeculationCounts(), llm.metrics["draft_seconds"]
+    for number, prompt in enumerate(prompts):
+        for speculation in alternate(rates, number):
+            params = SamplingParams(
+                temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, speculation=speculation
+            )
+            began = time.perf_counter()
+            (output,) = llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
+            if speculation == "tree" and output.metrics is not None:
+                counts += output.metrics.speculative_decoding
+            rates[speculation].append(NEW_TOKENS / (time.perf_counter() - began))
     tokens = NEW_TOKENS * len(prompts) / max(counts.steps, 1)
-    return Gains(draft, median(rates["off"]), tuple(ratios(rates["tree"], rates["off"])), tokens)
+    draft_ms = 1000 * (llm.metrics["draft_seconds"] - before) / max(counts.steps, 1)
+    return Gains(draft, median(rates["off"]), tuple(ratios(rates["tree"], rates["off"])), tokens, draft_ms)
 
 
 def advice(

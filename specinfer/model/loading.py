@@ -12,6 +12,7 @@ from specinfer.model.backends import Backend, Work, choose_backend, refusal
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
+from specinfer.model.formats.base import LARGE_BITS, SMALL_BLOCKS
 from specinfer.model.formats.registry import find_format
 from specinfer.model.formats.weights_in_format import (
     NOT_COUNTED,
@@ -19,6 +20,7 @@ from specinfer.model.formats.weights_in_format import (
     WeightsInFormat,
     formats_of_parameters,
 )
+from specinfer.model.native.requantise import requantised
 from specinfer.model.offload.stores import open_store
 from specinfer.model.options import RunnerOptions, check_kv_type, check_numbers, torch_dtype
 from specinfer.model.weights.account import HEAD, check_rope, check_tensors, load_whole
@@ -27,7 +29,7 @@ from specinfer.model.weights.config_files import load_config, load_transformers_
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.gguf_weights import GgufWeights
-from specinfer.model.weights.interfaces import BlockWeights, Weights
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, Weights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import TrimmedHead, trimmed
@@ -144,13 +146,22 @@ def _replaceable_head(
 ) -> TrimmedHead | None:
     """Return the trimmed head if its rows are replaceable, else None.
 
-    Its rows must be blocks of the GGUF file, so that other rows of the file can replace them.
+    Its rows must be blocks of the GGUF file, as stored or in Q4_0, so that other rows of the file can replace them.
     """
     name = HEAD if HEAD in weights else EMBEDDING
     if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
         return None
-    as_stored = in_format.gives_blocks and in_format.format.name == AUTO and weights.in_blocks(name)
-    return TrimmedHead(weights, name, options.token_ids, executor.set_head) if as_stored else None
+    if not in_format.gives_blocks or not weights.in_blocks(name):
+        return None
+    if in_format.format.name not in (AUTO, SMALL_BLOCKS):
+        return None
+    columns = weights.shape(name)[1]
+
+    def to_format(blocks: Blocks) -> Blocks:
+        same = in_format.format.name == AUTO or blocks[0] == "Q4_0"
+        return blocks if same else requantised(blocks, columns) or blocks
+
+    return TrimmedHead(weights, name, options.token_ids, executor.set_head, to_format)
 
 
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
@@ -248,15 +259,23 @@ def _executor(
     return backend.make(work), in_format
 
 
+def _preferred(weights: Weights, options: RunnerOptions) -> str:
+    """Return the format of weights = "auto", if the backend supports it."""
+    if isinstance(weights, GgufWeights):
+        bits = 8 * weights.bytes_by_type().total() / weights.parameters
+        return options.blocks_as if bits > LARGE_BITS else AUTO
+    return AUTO if isinstance(weights, BlockWeights) else options.numbers_as
+
+
 def backend_and_weights(
     config: ModelConfig, weights: Weights, options: RunnerOptions
 ) -> tuple[Backend, WeightsInFormat]:
     """Return the backend for a model, and the weights in its format."""
     dtype, chosen = options.dtype, find_format(options.weights)
+    asked = chosen.name != AUTO
     backend = choose_backend(options.executor, config, chosen, dtype, options.device)
     check_kv_type(options, backend.name)
-    preferred = find_format(options.numbers_as)
-    asked = chosen.name != AUTO or isinstance(weights, BlockWeights)
+    preferred = find_format(_preferred(weights, options))
     if not asked and not backend.runs(config, preferred, dtype, options.device):
         chosen = preferred
     named = in_llama_names(config, weights)

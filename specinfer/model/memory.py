@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.cache.capacity import AUTO_TOKENS, token_bytes
+from specinfer.model.formats.base import LARGE_BITS, SMALL_BITS, SMALL_BLOCKS
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config_files import load_config
-from specinfer.model.weights.source import is_draft_checkpoint, kept_gguf
+from specinfer.model.weights.source import is_draft_checkpoint, kept_gguf, read_record
 from specinfer.options.model_options import AUTO, CACHE_TOKENS
 from specinfer.system.json_files import read_json
 from specinfer.system.machine import available_memory
@@ -39,7 +40,13 @@ class MemoryNeeds(NamedTuple):
         return f"needs {self.total(tokens) / _GB:.1f} GB ({listed}, {program}), {free / _GB:.1f} are free"
 
 
-def fitting_cache(model: Path, draft: Path | None, options: RunnerOptions, free: int | None = None) -> int:
+def fitting_cache(
+    model: Path,
+    draft: Path | None,
+    options: RunnerOptions,
+    free: int | None = None,
+    draft_weights: str = AUTO,
+) -> int:
     """Return the capacity of the KV cache in tokens.
 
     It is the asked one; the default is reduced to what fits. Only a CPU's memory is compared, and only with weights in
@@ -50,6 +57,7 @@ def fitting_cache(model: Path, draft: Path | None, options: RunnerOptions, free:
         draft: directory of its draft model, if any.
         options: options of the target.
         free: free bytes; None: those of machine and container.
+        draft_weights: `weights` of the draft.
 
     Raises:
         SettingError: if weights and cache do not fit.
@@ -57,7 +65,7 @@ def fitting_cache(model: Path, draft: Path | None, options: RunnerOptions, free:
     asked = options.kv_tokens
     if options.device != "cpu" or options.offload != "none" or options.weights != AUTO:
         return asked
-    if (needs := _needs(model, draft, options)) is None:
+    if (needs := _needs(model, draft, options, draft_weights)) is None:
         return asked
     free = available_memory() if free is None else free
     tokens = max(asked, _MIN_TOKENS if asked == AUTO_TOKENS else 0)
@@ -77,7 +85,9 @@ def fitting_cache(model: Path, draft: Path | None, options: RunnerOptions, free:
     return fitting
 
 
-def _needs(model: Path, draft: Path | None, options: RunnerOptions) -> MemoryNeeds | None:
+def _needs(
+    model: Path, draft: Path | None, options: RunnerOptions, draft_weights: str = AUTO
+) -> MemoryNeeds | None:
     """Return the needs; None for a model that only the generic executor runs."""
     try:
         token = token_bytes(load_config(model), options.dtype, options.kv_type)
@@ -86,9 +96,21 @@ def _needs(model: Path, draft: Path | None, options: RunnerOptions) -> MemoryNee
     except IncompatibleError:
         return None
     dtype = options.dtype
-    return MemoryNeeds(
-        _weight_bytes(model, dtype), 0 if draft is None else _weight_bytes(draft, dtype), token
-    )
+    of_draft = 0 if draft is None else _weight_bytes(draft, dtype)
+    if draft is not None and dtype == "bfloat16" and draft_weights in (AUTO, SMALL_BLOCKS):
+        of_draft = _small_bytes(draft) or of_draft
+    return MemoryNeeds(_weight_bytes(model, dtype), of_draft, token)
+
+
+def _small_bytes(directory: Path) -> int:
+    """Return the bytes of a requantised GGUF file, whose embeddings stay; 0: it is kept."""
+    record = read_record(directory)
+    count, size = int(record.get("parameters", 0)), int(record.get("bytes", 0))
+    if kept_gguf(directory) is None or not count or (bits := 8 * size / count) <= LARGE_BITS:
+        return 0
+    config = load_config(directory)
+    embeddings = config.vocab_size * config.hidden_size
+    return int(count * SMALL_BITS + embeddings * (bits - SMALL_BITS)) // 8
 
 
 def _weight_bytes(directory: Path, dtype: str) -> int:

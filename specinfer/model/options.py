@@ -32,6 +32,8 @@ class RunnerOptions(PassOptions):
     """Capacity in context tokens, over all requests; `AUTO_TOKENS`: all free memory."""
     numbers_as: str = AUTO
     """Format that weights = "auto" uses for unquantised checkpoints, if supported."""
+    blocks_as: str = AUTO
+    """Format that weights = "auto" uses for large blocks of GGUF files, if supported."""
     layers: int | None = None
     """Number of first layers to load; None: all."""
     token_ids: tuple[int, ...] = ()

@@ -53,7 +53,8 @@ Weights: TypeAlias = Annotated[
     str,
     Option(
         "Format of weights: auto, the format of the model's file: the blocks of a GGUF file, --dtype for "
-        "safetensors (drafts: q8_0); f32, f16, bf16: that type, not quantised; --dtype must be the same; q8_0, "
+        "safetensors (drafts: q4_0 for a GGUF file with more than 5 bits a weight, q8_0 for safetensors; drafts "
+        "also have file: as the file); f32, f16, bf16: that type, not quantised; --dtype must be the same; q8_0, "
         "q5_1, q5_0, q4_1, q4_0: blocks of these GGUF types on a CPU; matrices of other types are quantised while "
         "loading, which changes the output; int8, fp8: with the gpu executor."
     ),
@@ -176,6 +177,9 @@ class DraftOptions(ModelOptions):
     vocabulary: Annotated[
         Natural, Option("Maximum draft vocabulary of a whole model, of its most frequent tokens; 0: all.")
     ] = 32768
+    window: Annotated[
+        Natural, Option("ssm: last tokens that a whole model reads of a longer prompt; 0: all.")
+    ] = 512
     kv_tokens: Annotated[int, Ge(16), Option("ssm: context tokens in the KV cache.")] = CACHE_TOKENS
     expansion: Annotated[
         str,

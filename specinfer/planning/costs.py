@@ -13,8 +13,8 @@ times of different moments are never compared:
 """
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import log, log2, sqrt
@@ -186,8 +186,10 @@ class StepCosts:
         self._step = 0
         self.timed: dict[tuple[SpeculatorSet, int], dict[int, RatioMean]] = {}
         """Seconds of drafts and other work, by (speculators, batch class), then by nodes."""
-        self.reading = _READ_PRIOR, _READ_PRIOR * _READ_PART * curve.token_seconds
-        """Weighted sums over readings: tokens, and their cost."""
+        self.reading: dict[int, tuple[float, float]] = {}
+        """Weighted sums over readings by speculator: tokens, and their cost."""
+        self._deferred: Counter[int] = Counter()
+        """Context tokens that a service has and a speculator has not read yet."""
         self._batch = 0
         """Batch of the previous step."""
         self._before: _Timing | None = None
@@ -223,11 +225,18 @@ class StepCosts:
         """Seconds of the latest passes, divided by the curve's: the median."""
         return median(self._paces)
 
-    @property
-    def read_s(self) -> float:
-        """Cost for speculators to read a token."""
-        tokens, seconds = self.reading
+    def read_s(self, speculator: int) -> float:
+        """Return the cost for a speculator to read a token."""
+        tokens, seconds = self._readings(speculator)
         return seconds / tokens
+
+    def reading_of(self, speculators: SpeculatorSet, unread: Mapping[int, int]) -> float:
+        """Return the cost of what some speculators have not read."""
+        return sum([self.read_s(one) * unread[one] for one in speculators])
+
+    def _readings(self, speculator: int) -> tuple[float, float]:
+        usual = _READ_PRIOR, _READ_PRIOR * _READ_PART * self.curve.token_seconds
+        return self.reading.get(speculator, usual)
 
     def outside_pass(self, batch: int, speculators: SpeculatorSet, sizes: Sequence[int]) -> Floats:
         """Return the cost of drafts and of other work, by nodes."""
@@ -253,11 +262,7 @@ class StepCosts:
         pace = max(report.pass_s, _MIN_S) / self.curve.at(report.tokens)
         self._paces.append(pace)
         outside_s = report.overhead_s + seconds_of(drafts, choice.speculators)
-        if read := sum([draft.read for draft in drafts]):
-            usual = float(self.outside_pass(batch, choice.speculators, [choice.nodes])[0])
-            tokens, seconds = self.reading
-            seconds = _READ_KEPT * seconds + max(outside_s / pace - usual, 0.0)
-            self.reading = _READ_KEPT * tokens + read, seconds
+        if self._observe_reading(report, outside_s / pace):
             return
         if choice.speculators or self._alike >= SETTLING:
             self._add_outside_pass(report, pace)
@@ -267,11 +272,27 @@ class StepCosts:
             expected += self.curve.at(report.tokens)
             self._compare(batch, _Timing(row, max(report.pass_s + outside_s, _MIN_S) / expected), before)
 
+    def _observe_reading(self, report: StepReport, outside: float) -> bool:
+        """Learn from speculators that read new contexts; return whether any did.
+
+        What the step took longer is divided among them by their own times.
+        """
+        self._deferred.update({one: draft.read for draft in report.drafts for one in draft.service})
+        own_s = {one: s for draft in report.drafts for one, s in draft.own_s.items()}
+        read = {one: new for one in own_s if (new := self._deferred.pop(one, 0))}
+        choice, all_s = report.choice, max(sum([own_s[one] for one in read]), _MIN_S)
+        longer = outside - float(self.outside_pass(report.batch, choice.speculators, [choice.nodes])[0])
+        for one in read:
+            tokens, seconds = self._readings(one)
+            cost = _READ_KEPT * seconds + max(longer, 0.0) * own_s[one] / all_s
+            self.reading[one] = _READ_KEPT * tokens + read[one], cost
+        return bool(read)
+
     def _add_outside_pass(self, report: StepReport, pace: float) -> None:
         """Count the seconds of drafts and other work, also for fewer speculators."""
         choice, size = report.choice, batch_size_class(report.batch)
         for one in self._sets if choice.speculators else (PLAIN_SET,):
-            if one <= choice.speculators:
+            if report.shows(one):
                 seconds = report.overhead_s + seconds_of(report.drafts, one)
                 means = self.timed.setdefault((one, size), {})
                 means.setdefault(choice.nodes, RatioMean()).add(seconds / pace, self._step)

@@ -97,8 +97,8 @@ class TreeGains:
         """Sets of speculators to consider: all, each alone, all without one."""
         self._requests: dict[str, _RequestGains] = {}
         self._contexts: Mapping[str, int] = {}
-        self._read: Mapping[str, int] = {}
-        """Context tokens by request id when speculators last drafted."""
+        self._read: dict[int, Mapping[str, int]] = {}
+        """Context tokens by request id when each speculator last drafted."""
         self._answer = _ANSWER
         self.step = 0
         """Number of counted steps."""
@@ -126,23 +126,26 @@ class TreeGains:
             self._requests = {name: requests.get(name) or _RequestGains(n) for name, n in contexts.items()}
         self._contexts = contexts
 
-    def note_drafts(self) -> None:
-        """Record that speculators draft now, and so read all contexts."""
-        self._read = self._contexts
+    def note_drafts(self, speculators: SpeculatorSet) -> None:
+        """Record that some speculators draft now, and so read all contexts."""
+        self._read |= dict.fromkeys(speculators, self._contexts)
+
+    def unread(self) -> dict[int, int]:
+        """Return the context tokens that each speculator has not read."""
+        return {one: self._unread(self._read.get(one, {})) for set_ in self.sets for one in set_}
+
+    def _unread(self, read: Mapping[str, int]) -> int:
+        return sum([max(tokens - read.get(name, 0), 0) for name, tokens in self._contexts.items()])
 
     @property
-    def unread(self) -> int:
-        """Context tokens that speculators have not read."""
-        return sum([max(tokens - self._read.get(name, 0), 0) for name, tokens in self._contexts.items()])
-
-    @property
-    def unread_per_token(self) -> float:
-        """Unread tokens for each token that the requests may still generate."""
-        left = [
-            max(self._answer - (tokens - self._requests[name].prompt), self._answer / 4)
-            for name, tokens in self._contexts.items()
-        ]
-        return self.unread / sum(left) if left else 0.0
+    def left(self) -> float:
+        """Number of tokens that the requests may still generate."""
+        return sum(
+            [
+                max(self._answer - (tokens - self._requests[name].prompt), self._answer / 4)
+                for name, tokens in self._contexts.items()
+            ]
+        )
 
     def ratio(self, name: str, speculators: SpeculatorSet) -> float:
         """Return a request's accepted tokens over those of an average request."""
@@ -201,7 +204,7 @@ class TreeGains:
             sizes = bisect_right(SIZES, report.choice.nodes)
             if not drafted or not sizes:
                 continue
-            parts = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if one <= drafted}
+            parts = {one: sums.setdefault((one, size), _zeros()) for one in self.sets if report.shows(one)}
             averages = {one: self.average(one, size, sizes) for one in parts}
             for name, (tree, path) in (*report.outcomes.items(), *report.chains.items()):
                 request = self._requests.get(name) or _RequestGains(0)

@@ -53,9 +53,10 @@ class PlannerMemory:
             if one <= speculators
         ]
         factors = [(size, *table.kept()) for size, table in costs.tables.items()]
+        reading = [(places[one], *sums) for one, sums in costs.reading.items() if one in places]
         store_value(
             self._path(speculators),
-            {"timed": timed, "counts": counts, "factors": factors, "reading": costs.reading},
+            {"timed": timed, "counts": counts, "factors": factors, "reading": reading},
         )
 
     def _path(self, speculators: SpeculatorSet) -> Path:
@@ -77,4 +78,4 @@ def _restore(kept: dict[str, Any], numbers: Sequence[int], costs: StepCosts, gai
     for size, *values in kept["factors"]:
         costs.factors_of(size).restore(*values)
         costs.factors_of(size).age(_AGE)
-    costs.reading = (float(kept["reading"][0]), float(kept["reading"][1]))
+    costs.reading = {numbers[place]: (float(read), float(cost)) for place, read, cost in kept["reading"]}

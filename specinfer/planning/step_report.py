@@ -56,6 +56,16 @@ class StepReport:
     """Seconds of the whole step, including drafts for the next step."""
 
     @property
+    def idle(self) -> SpeculatorSet:
+        """Speculators without a draft in a service that drafted: copies drafted alone."""
+        return frozenset(one for draft in self.drafts for one in draft.service - draft.own_s.keys())
+
+    def shows(self, speculators: SpeculatorSet) -> bool:
+        """Return whether the step shows the gain and cost of some of its speculators."""
+        chosen = self.choice.speculators
+        return speculators == chosen or (speculators <= chosen and not speculators & self.idle)
+
+    @property
     def new_tokens(self) -> int:
         """Committed tokens: a bonus token per request, and all accepted nodes."""
         outcomes = (*self.outcomes.values(), *self.chains.values())

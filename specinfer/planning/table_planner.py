@@ -136,7 +136,7 @@ class TablePlanner:
         self._left -= 1
         self._credit = min(self._credit + _EARNED, _MAX_CREDIT)
         if self._choice.speculators:
-            self.gains.note_drafts()
+            self.gains.note_drafts(self._choice.speculators)
         return self._choice
 
     def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
@@ -191,7 +191,7 @@ class TablePlanner:
         sizes = bisect_right(SIZES, min(self.budget.per_request, max_nodes // requests, largest))
         if not sizes:
             return plain, []
-        factors, reading = costs.factors(batch), costs.read_s * self.gains.unread_per_token
+        factors, unread, left = costs.factors(batch), self.gains.unread(), max(self.gains.left, 1.0)
         rows: list[TableRow] = []
         for speculators in self.gains.sets:
             tokens, variances, nodes = self.gains.expected(speculators, batch_class, sizes)
@@ -199,14 +199,14 @@ class TablePlanner:
             passes = np.array([costs.curve.at(batch + requests * each) for each in nodes.tolist()])
             seconds = passes + costs.outside_pass(batch, speculators, SIZES[:sizes])
             seconds = np.maximum.accumulate(seconds * factors.of(speculators, SIZES[:sizes]))
-            columns = tokens, variances, seconds + reading * tokens
+            columns = tokens, variances, seconds + costs.reading_of(speculators, unread) * tokens / left
             for size, *row in zip(SIZES, *[column.tolist() for column in columns], strict=False):
                 rows.append(TableRow(speculators, size, *row))
         return plain, rows
 
     def _trial(self, batch: int, best: TableRow, rows: Sequence[TableRow]) -> TableRow | None:
         """Return a row to try, if any may be better and the credit pays for it."""
-        reading = self.costs.read_s * self.gains.unread if not best.speculators else 0.0
+        unread = self.gains.unread()
         chosen, promise = None, 1 + _MIN_GAIN
         for row in rows:
             if row is best:
@@ -214,8 +214,7 @@ class TablePlanner:
             hope = self._hope(batch, row, best)
             loss = max(1 - row.speed / best.speed, 0.0) * row.seconds / best.seconds
             loss *= _trial_steps(row, best)
-            if row.speculators and not best.speculators:
-                loss += reading / best.seconds
+            loss += self.costs.reading_of(row.speculators - best.speculators, unread) / best.seconds
             price = min(loss, _MAX_CREDIT)
             if hope > promise and price <= self._credit:
                 chosen, promise, paid = row, hope, price

@@ -1,7 +1,7 @@
 """Exchange requests and replies on long-lived streams, and count bytes.
 
 A stream opens on first use and reopens after a failure. A round trip on an open stream costs half of a unary
-call (docs/performance.md#streams).
+call (benchmarks/tried.md#streams).
 """
 
 import asyncio

@@ -5,7 +5,7 @@ change the distribution of the draws, and so of the output. So a draw is ranked 
 it will be drawn.
 
 Given only q, a draw is accepted with probability sum(min(P, q)). A draft does not know the target's P, but a more
-certain draft is right more often: on text the sum follows the norm of q (docs/performance.md#best-first-draws).
+certain draft is right more often: on text the sum follows the norm of q (benchmarks/tried.md#best-first-draws).
 A rejected draw leaves less of P to the next draw, which is tried only if all draws before it were rejected.
 """
 
@@ -20,7 +20,7 @@ Belief = Callable[[int, float], float]
 AGREEMENT = (0.85, 0.45, 0.3)
 """Expected acceptance of first, second and later draws, divided by q's norm.
 
-Each applies if all draws before it were rejected. Measured (docs/performance.md#best-first-draws).
+Each applies if all draws before it were rejected. Measured (benchmarks/tried.md#best-first-draws).
 """
 
 

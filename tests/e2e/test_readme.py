@@ -94,7 +94,7 @@ def test_readme_commands(tmp_path: Path) -> None:
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             if is_demo:
-                for word in ("plain decoding", "token trees", "with the same text"):
+                for word in ("plain decoding", "Token trees", "guessed by", "with the same text"):
                     assert word in done.stdout
         _check_clients(tmp_path, f"127.0.0.1:{http_port}")
         _check_health()

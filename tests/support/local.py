@@ -17,13 +17,18 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 
 def tiny_engine(
-    drafters: Mapping[str, Drafter] | None = None, model: Any = None, **options: Any
+    drafters: Mapping[str, Drafter] | None = None, model: Any = None, together: bool = False, **options: Any
 ) -> LocalEngine:
-    """Return the engine of a tiny model in float32, or of a runner; each drafter is a separate group."""
+    """Return the engine of a tiny model in float32, or of a runner.
+
+    Each drafter is a separate group; `together`: all are one group.
+    """
     options = {"adaptive": False, "tree_nodes": 8, "max_num_seqs": 8, "kv_tokens": 2048} | options
     if not isinstance(model, ModelRunner):
         model = runner_of(model or tiny_transformers("llama"), kv_tokens=options["kv_tokens"])
     groups = [{name: drafter} for name, drafter in (drafters or {}).items()]
+    if together and drafters:
+        groups = [dict(drafters)]
     return assemble(
         model, ascii_tokenizer(), groups, LLMOptions(**options), PassCurve([(1, 0.001), (64, 0.002)])
     )

@@ -51,7 +51,7 @@ Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
 SERVICE_ENVIRONMENT = {
     # idle threads of a service must not spin on cores that another service needs
-    # (docs/performance.md#passive-threads)
+    # (benchmarks/tried.md#passive-threads)
     "OMP_WAIT_POLICY": "PASSIVE",
     # gRPC's event engine passes messages through a further thread: a round trip takes 110 us instead of 70
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",

@@ -17,7 +17,7 @@ GREEDY_SCORE_TEMPERATURE = 0.75
 """Temperature of the softmax that scores candidates of greedy requests.
 
 A greedy target chooses the draft's most probable token more often than the draft's probability suggests, as the draft
-was trained on the target's distribution. So trees should be deep and narrow (docs/performance.md#greedy-scores).
+was trained on the target's distribution. So trees should be deep and narrow (benchmarks/tried.md#greedy-scores).
 """
 
 

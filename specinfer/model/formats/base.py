@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # the command names formats without numpy
     Floats = NDArray[np.float32]
     Bytes = NDArray[np.uint8]
 
+SMALL_BLOCKS = "q4_0"
+"""Format of drafts from large GGUF files; the kernels requantise to it."""
+LARGE_BITS, SMALL_BITS = 5.0, 4.5
+"""Bits per weight above which a GGUF file is large, and those of `SMALL_BLOCKS`."""
 _WEIGHTS_AT_ONCE = 1 << 18
 """Maximum weights per task of a thread; limits temporary memory."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specinfer.model.arrays import as_floats, like
 from specinfer.model.families.experts import ROUTER, SHARED_GATE
-from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
+from specinfer.model.formats.base import SMALL_BLOCKS, BlockFormat, Format, GpuFormat, NumberFormat
 from specinfer.model.lazy_torch import torch
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
@@ -26,6 +26,8 @@ class WeightFormats:
     """Number of tensors by GGUF type."""
     blocks: tuple[str, ...] = ()
     """GGUF types of the quantised matrices, sorted."""
+    bytes: int = 0
+    """Bytes of the matrices in blocks."""
 
     def __str__(self) -> str:
         """Return a summary such as `as in the file: 169 Q4_K, 29 Q6_K`."""
@@ -84,6 +86,7 @@ class WeightsInFormat(NamedTensors):
         """True if `blocks` may return matrices in blocks; False: all have `dtype`."""
         self._numbers: dict[str, str] = {}
         self._blocks: dict[str, str] = {}
+        self._bytes: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._source[name]
@@ -103,6 +106,8 @@ class WeightsInFormat(NamedTensors):
         blocks = self._source.blocks(name, as_stored)
         if blocks is not None:
             self._blocks[name] = blocks[0]
+            if not as_stored:  # the embeddings, which are only looked up
+                self._bytes[name] = int(blocks[1].nbytes)
         return blocks
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
@@ -119,7 +124,7 @@ class WeightsInFormat(NamedTensors):
         blocks = set(self._blocks.values())
         if isinstance(self.format, GpuFormat):
             blocks.add(self.format.name.upper())
-        return WeightFormats(self._reason(), counts, tuple(sorted(blocks)))
+        return WeightFormats(self._reason(), counts, tuple(sorted(blocks)), sum(self._bytes.values()))
 
     def _type_of(self, name: str, dimensions: int) -> str:
         if self._backend == "native" and (dimensions == 1 or name.endswith((ROUTER, SHARED_GATE))):
@@ -177,5 +182,10 @@ class QuantisedWeights(NamedTensors):
             stored = self._weights.blocks(name)
             if stored is not None and stored[0] == self._format.type_name:
                 return stored
+            if stored is not None and self._format.name == SMALL_BLOCKS:
+                from specinfer.model.native.requantise import requantised
+
+                if (requantised_blocks := requantised(stored, shape[1])) is not None:
+                    return requantised_blocks
         numbers = self._weights[name]
         return self._format.type_name, like(self._format.quantise(as_floats(numbers)), numbers)

@@ -214,6 +214,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_set_layer": (None, [c_void_p, c_int, c_int, c_int, c_int]),
     "si_set_experts": (None, [c_void_p, c_int, c_void_p]),
     "si_set_embedding": (None, [c_void_p, c_int, c_void_p]),
+    "si_requantise": (None, [c_int, c_void_p, c_int, c_int, c_void_p]),
     "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),
     "si_place": (None, [c_void_p, c_int, c_int, c_void_p]),
     "si_recurrent_sizes": (None, [c_void_p, c_void_p, c_void_p]),

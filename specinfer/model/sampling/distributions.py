@@ -2,7 +2,7 @@
 
 All verification and drafting uses these functions, so that P and q are computed alike. They work on single rows in
 numpy: many rows of a tree are never used, and a row of 50,000 numbers is too short for torch's threads to gain time
-(docs/performance.md#numpy-rows).
+(benchmarks/tried.md#numpy-rows).
 """
 
 from __future__ import annotations

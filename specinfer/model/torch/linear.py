@@ -1,7 +1,7 @@
 """Defines linear layers; all storage formats have the same interface.
 
 `Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's blocked layout, which
-is read at memory speed (docs/performance.md#packed-layers). `Surgery` is the interface by which ranks divide a decoder
+is read at memory speed (benchmarks/tried.md#packed-layers). `Surgery` is the interface by which ranks divide a decoder
 (`specinfer.model.parallel`).
 """
 

@@ -64,15 +64,25 @@ class TrimmedHead:
     """A head with few rows, which can be replaced during operation."""
 
     def __init__(
-        self, weights: StoredRows, name: str, token_ids: Sequence[int], set_head: Callable[[Blocks], None]
+        self,
+        weights: StoredRows,
+        name: str,
+        token_ids: Sequence[int],
+        set_head: Callable[[Blocks], None],
+        in_format: Callable[[Blocks], Blocks] = lambda blocks: blocks,
     ) -> None:
-        """Read the rows of `token_ids`; `replace` passes changed rows to `set_head`."""
-        self._weights, self._name, self._set_head = weights, name, set_head
+        """Read the rows of `token_ids`; `replace` passes changed rows to `set_head`.
+
+        `in_format` quantises stored rows to the head's format.
+        """
+        self._weights, self._name, self._set_head, self._in_format = weights, name, set_head, in_format
         blocks = weights.blocks(name)
         assert blocks is not None, name
-        self._blocks: Blocks = blocks[0], blocks[1][np.array(token_ids)]
+        self._stored = blocks[0]
+        self._blocks = in_format((blocks[0], blocks[1][np.array(token_ids)]))
 
     def replace(self, tokens: Mapping[int, int]) -> None:
         """Replace rows of the head; `tokens` maps rows to new tokens."""
-        self._blocks[1][list(tokens)] = self._weights.some_blocks(self._name, [*tokens.values()])
+        rows = self._weights.some_blocks(self._name, [*tokens.values()])
+        self._blocks[1][list(tokens)] = self._in_format((self._stored, rows))[1]
         self._set_head(self._blocks)

@@ -102,7 +102,7 @@ def test_a_replayed_drafter_gets_what_it_gets_in_decoding() -> None:
     guesser._after |= {t: (n, m, 96) for t, n, m in zip(tokens, tokens[1:], tokens[2:], strict=False)}
     plan = DecodingPlan(4, 3, 0.0, 9, batch=3)
     decoded = Decoding(runner_of(default_target()), [guesser], plan).run(PROMPTS)
-    replayed = replay(guesser, PROMPTS, decoded.answers, plan)
+    replayed = replay([guesser], PROMPTS, decoded.answers, plan)
     assert replayed.tokens_per_step() > 1
     assert replayed.per_prompt == decoded.per_prompt
     assert replayed.answers == decoded.answers

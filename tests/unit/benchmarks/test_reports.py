@@ -1,4 +1,4 @@
-"""Every report has the script that writes it; what has none is a row of docs/performance.md."""
+"""Every report has the script that writes it; what has none is a row of benchmarks/tried.md."""
 
 import re
 from importlib.util import find_spec

@@ -145,8 +145,10 @@ def test_it_reads_well_in_a_pipe_and_in_a_narrow_terminal(
         "An [answer] of two lines\nand `code`.\n(5 tokens in 2 steps: 1 guessed by ngram, 2 guessed by ssm)\n"
     )
     assert " ".join(text.split()).count(" ".join(shown.split())) == len(demo.PROMPTS)
-    for mode in demo.MODES:
-        assert mode in text or width < 80
+    for kind in (*demo.PROMPTS, "all"):
+        (row,) = [line.split() for line in text.splitlines() if line.split()[:1] == [kind]]
+        assert row[1:6] == ["100", "→", "200", "2.00x", "2.50"], row
+    assert "ngram 20%, ssm 40%" in text or width < 80
 
 
 GB = 10**9

@@ -12,7 +12,7 @@ from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
 from specinfer.drafters.growth import shape_of
-from specinfer.drafters.ssm import SsmDrafter
+from specinfer.drafters.ssm import SsmDrafter, window_starts
 from specinfer.drafters.vocabulary import drafted_tokens
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.batch import Segment
@@ -30,8 +30,9 @@ MODEL = tiny_transformers("llama", seed=3)
 CONTEXTS = [[5, 17, 3, 88], [41], [9, 60, 2, 71, 33, 34, 35, 90, 11, 7, 52, 19, 64, 23, 8, 1, 95]]
 
 
-def make(shape: GrowthShape | None = None, **options: Any) -> SsmDrafter:
-    return SsmDrafter(runner_of(MODEL, **options), DrafterDescription("tiny", 97), shape or GrowthShape())
+def make(shape: GrowthShape | None = None, window: int = 0, **options: Any) -> SsmDrafter:
+    description = DrafterDescription("tiny", 97)
+    return SsmDrafter(runner_of(MODEL, **options), description, shape or GrowthShape(), window=window)
 
 
 def draft(drafter: SsmDrafter, jobs: list[DraftJob]) -> list[TokenTree]:
@@ -189,6 +190,69 @@ def test_a_drafter_that_lacks_much_context_reads_it_in_parts(monkeypatch: pytest
     assert paths(tree) == paths(whole)
 
 
+@pytest.fixture
+def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models of few positions have windows."""
+    monkeypatch.setattr("specinfer.drafters.ssm._CATCH_UP", 32)
+
+
+LONG = [(7 * i + i // 5) % 97 for i in range(61)]
+WINDOWED = 48
+"""First position that a window of 12 tokens reads of `LONG`."""
+
+
+@pytest.mark.usefixtures("small_reads")
+def test_a_window_reads_the_end_of_a_long_prompt_and_then_all_new_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter, limits, context = make(window=12), TreeLimits(6, 3), list(LONG)
+    passes = passes_of(drafter, monkeypatch)
+    for _ in range(3):
+        (tree,) = draft(drafter, [DraftJob("r", context, limits, GREEDY)])
+        (expected,) = draft(make(), [DraftJob("r", context[WINDOWED:], limits, GREEDY)])
+        assert paths(tree) == paths(expected)
+        context += [5, 9]
+    assert [sum(read) for read in passes if sum(read)] == [len(LONG) - WINDOWED, 2, 2]
+    (short,) = draft(drafter, [DraftJob("short", LONG[:12], limits, GREEDY)])
+    assert paths(short) == paths(draft(make(), [DraftJob("short", LONG[:12], limits, GREEDY)])[0])
+
+
+@pytest.mark.usefixtures("small_reads")
+def test_a_windowed_context_that_fills_the_model_starts_again() -> None:
+    drafter = make(window=12)
+    assert drafter.description.max_context_len == 0
+    last, context = drafter._runner.config.max_positions, list(LONG)
+    while len(context) < 2 * last:
+        (tree,) = draft(drafter, [DraftJob("r", context, TreeLimits(2, 2), GREEDY)])
+        assert len(tree) == 3
+        assert drafter._read["r"].sequence.length < last
+        context += LONG[:9]
+
+
+@pytest.mark.usefixtures("small_reads")
+def test_noise_and_draws_of_a_windowed_context_follow_its_whole_positions() -> None:
+    """The same text gets other random numbers at other positions, and the same distribution."""
+    sampled = Sampling(temperature=1.0, seed=4)
+    (tree,) = draft(make(window=12), [DraftJob("r", LONG, TreeLimits(1, 1), sampled)])
+    p = probabilities(reference_logits(MODEL, LONG[WINDOWED:])[-1], sampled)
+    assert int(tree.token_ids[1]) == Noise(sampled.seed, len(LONG)).choose(p)
+    shape = GrowthShape(kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=4)
+    jobs = [DraftJob("r", text, TreeLimits(1, 1), sampled, draw_seed=3) for text in (LONG, LONG[WINDOWED:])]
+    (long,), (short,) = draft(make(shape, window=12), jobs[:1]), draft(make(shape), jobs[1:])
+    assert str(long.proposals[0].q_probabilities) == str(short.proposals[0].q_probabilities)
+
+
+@pytest.mark.parametrize(("length", "window"), [(5, 0), (12, 12), (13, 12), (61, 12), (4000, 512), (9, 1)])
+def test_a_window_starts_where_it_leaves_its_tokens_and_at_most_half_as_many_more(
+    length: int, window: int
+) -> None:
+    starts = window_starts(length, window)
+    assert list(starts) == sorted(set(starts))
+    assert starts[0] == 0
+    if window:
+        assert min(length, window) <= length - starts[-1] <= window + window // 2
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 def test_nothing_is_grown_below_the_least_likely_node_of_a_full_tree(
     monkeypatch: pytest.MonkeyPatch, nodes: int
@@ -306,15 +370,17 @@ def test_stochastic_requests_get_points_unless_draws_are_asked_for(temperature: 
         assert make(shape_of(options)).description.draws == (kind is not ProposalKind.POINT)
 
 
-def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
+@pytest.mark.usefixtures("small_reads")
+@pytest.mark.parametrize(("context", "window"), [(CONTEXTS[0], 0), (LONG, 12)])
+def test_draws_follow_q_and_differ_between_positions_and_seeds(context: list[int], window: int) -> None:
     """Chi-square test of the first draws with 400 seeds against q; probability of a false alarm 1e-4."""
     from scipy import stats
 
-    drafter = make(GrowthShape(kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=4))
+    drafter = make(GrowthShape(kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=4), window)
     limits = TreeLimits(1, 1)
     trees = []
     for seed in range(400):
-        trees += draft(drafter, [DraftJob("r", CONTEXTS[0], limits, Sampling(seed=1), draw_seed=seed)])
+        trees += draft(drafter, [DraftJob("r", context, limits, Sampling(seed=1), draw_seed=seed)])
         drafter.release("r")
     q = trees[0].proposals[0]
     counts = [sum(int(t.token_ids[1]) == token for t in trees) for token in q.q_token_ids.tolist()]

@@ -15,12 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specinfer.drafters import DraftJob
+from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.llm import LLM, CompletionOutput, SamplingParams
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.text.constraints.constraint import Constraint, ConstraintKind
-from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from tests.support.effort import effort
 from tests.support.local import tiny_llm
 from tests.support.models.families import random_model
@@ -177,6 +181,33 @@ def test_drafts_of_the_oracle_are_accepted_and_rejected() -> None:
     assert did.accepted > 5
     assert did.drafted > 2 * did.accepted
     assert len([count for count in did.histogram if count]) >= 3
+
+
+@pytest.mark.parametrize("proposal", [ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize("temperature", [0.0, 0.02])
+def test_a_chain_of_sources_gives_the_tokens_of_plain_decoding(
+    proposal: ProposalKind, temperature: float
+) -> None:
+    """Copies draft alone in some steps, the model in others; a model that draws changes sampled text only."""
+    model, draft = tiny_transformers("llama"), runner_of(tiny_transformers("llama", seed=5))
+    description = DrafterDescription("tiny", VOCABULARY, max_context_len=draft.config.max_positions)
+    ssm = SsmDrafter(draft, description, GrowthShape(kind=proposal))
+    llm = tiny_llm({"ngram": NgramDrafter(), "ssm": ssm}, model, together=True)
+    prompts = [[*range(20, 40), 9, 8, *range(20 + n, 27 + n)] for n in range(4)]
+    answers, counts = {}, SpeculationCounts()
+    for mode in ("off", "tree", "sequence"):
+        params = SamplingParams(
+            temperature=temperature, seed=3, max_tokens=40, ignore_eos=True, speculation=mode
+        )
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        answers[mode] = [output.outputs[0].token_ids for output in outputs]
+        for output in outputs:
+            assert output.metrics is not None
+            counts += output.metrics.speculative_decoding
+    if proposal is ProposalKind.POINT or not temperature:
+        assert answers["tree"] == answers["sequence"] == answers["off"]
+    assert counts.of(0).drafts > 0, "copies"
+    assert 0 < counts.of(1).drafts < counts.trees, "the model"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Costs from ratios of times: a machine that changes its speed changes none of them."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,28 @@ def test_a_step_shows_what_a_part_of_its_speculators_would_have_cost() -> None:
         assert seconds_of(drafts, frozenset()) == 0.0
 
 
+def test_a_model_that_was_not_asked_is_not_free() -> None:
+    """Copies drafted alone: the step shows what all cost together, and neither the model's drafts nor its reading."""
+    costs = costs_of()
+    alone = replace(trees(), drafts=[DraftTime(BOTH, {0: 0.002}, 0.0)])
+    for _ in range(40):
+        costs.observe(trees(), cold=False)
+        costs.observe(alone, cold=False)
+    model, both = (float(costs.outside_pass(1, one, [4])[0]) for one in (frozenset({1}), BOTH))
+    assert model == pytest.approx(0.005, rel=0.05)
+    assert 0.003 < both < 0.007
+    before = costs.read_s(1)
+    costs.observe(replace(alone, drafts=[DraftTime(BOTH, {0: 0.002}, 0.0, read=1000)]), cold=False)
+    assert costs.read_s(1) == before
+    assert costs.read_s(0) < before / 2, "copies read at once"
+    costs.observe(replace(trees(), overhead_s=2.0), cold=False)
+    assert costs.read_s(1) > 3 * before, "the model reads later what it missed"
+    assert (
+        costs.reading_of(frozenset({0}), {0: 1000, 1: 1000}) < 0.1 < costs.reading_of(BOTH, {0: 0, 1: 1000})
+    )
+    assert float(costs.outside_pass(1, BOTH, [4])[0]) == pytest.approx(both, rel=0.05)
+
+
 def test_reading_is_charged_by_the_token_and_not_to_drafts() -> None:
     costs = costs_of()
     for _ in range(20):
@@ -111,7 +134,7 @@ def test_reading_is_charged_by_the_token_and_not_to_drafts() -> None:
         )
         costs.observe(reading, cold=False)
     assert costs.outside_pass(1, BOTH, [4])[0] == before
-    assert costs.read_s == pytest.approx(0.0005, rel=0.1)
+    assert costs.read_s(0) + costs.read_s(1) == pytest.approx(0.0005, rel=0.1)
 
 
 def test_steps_of_speculators_that_left_are_ignored() -> None:

@@ -1,13 +1,14 @@
 """Counted gains: of smaller trees, of parts of the speculators, and of each request."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from specinfer.planning.choice import Choice
 from specinfer.planning.costs import SIZES
 from specinfer.planning.gains import TreeGains, nodes_needed, ranked_nodes
-from specinfer.planning.step_report import StepReport
+from specinfer.planning.step_report import DraftTime, StepReport
 from specinfer.tree import TokenTree, TreeBuilder, merge_trees
 from tests.support.oracle import chain
 
@@ -47,6 +48,18 @@ def test_a_part_of_the_speculators_brings_what_it_proposed() -> None:
     gains.follow({"b": 5})
     assert tokens(gains, ALONE)[-1] == pytest.approx(2.0, abs=0.1)
     assert tokens(gains, frozenset({1}))[-1] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_step_in_which_copies_draft_alone_does_not_count_for_the_model() -> None:
+    """Half of the steps show the model, which is right twice; in the others it was not asked."""
+    gains, path = gains_of("a"), [1, 2]
+    asked = report("a", merge_trees([(1, chain(ROOT, [1, 2]))]), path)
+    times = [DraftTime(BOTH, {0: 0.001}, 0.0)]
+    alone = replace(report("a", merge_trees([(0, chain(ROOT, [1, 2, 3]))]), [1, 2, 3]), drafts=times)
+    gains.observe([asked, alone] * 300)
+    gains.follow({"b": 5})
+    assert tokens(gains, frozenset({1}))[-1] == pytest.approx(2.0, abs=0.1)
+    assert tokens(gains)[-1] == pytest.approx(2.5, abs=0.1)
 
 
 def test_each_request_gets_its_own_expectation_within_ten_steps() -> None:
@@ -115,6 +128,7 @@ def test_steps_without_outcomes_count_no_tree() -> None:
 
 def test_a_request_that_begins_again_has_read_nothing_more_than_its_context() -> None:
     gains = gains_of("a")
-    gains.note_drafts()
+    (one, other) = sorted(BOTH)
+    gains.note_drafts(frozenset({one}))
     gains.follow({"a": 4})
-    assert gains.unread == gains.unread_per_token == 0
+    assert gains.unread() == {one: 0, other: 4}, "the other speculator has not drafted"

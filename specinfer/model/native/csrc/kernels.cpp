@@ -103,6 +103,11 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
   targets[which]->assign(data, data + n);
 }
 
+// Requantises rows of any Storage but BLOCK_FLOAT to Q4_0; k: numbers of a row, a multiple of 32.
+void si_requantise(int storage, const void* rows, int n, int k, void* to) {
+  requantise(Storage(storage), rows, n, k, static_cast<uint8_t*>(to));
+}
+
 // Sets the embeddings, [vocabulary, hidden] as in `si_set_matrix`; they stay in the caller's memory.
 void si_set_embedding(void* model, int storage, const void* table) {
   Model& m = *static_cast<Model*>(model);

@@ -13,6 +13,8 @@ from specinfer.errors import SettingError
 from specinfer.model.formats.base import BlockFormat
 from specinfer.model.formats.registry import BLOCK_FORMATS, FORMATS, find_format
 from specinfer.model.formats.weights_in_format import QuantisedWeights, WeightFormats, WeightsInFormat
+from specinfer.model.native.build import load_library
+from specinfer.model.native.requantise import requantised
 from specinfer.model.weights.interfaces import Blocks
 from specinfer.options.model_options import ModelOptions, described
 from tests.support.models.block_models import FormattedWeights, stored
@@ -153,6 +155,25 @@ def test_a_dequantised_matrix_does_not_count_as_blocks() -> None:
     assert weights.blocks(QUERY) is not None
     weights[QUERY]
     assert dict(weights.formats().counts) == {"BF16": 1}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32"])
+def test_the_kernels_requantise_as_gguf(kind: str) -> None:
+    """Numbers half-way between two steps may be rounded to either."""
+    load_library()
+    x = np.ascontiguousarray(rows(11)[:, :512])
+    blocks = stored(kind, x).contiguous()
+    numbers = gguf.dequantize(blocks.numpy().view(np.uint8), gguf.GGMLQuantizationType[kind])
+    ours = requantised((kind, blocks), 512)
+    assert ours is not None
+    chosen = FORMATS["q4_0"]
+    assert isinstance(chosen, BlockFormat)
+    theirs = chosen.dequantise(chosen.quantise(numbers))
+    scales = ours[1].numpy().reshape(24, 16, 18)[..., :2].copy().view(np.float16).astype(np.float32)
+    steps = (chosen.dequantise(ours[1].numpy()) - theirs).reshape(24, 16, 32) / np.abs(scales)
+    assert np.abs(steps).max() < 1.01
+    assert (np.abs(steps) > 0.01).mean() < 0.05
 
 
 def test_blocks_of_the_wanted_type_stay_as_the_file_has_them() -> None:

@@ -62,6 +62,24 @@ def test_rows_of_a_head_are_replaced_by_those_of_other_tokens() -> None:
 
 
 @pytest.mark.native
+def test_the_head_of_a_requantised_file_is_replaced_in_its_format(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = tiny_transformers("llama", intermediate_size=128, **sizes)
+    path = Gguf.of(model, gguf.GGMLQuantizationType.Q8_0).write(tmp_path / "model.gguf")
+    config = from_transformers(GgufWeights(path).config())
+    options = RunnerOptions(kv_tokens=2048, blocks_as="q4_0")
+    whole = ModelRunner.build(config, GgufWeights(path), options)
+    trimmed = ModelRunner.build(config, GgufWeights(path), replace(options, token_ids=KEPT))
+    assert (whole.weights.blocks, trimmed.weights.blocks) == (("Q4_0",), ("Q4_0", "Q8_0")), "embeddings stay"
+    assert trimmed.head is not None
+    trimmed.head.replace({2: 60, 6: 9})
+    now = [3, 96, 60, 40, 41, 0, 9, 12]
+    torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, now], rtol=0, atol=0)
+    as_stored = ModelRunner.build(config, GgufWeights(path), replace(options, blocks_as="auto"))
+    assert as_stored.weights.blocks == ("Q8_0",)
+
+
+@pytest.mark.native
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_the_head_of_a_file_is_replaced_as_stored(kind: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2}

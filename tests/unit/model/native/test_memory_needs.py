@@ -1,5 +1,6 @@
 """The memory that a model needs is compared with the free memory before it is loaded."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,29 @@ def test_a_draft_counts_twice_weights_and_cache(model: Path) -> None:
     assert alone is not None
     assert both is not None
     assert (both.draft, both.token) == (alone.weights, 2 * alone.token)
+
+
+def test_a_draft_from_a_large_file_counts_as_requantised(tmp_path: Path) -> None:
+    """Its embeddings stay as stored: half of these numbers are embeddings."""
+    config = tiny_transformers("llama").config
+    config.save_pretrained(tmp_path)
+    count = 2 * config.vocab_size * config.hidden_size
+    (tmp_path / "source.gguf").write_bytes(bytes(count))
+    options = RunnerOptions()
+    for bits, weights, wanted in (
+        (8.0, "auto", (4.5 + 8) / 2),
+        (8.0, "q4_0", (4.5 + 8) / 2),
+        (8.0, "file", 8),
+        (4.8, "auto", 8),
+    ):
+        record = {"parameters": count, "bytes": int(count * bits / 8)}
+        (tmp_path / "gguf.json").write_text(json.dumps(record))
+        needs = memory._needs(tmp_path, tmp_path, options, weights)
+        assert needs is not None
+        assert needs.draft == pytest.approx(count * wanted / 8, abs=8)
+    needs = memory._needs(tmp_path, tmp_path, RunnerOptions(dtype="float32"))
+    assert needs is not None
+    assert needs.draft == count
 
 
 def test_offloaded_weights_are_not_compared(model: Path) -> None:

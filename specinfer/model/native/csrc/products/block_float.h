@@ -9,7 +9,7 @@
 // Rounding: activations to 1/4095 of their block's maximum, which is at least as precise over a block as bfloat16 (to which
 // processors with bfloat16 products round them), usually four times as precise; weights below 1/32 of their column's
 // maximum to 1/8192 of that maximum; all other weights keep their eight bits. Effect on logits:
-// docs/performance.md#block-float.
+// benchmarks/tried.md#block-float.
 #pragma once
 #include <algorithm>
 #include <cmath>

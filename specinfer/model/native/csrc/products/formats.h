@@ -203,4 +203,17 @@ void dequantise(const uint8_t* from, float* to) {
   }
 }
 
+// Quantises 32 numbers to a block of Q4_0: the number of largest magnitude becomes -8 times the scale.
+inline void quantise_q4_0(const float* from, uint8_t* to) {
+  const Floats low = load(from), high = load(from + LANES);
+  const float above = largest(most(low, high)), below = largest(sub(zeros(), least(low, high)));
+  const float d = (above > below ? above : -below) / -8, inverse = d == 0 ? 0 : 1 / d;
+  const uint16_t half = uint16_t(_cvtss_sh(d, 0));
+  std::memcpy(to, &half, sizeof half);
+  float q[UNIT];
+  store(q, least(fma(low, spread(inverse), spread(8.5f)), spread(15.0f)));
+  store(q + LANES, least(fma(high, spread(inverse), spread(8.5f)), spread(15.0f)));
+  for (int i = 0; i < LANES; ++i) to[2 + i] = uint8_t(int(q[i]) | int(q[LANES + i]) << 4);
+}
+
 }  // namespace specinfer

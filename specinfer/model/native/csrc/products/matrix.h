@@ -165,4 +165,18 @@ inline void read_row(Storage storage, const void* table, int row, int k, float* 
   for (int i = 0; i < k; ++i) to[i] = storage == F16 ? from_half(halves[i]) : from_bf16(halves[i]);
 }
 
+// Requantises a table [rows, k] in any storage except block floating point to blocks of Q4_0, [rows][k / 32].
+inline void requantise(Storage storage, const void* table, int rows, int k, uint8_t* to) {
+  const size_t bytes = size_t(k) / UNIT * Q4_0Blocks::BYTES;
+#pragma omp parallel
+  {
+    std::vector<float> numbers(k);
+#pragma omp for
+    for (int row = 0; row < rows; ++row) {
+      read_row(storage, table, row, k, numbers.data());
+      for (int i = 0; i < k / UNIT; ++i) quantise_q4_0(numbers.data() + i * UNIT, to + row * bytes + i * Q4_0Blocks::BYTES);
+    }
+  }
+}
+
 }  // namespace specinfer
