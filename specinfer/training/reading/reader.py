@@ -18,7 +18,7 @@ from specinfer.training.reading.texts import FoundText
 
 SEQUENCE_TOKENS = 512
 PASS_TOKENS = 1024
-"""Tokens of a pass: the kernels' speed is the same from 256 on."""
+"""Maximum tokens of a pass; passes of half of it are as fast a token."""
 MAX_BYTES = 8_000_000_000
 
 
