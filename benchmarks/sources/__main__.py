@@ -105,7 +105,7 @@ def measure(
     answers: Sequence[Sequence[int]],
     encode: Callable[[str], list[int]],
 ) -> Result:
-    """Decode with the drafters of a service; those that need no target replay `answers`."""
+    """Decode with the drafters of a service, or replay `answers` if they need no target."""
     descriptions = [drafter.description for drafter in drafters]
     if answers and not any(each.target_top_k or each.feature_layers for each in descriptions):
         return replay(drafters, prompts, answers, plan, encode)

@@ -137,15 +137,9 @@ def models_tune(
     with waiting(f"tuning {name}") as advance:
         for variant in measure_variants(model, name, texts, advance):
             gains = variant.gains
-            table.add_row(
-                *(
-                    gains.draft,
-                    f"{gains.gain * gains.plain:.1f}",
-                    f"{gains.gain:.2f}x",
-                    f"{gains.tokens:.2f}",
-                ),
-                *(f"{gains.draft_ms:.1f}", f"{variant.formats.bytes / 1e6:.0f}"),
-            )
+            rates = [f"{gains.gain * gains.plain:.1f}", f"{gains.gain:.2f}x", f"{gains.tokens:.2f}"]
+            costs = [f"{gains.draft_ms:.1f}", f"{variant.formats.bytes / 1e6:.0f}"]
+            table.add_row(gains.draft, *rates, *costs)
             variants.append(variant)
     output.print(table)
     best = fastest(variants)

@@ -4,7 +4,7 @@ text      ... the cat sat on the mat . the cat ran . the cat
 matches   "the cat" -> sat on ...  (2 tokens match),  ". the cat" -> ran ...  (3 tokens match)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -100,6 +100,24 @@ class Match(NamedTuple):
     """Position after the occurrence."""
     length: int
     """Number of matching tokens, at most `LONGEST`."""
+
+
+_WEIGHT = 4.0
+"""Factor by which each matching token increases a match's weight."""
+
+
+def weight_of(matches: Iterable[Match]) -> float:
+    """Return the sum of weights, which grow with the lengths of the matches."""
+    return sum([_WEIGHT**match.length for match in matches])
+
+
+def by_next_token(matches: Iterable[Match], depth: int) -> dict[int, list[Match]]:
+    """Group matches by the token `depth` positions after them; `END` where their texts end."""
+    groups: dict[int, list[Match]] = {}
+    for match in matches:
+        place = match.end + depth - 1
+        groups.setdefault(match.text[place] if place < len(match.text) else END, []).append(match)
+    return groups
 
 
 class Occurrences:

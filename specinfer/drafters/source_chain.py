@@ -15,7 +15,7 @@ from operator import mul
 from typing import TypeVar
 
 from specinfer.drafters import Drafter, DraftJob
-from specinfer.drafters.search import END, LONGEST, Match, Occurrences
+from specinfer.drafters.search import END, LONGEST, Match, Occurrences, by_next_token, weight_of
 from specinfer.tree import TokenTree
 from specinfer.tree.builder import point_tree
 
@@ -23,8 +23,6 @@ SHORTEST = 4
 """Minimum tokens of a match."""
 _DOMINANT = 0.7
 """Minimum share of a successor in the matches' weights."""
-_WEIGHT = 4.0
-"""Factor by which each matching token increases a match's weight."""
 _TRUST, _MAX_TRUST = (0.75, 0.8, 0.8, 0.85, 0.88, 0.88, 0.88), 0.96
 """Probability of an only successor by length of the match, from `SHORTEST` on; longer ones."""
 _SAVED = 1.5
@@ -40,19 +38,13 @@ Copy = list[tuple[int, float]]
 def dominant_copy(matches: Sequence[Match], tokens: int, least: float = 0.0) -> Copy:
     """Return the continuation that most matches share, of at most `tokens` tokens.
 
-    It ends where no successor dominates, or the path's probability is below `least`. A match weighs four times as much
-    for each of its tokens.
+    It ends where no successor dominates, or the path's probability is below `least`.
     """
     copy: Copy = []
     path_probability = 1.0
     for depth in range(tokens):
-        weights: dict[int, float] = {}
-        followers: dict[int, list[Match]] = {}
-        for match in matches:
-            place = match.end + depth
-            token = match.text[place] if place < len(match.text) else END
-            weights[token] = weights.get(token, 0.0) + _WEIGHT**match.length
-            followers.setdefault(token, []).append(match)
+        followers = by_next_token(matches, depth + 1)
+        weights = {token: weight_of(group) for token, group in followers.items()}
         best = max(weights, key=lambda token: weights[token], default=END)
         if best == END or (share := weights[best] / sum(weights.values())) < _DOMINANT:
             break
@@ -108,7 +100,7 @@ class _Text:
         return (self.accepted + _PRIOR * _USUAL) / (self.trees + _PRIOR) if self.trees else 0.0
 
     def read(self, context: Sequence[int]) -> None:
-        """Index new tokens, and count those that the model's tree has."""
+        """Index new tokens; count those in the model's tree as accepted."""
         if self.drafted is not None and self.indexed < len(context):
             self.accepted = _FADE * self.accepted + agreed_tokens(self.drafted, context[self.indexed :])
             self.trees = _FADE * self.trees + 1

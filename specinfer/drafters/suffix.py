@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
-from specinfer.drafters.search import END, Match, Occurrences
+from specinfer.drafters.search import END, Match, Occurrences, by_next_token, weight_of
 from specinfer.errors import SpecInferError
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
@@ -30,8 +30,6 @@ _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
 """Trust factor by length of the match; `_MAX_TRUST` for longer matches."""
 _MAX_TRUST = 0.92
-_WEIGHT = 4.0
-"""Factor by which each matching token increases a match's weight."""
 _MAX_LEARNT = 1 << 18
 """Maximum tokens of finished requests."""
 
@@ -142,20 +140,12 @@ def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> To
 
 
 def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | None) -> list[_Branch]:
-    """Group matches by the token `depth` positions after them; largest weight first."""
-    branches: dict[int, _Branch] = {}
-    total = 0.0
-    for match in matches:
-        place = match.end + depth - 1
-        token = match.text[place] if place < len(match.text) else END
-        if token == END:
-            continue
-        weight = _WEIGHT**match.length
-        branch = branches.setdefault(token, _Branch(parent, depth, token, 0.0, [], 0.0))
-        branch.matches.append(match)
-        branch.weight += weight
-        total += weight
-    for branch in branches.values():
-        longest = max([match.length for match in branch.matches]) + depth - 1
-        branch.score = branch.weight / total * (_TRUST[longest] if longest < len(_TRUST) else _MAX_TRUST)
-    return sorted(branches.values(), key=lambda branch: -branch.weight)[:width]
+    """Return a branch for each next token of the matches, the largest weight first."""
+    groups = {token: group for token, group in by_next_token(matches, depth).items() if token != END}
+    weights = {token: weight_of(group) for token, group in groups.items()}
+    total, branches = sum(weights.values()), list[_Branch]()
+    for token, group in groups.items():
+        longest = max([match.length for match in group]) + depth - 1
+        trust = _TRUST[longest] if longest < len(_TRUST) else _MAX_TRUST
+        branches.append(_Branch(parent, depth, token, weights[token] / total * trust, group, weights[token]))
+    return sorted(branches, key=lambda branch: -branch.weight)[:width]

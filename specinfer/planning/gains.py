@@ -132,7 +132,7 @@ class TreeGains:
 
     def unread(self) -> dict[int, int]:
         """Return the context tokens that each speculator has not read."""
-        return {one: self._unread(self._read.get(one, {})) for set_ in self.sets for one in set_}
+        return {one: self._unread(self._read.get(one, {})) for one in frozenset[int]().union(*self.sets)}
 
     def _unread(self, read: Mapping[str, int]) -> int:
         return sum([max(tokens - read.get(name, 0), 0) for name, tokens in self._contexts.items()])

@@ -74,7 +74,7 @@ def digest_of(tokens: Sequence[int]) -> str:
 
 
 def read_corpus_texts(runner: ModelRunner, corpus: Sequence[Continuation], kept: KeptTexts) -> list[KeptText]:
-    """Return a corpus' texts; those that are not kept yet are read."""
+    """Return the kept texts of a corpus, after reading missing ones."""
     texts = [AnswerText(digest_of([*item.prompt, -1, *item.output]), item) for item in corpus]
     missing = [text for text in texts if not kept.has(text.digest)]
     with progress_bar() as bar:

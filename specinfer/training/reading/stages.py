@@ -29,7 +29,7 @@ from specinfer.training.reading.drafts import KeptTraining, active_units, read_u
 from specinfer.training.reading.kept import HELD_OUT, KeptTexts
 from specinfer.training.reading.reader import read_texts
 from specinfer.training.reading.texts import pieces
-from specinfer.training.reading.writer import BATCH, write_answers
+from specinfer.training.reading.writer import BATCH, MAX_NEW_TOKENS, write_answers
 from specinfer.training.speculator_method import SpeculatorMethod
 from specinfer.training.train_features import feature_layers
 from specinfer.training.train_ssm import train_ssm
@@ -40,8 +40,8 @@ READING_SHARE, WRITING_SHARE, MEASURING_SHARE = 0.35, 0.15, 0.05
 """Shares of time for a draft on hidden states: read texts, own answers, the comparison."""
 EAGLE_SHARE = 0.7
 """EAGLE's share of the training time; the rest is for blockwise heads."""
-MAX_NEW_TOKENS, MIN_NEW_TOKENS = 224, 32
-"""Maximum tokens of a continuation; minimum that the time must allow."""
+MIN_NEW_TOKENS = 32
+"""Tokens of a continuation that the time must allow."""
 MIN_PROMPTS = 10
 CORPUS_BATCH = 48
 """Continuations at once, limited by the memory of their caches."""
