@@ -70,8 +70,6 @@ def default_services(model: str, target: PassOptions = _USUAL) -> dict[str, Flag
 
 def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
     """Return and log the available draft of a model; empty if none."""
-    if trained := TRAINED.get(model):
-        return trained
     if has_own_mtp(resolve_model(model)):
         own = "draft of %s: the model's own MTP layer"
         if _returns_states(model, target):
@@ -80,16 +78,17 @@ def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
         log.info(f"{own} is not used: the generic executor returns no hidden states", model)
     fitting = fitting_drafts(model)
     here = next((known.name for known in fitting if is_pulled(known.name)), "")
-    if here:
-        log.info("draft of %s: %s (--draft none switches it off)", model, here)
-    elif fitting:
+    used = here or TRAINED.get(model, "")
+    if used:
+        log.info("draft of %s: %s (--draft none switches it off)", model, used)
+    if fitting and not here:
         log.info(
             "%s is decoded faster with a draft: `specinfer pull %s` (%s MB), then start again",
             model,
             fitting[0].name,
             fitting[0].megabytes,
         )
-    return here
+    return used
 
 
 def fitting_drafts(model: str) -> list[KnownModel]:

@@ -1,6 +1,7 @@
 """Draft with EAGLE-3 or MTP: one pass of the draft's layer per level of the tree."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -15,10 +16,10 @@ from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.formats.base import SMALL_BLOCKS
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.options import RunnerOptions, torch_dtype
-from specinfer.model.weights.families import EMBEDDING
 from specinfer.tree import TokenTree, TreeLimits
 
 
@@ -91,8 +92,9 @@ class EagleRunner(LevelsRunner):
     @classmethod
     def build(cls, weights: DraftWeights, options: RunnerOptions) -> Self:
         check_eagle(options)
-        whole = {**weights.tensors, EMBEDDING: weights.embedding}
-        backend, in_format = backend_and_weights(weights.config, whole, options)
+        if weights.four_bits:
+            options = replace(options, numbers_as=SMALL_BLOCKS)
+        backend, in_format = backend_and_weights(weights.config, weights.tensors, options)
         if backend.name != "native":
             return super().build(weights, options)
         dtype, blocks = torch_dtype(options.dtype), blocks_for(options.kv_tokens)

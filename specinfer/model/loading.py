@@ -26,6 +26,7 @@ from specinfer.model.options import RunnerOptions, check_kv_type, check_numbers,
 from specinfer.model.weights.account import HEAD, check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config, load_transformers_config
+from specinfer.model.weights.draft_checkpoint import Overlay
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.gguf_weights import GgufWeights
@@ -264,7 +265,8 @@ def _preferred(weights: Weights, options: RunnerOptions) -> str:
     if isinstance(weights, GgufWeights):
         bits = 8 * weights.bytes_by_type().total() / weights.parameters
         return options.blocks_as if bits > LARGE_BITS else AUTO
-    return AUTO if isinstance(weights, BlockWeights) else options.numbers_as
+    of_file = isinstance(weights, BlockWeights) and not isinstance(weights, Overlay)
+    return AUTO if of_file else options.numbers_as
 
 
 def backend_and_weights(

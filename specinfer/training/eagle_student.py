@@ -44,12 +44,12 @@ class EagleStudent(FeatureStudent):
         tensors: Mapping[str, torch.Tensor],
         frozen: Sequence[str] = (),
     ) -> None:
-        """Create the student; `tensors` are trained except those named in `frozen`.
+        """Create the student; `tensors` are trained except embeddings and those named in `frozen`.
 
         The target's `embedding` [V, hidden] is frozen and not saved.
         """
         kept = {name: tensors[name] for name in frozen}
-        trained = {name: tensor for name, tensor in tensors.items() if name not in kept}
+        trained = {name: tensors[name] for name in tensors if name not in {EMBEDDING, *kept}}
         super().__init__(trained, {EMBEDDING: embedding, **kept})
         vocabulary, inner = len(tensors["lm_head.weight"]), tensors[f"{_LAYER}{_DOWN}"].shape[1]
         self.config = replace(

@@ -6,11 +6,13 @@
     layers.0.hidden_norm.weight             norm of the hidden state
     norm.weight, lm_head.weight             [draft vocabulary, hidden]
     d2t, t2d                                target id = draft id + d2t[draft id]; t2d: mask of drafted target ids
-    embed_tokens.weight                     if absent, the target's are used
+    embed_tokens.weight                     if absent, as norm.weight and lm_head.weight may be in our own files, the
+                                            target's are used
 
 `config.json` has `speculators_model_type: eagle3`, `eagle_aux_hidden_state_layer_ids` (hidden states are read after
-this number of target layers) and `norm_before_residual`. Our own files have layers of the target's shape. In files of
-other libraries `transformer_layer_config` has the shape, and unknown fields are refused.
+this number of target layers) and `norm_before_residual`. Our own files have layers of the target's shape, and may have
+matrices in 4 bits (`four_bits.py`). In files of other libraries `transformer_layer_config` has the shape, and unknown
+fields are refused.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,9 @@ from specinfer.drafters.published.config import (
     refused,
     usual_layers,
 )
+from specinfer.drafters.published.four_bits import FOUR_BITS, in_four_bits
 from specinfer.drafters.published.tensors import (
+    HEAD,
     OWN_EMBEDDING,
     STORED,
     PublishedSource,
@@ -42,14 +46,18 @@ from specinfer.model.weights.config import with_shape
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     FINGERPRINT,
+    Overlay,
     checked_config,
     own_tensors,
     save_checkpoint,
     verifier_fields,
 )
 from specinfer.model.weights.families import EMBEDDING, open_weights
+from specinfer.model.weights.trimmed import trimmed
 
 ALGORITHM = "eagle3"
+OF_TARGET = (EMBEDDING, "model.norm.weight", "lm_head.weight")
+"""Tensors that are the target's if the file has none."""
 _UNKNOWN_PARTS = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
 """Fields of parts that are not supported, with the only accepted values."""
 _FIELDS = {
@@ -74,8 +82,12 @@ def save_eagle(
     target_directory: Path,
     target_name: str,
     trained: Mapping[str, Any],
+    four_bits: bool = False,
 ) -> None:
-    """Write a checkpoint; `trained`: record of command, data and results."""
+    """Write a checkpoint; `trained`: record of command, data and results.
+
+    `four_bits`: store matrices in 4 bits, and not the final norm and the head, which must be the target's.
+    """
     stored = {STORED.get(name, name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
     fields = {
         "architectures": ["Eagle3Speculator"],
@@ -84,6 +96,9 @@ def save_eagle(
         "trained": dict(trained),
     }
     shape = {"num_hidden_layers": 1, "intermediate_size": stored["layers.0.mlp.down_proj.weight"].shape[1]}
+    if four_bits:
+        stored = in_four_bits({name: stored[name] for name in stored.keys() - {"norm.weight", HEAD}})
+        fields["quantization_config"] = FOUR_BITS
     save_checkpoint(directory, ALGORITHM, stored, token_ids, fields, target_directory, target_name, shape)
 
 
@@ -95,13 +110,14 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
             return _load_published(directory, target_directory)
     tensors, token_ids = own_tensors(directory)
     token_ids = torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids
-    target, embedding = load_config(target_directory), tensors.pop(OWN_EMBEDDING, None)
+    target, own = load_config(target_directory), in_llama_names(tensors)
     shape = with_shape(target, config["transformer_layer_config"])
+    of_target = trimmed(open_weights(target_directory, target, blocks=True), token_ids.tolist())
     weights = DraftWeights(
         replace(shape, layers=1, vocab_size=len(token_ids), tied_embeddings=False),
-        in_llama_names(tensors),
-        open_weights(target_directory, target)[EMBEDDING] if embedding is None else embedding,
-        bool(config.get("norm_before_residual", False)),
+        Overlay(own, of_target, [name for name in OF_TARGET if name not in own]),
+        four_bits="quantization_config" in config,
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
         layers=tuple(config.get(EAGLE_LAYERS) or usual_layers(target.layers)),
     )
     return EagleSource(weights, token_ids)

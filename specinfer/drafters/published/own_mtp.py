@@ -22,6 +22,7 @@ from specinfer.model.drafting.stack import DraftWeights
 from specinfer.model.families.experts import ROUTER
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
+from specinfer.model.weights.draft_checkpoint import Overlay
 from specinfer.model.weights.families import EMBEDDING, RenamedWeights, open_weights, sources_of
 from specinfer.model.weights.gguf_weights import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
@@ -71,8 +72,7 @@ def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
     target = open_weights(directory, config)
     weights = DraftWeights(
         layer,
-        RenamedWeights(stored, sources, experts.count if experts else 0),
-        target[EMBEDDING],
+        Overlay(RenamedWeights(stored, sources, experts.count if experts else 0), target, [EMBEDDING]),
         head=output_head(config, target)[torch.tensor(tokens)],
         layers=(config.layers,),
         target_norm=target["model.norm.weight"],

@@ -14,7 +14,7 @@ from specinfer.drafters.heads_layers import output_head
 from specinfer.drafters.published.config import PublishedConfig, Shapes
 from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.stack import DraftWeights
-from specinfer.model.weights.draft_checkpoint import checked_tokens, own_tensors
+from specinfer.model.weights.draft_checkpoint import Overlay, checked_tokens, own_tensors
 from specinfer.model.weights.families import EMBEDDING, open_weights
 
 HEAD, OWN_EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -53,13 +53,12 @@ def read_draft(
     tensors, token_ids = _read_tensors(config, wanted, optional)
     target = open_weights(config.target_directory, config.target)
     tensors = {name: tensor for name, tensor in tensors.items() if name in wanted or not unused}
-    embedding = tensors.pop(OWN_EMBEDDING, None)
     if HEAD not in tensors:
         tensors[HEAD] = output_head(config.target, target)[token_ids]
+    named = in_llama_names(tensors)
     weights = DraftWeights(
         config.layers.config,
-        in_llama_names(tensors),
-        target[EMBEDDING] if embedding is None else embedding,
+        Overlay(named, target, [EMBEDDING] if EMBEDDING not in named else []),
         windows=config.layers.windows,
     )
     return kind(replace(weights, **reading), token_ids)
@@ -96,7 +95,7 @@ _NAMES = (
 )
 STORED = {f"{ours}.weight": f"{stored}.weight" for stored, ours in _NAMES[:2]}
 """Our name -> name in EAGLE's files, if it is more than a prefix that differs."""
-_OURS = {f"{stored}.weight": f"{ours}.weight" for stored, ours in _NAMES}
+_OURS = {f"{stored}.weight": f"{ours}.weight" for stored, ours in _NAMES} | {OWN_EMBEDDING: EMBEDDING}
 
 
 def in_llama_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

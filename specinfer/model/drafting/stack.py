@@ -34,6 +34,7 @@ from specinfer.model.torch.linear import Linear, make_linear
 from specinfer.model.torch.parts import Norm, Parts, RMSNorm
 from specinfer.model.torch.rotary import Angles, rotary_tables
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.families import EMBEDDING
 
 _PROJ, _GATE = "input_proj", "model.layers.0.self_attn.gate_proj"
 
@@ -44,9 +45,9 @@ class DraftWeights:
 
     config: ModelConfig
     tensors: Mapping[str, torch.Tensor]
-    """`fc` or `input_proj`, norms, `lm_head`, and the modules of `model.layers`."""
-    embedding: torch.Tensor
-    """[V, hidden]"""
+    """The target's embeddings, `fc` or `input_proj`, norms, `lm_head`, and the modules of `model.layers`."""
+    four_bits: bool = False
+    """True if the file has the matrices in 4 bits, so that they are served in them by default."""
     norm_before_residual: bool = False
     """True if the first layer's residual is the normed hidden state."""
     head: torch.Tensor | None = None
@@ -102,8 +103,8 @@ class DraftStack(DroppedRows):
         def norm(name: str, wanted: bool) -> Norm:
             return parts.norm(name) if wanted else _unchanged
 
-        self._embedding = weights.embedding.to(device, dtype)
-        self.plan = replace(weights, tensors={}, embedding=self._embedding, head=None)
+        self._embedding = parts.tensor(EMBEDDING)
+        self.plan = replace(weights, tensors={}, head=None)
         head = parts.tensor("lm_head.weight") if weights.head is None else weights.head.to(device, dtype)
         self._head, self._norm = make_linear(head), parts.norm("model.norm")
         self._layers = [Layer(index, config, parts) for index in range(config.layers)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,9 @@ from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, shape_fields, with_shape
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
-from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
+from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import KIND
 from specinfer.system.json_files import read_json
 
@@ -90,7 +92,7 @@ def save_checkpoint(
     target_name: str,
     shape: Mapping[str, int],
 ) -> None:
-    """Write a checkpoint in bfloat16.
+    """Write a checkpoint, with float32 in bfloat16.
 
     `config.json` is written last, so that a checkpoint is complete or invalid.
 
@@ -100,7 +102,10 @@ def save_checkpoint(
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").unlink(missing_ok=True)
-    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    stored = {
+        name: (tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
     vocab_size = load_config(target_directory).vocab_size
     stored[_OFFSETS] = token_ids - torch.arange(len(token_ids))
     stored[_DRAFTED] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, token_ids, True)
@@ -149,7 +154,7 @@ def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor 
 
     The latter are None if the checkpoint has no d2t.
     """
-    stored = SafetensorsWeights(directory)
+    stored = open_checkpoint(directory)
     tensors = {name: stored[name] for name in stored if name not in (_OFFSETS, _DRAFTED)}
     return tensors, _token_ids(stored)
 
@@ -191,13 +196,13 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     config = checked_config(directory, target_directory, ALGORITHM)
     target = target_config(target_directory)
     target_weights = open_weights(target_directory, target)
-    draft_weights = SafetensorsWeights(directory)
+    draft_weights = open_checkpoint(directory)
     shape = replace(
         with_shape(target, config["transformer_layer_config"]),
         vocab_size=config["draft_vocab_size"],
         tied_embeddings=False,
     )
-    weights = _Overlay(draft_weights, target_weights, frozen_names(target))
+    weights = Overlay(draft_weights, target_weights, frozen_names(target))
     with naming(directory):
         token_ids = checked_tokens(_token_ids(draft_weights), shape.vocab_size, target.vocab_size)
         if not bool((token_ids[1:] > token_ids[:-1]).all()):
@@ -245,20 +250,24 @@ def frozen_names(target: ModelConfig) -> tuple[str, ...]:
     return (EMBEDDING, POSITIONS) if target.learnt_positions else (EMBEDDING,)
 
 
-class _Overlay(Mapping[str, "torch.Tensor"]):
-    """A draft's tensors by name; tensors named in `shared` are its target's."""
+class Overlay(NamedTensors):
+    """A draft's tensors by name, and its target's for names in `shared`."""
 
     def __init__(
-        self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]
+        self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: Sequence[str]
     ) -> None:
-        self._draft, self._target, self._shared = draft, target, shared
+        self._names = {**dict.fromkeys(draft, draft), **dict.fromkeys(shared, target)}
+        self._target = target
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._target[name] if name in self._shared else self._draft[name]
+        return self._names[name][name]
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self._shared
-        yield from self._draft
+    def shape(self, name: str) -> tuple[int, ...]:
+        return shape_of(self._names[name], name)
 
-    def __len__(self) -> int:
-        return len(self._shared) + len(self._draft)
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return a matrix of the target in blocks; None for the draft's own."""
+        source = self._names[name]
+        if source is not self._target or not isinstance(source, BlockWeights):
+            return None
+        return source.blocks(name, as_stored)

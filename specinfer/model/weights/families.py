@@ -85,9 +85,9 @@ class RenamedWeights(NamedTensors):
         return kind, pick(rows)
 
 
-def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a model directory, under Llama's names."""
-    return in_llama_names(config, open_checkpoint(directory))
+def open_weights(directory: Path, config: ModelConfig, blocks: bool = False) -> Mapping[str, torch.Tensor]:
+    """Return the tensors of a model directory, under Llama's names; `blocks` as in `open_checkpoint`."""
+    return in_llama_names(config, open_checkpoint(directory, blocks=blocks))
 
 
 def original_name(weights: Mapping[str, torch.Tensor], name: str) -> str:

@@ -12,6 +12,8 @@ import torch
 from specinfer.drafters.heads_layers import BlockwiseSource, save_heads, tensors_of_target
 from specinfer.drafters.published.eagle3 import save_eagle
 from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import planned_executor
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.layer import Layer, Mlp
 from specinfer.model.torch.parts import Parts
@@ -99,6 +101,8 @@ class KeptTraining:
         size = draft_vocabulary(flags.vocabulary, config.vocab_size)
         self._token_ids = torch.from_numpy(frequent_tokens(counted, size))
         self._head = TargetHead(config, self._target, self._token_ids, device)
+        self._in_blocks = planned_executor(directory, RunnerOptions(device=device)) == "native"
+        """True if EAGLE is served by the compiled kernels, in 4 bits."""
 
     def eagle(
         self, out: Path, minutes: float, layers: tuple[int, ...], units: Sequence[int]
@@ -110,10 +114,8 @@ class KeptTraining:
             return EagleStudent(self._config, target[EMBEDDING], tensors, FROZEN)
 
         def save(student: EagleStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
-            record = self._record(trained)
-            save_eagle(
-                *(out, student.tensors(), token_ids, layers, self._directory, self._flags.model, record)
-            )
+            where = (self._directory, self._flags.model, self._record(trained), self._in_blocks)
+            save_eagle(out, student.tensors(), token_ids, layers, *where)
 
         training = self._examples(self._training, 1, layers)
 

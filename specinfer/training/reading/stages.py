@@ -14,7 +14,7 @@ import typer
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
-from specinfer.model.probe.load import load_checked, planned_executor
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import open_weights
@@ -162,8 +162,7 @@ class SpeculatorRun:
             if not self._is_trained(out):
                 units = read_units(self.work / UNITS)
                 training.eagle(out, EAGLE_SHARE * minutes, layers, units)
-            weights = "q4_0" if planned_executor(self.directory, RunnerOptions()) == "native" else "auto"
-            trained.append(f"ngram+eagle,model={out},weights={weights}")
+            trained.append(f"ngram+eagle,model={out}")
             minutes *= 1 - EAGLE_SHARE
         else:
             heads = out

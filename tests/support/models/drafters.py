@@ -18,6 +18,7 @@ from specinfer.model.drafting.stack import DraftWeights
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config_files import from_transformers
+from specinfer.model.weights.families import EMBEDDING
 from specinfer.training.eagle_student import starting_tensors
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from tests.support.models.flat_drafts import save_flat
@@ -107,7 +108,7 @@ def eagle(kind: ProposalKind, executor: str = "torch") -> Callable[[Path], Draft
             )
         tensors = starting_tensors(config, weights, 2, torch.arange(97))
         runner = EagleRunner.build(
-            DraftWeights(draft_config, tensors, weights["model.embed_tokens.weight"]),
+            DraftWeights(draft_config, tensors | {EMBEDDING: weights[EMBEDDING]}),
             RunnerOptions(dtype="float32", executor=executor, kv_tokens=2048),
         )
         description = DrafterDescription("eagle", 97, feature_layers=(1, 3), feature_size=HIDDEN)

@@ -131,3 +131,23 @@ def test_padding_is_no_part_of_a_vocabulary(tokens: list[str], pads: int) -> Non
     assert vocabulary_fingerprint(vocabulary | padding) == vocabulary_fingerprint(vocabulary)
     named = {f"[PAD{index + 1}]": index for index in range(len(tokens), len(tokens) + pads)}
     assert not pads or vocabulary_fingerprint(vocabulary | named) != vocabulary_fingerprint(vocabulary)
+
+
+def test_a_shipped_draft_is_used_until_a_whole_model_is_downloaded(
+    make: Make,
+    registry: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target, shipped = make("target", size=4_000_000), tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "config.json").write_text(json.dumps({"speculators_model_type": "eagle3"}))
+    monkeypatch.setattr(drafts, "TRAINED", {str(target): str(shipped)})
+    fingerprint = drafts.tokenizer_facts(target).fingerprint
+    caplog.set_level(logging.INFO)
+    registry(known("fits", fingerprint, 2))
+    assert draft_group(str(target)) == {"drafter": "ngram+eagle", "model": str(shipped)}
+    assert "`specinfer pull fits` (2 MB)" in caplog.text
+    registry(known("fits", fingerprint, 2), pulled=("fits",))
+    assert drafts.automatic_draft(str(target)) == "fits"

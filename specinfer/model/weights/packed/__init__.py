@@ -3,7 +3,7 @@
     gptq                 4 or 8 bits, groups along the inputs, with or without order of activations
     awq                  4 bits, groups along the inputs, layout "gemm"
     fp8, fbgemm_fp8      float8 with a scale per matrix, row, or block of 128 x 128
-    compressed-tensors   the same, as "float-quantized"
+    compressed-tensors   the same, as "float-quantized"; 4 or 8 bits with a scale per group, as "pack-quantized"
 
 Activations are not quantised. Any other quantisation is refused by name.
 """
@@ -22,11 +22,14 @@ from specinfer.model.weights.packed.scheme import read_scheme
 from specinfer.model.weights.source import kept_gguf
 
 
-def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.Tensor]:
-    """Open a model directory's tensors; quantised ones are dequantised on reading."""
+def open_checkpoint(directory: Path, device: str = "cpu", blocks: bool = False) -> Mapping[str, torch.Tensor]:
+    """Open a model directory's tensors; quantised ones are dequantised on reading.
+
+    `blocks`: allow to read the matrices of a GGUF file in blocks, too.
+    """
     gguf = kept_gguf(directory)
     if gguf is not None:
-        return GgufWeights(gguf, blocks=False)
+        return GgufWeights(gguf, blocks=blocks)
     scheme = read_scheme(directory)
     weights = SafetensorsWeights(directory, device)
     return weights if scheme is None else DequantisedWeights(weights, scheme)

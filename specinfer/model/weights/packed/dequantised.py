@@ -22,7 +22,7 @@ class DequantisedWeights(NamedTensors):
 
     def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
         self._weights, self._scheme = weights, scheme
-        groups = self._scaled() if scheme.kind == "fp8" else self._grouped()
+        groups = {"fp8": self._scaled, "packed": self._packed}.get(scheme.kind, self._grouped)()
         self._parts: dict[str, dict[str, str]] = dict(groups)
         """Quantised matrix -> its tensors: kind -> name in the checkpoint."""
         if not self._parts:
@@ -41,6 +41,15 @@ class DequantisedWeights(NamedTensors):
                 parts = {part: f"{base}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
                 if parts["g_idx"] not in self._weights and not self._scheme.ordered:
                     del parts["g_idx"]
+                yield f"{base}.weight", self._complete(parts)
+
+    def _packed(self) -> Iterator[tuple[str, dict[str, str]]]:
+        for name in self._weights:
+            base, _, kind = name.rpartition(".")
+            if kind in ("weight_zero_point", "weight_g_idx"):
+                raise IncompatibleError(f"{name}: packed matrices must be symmetric, in the order of inputs")
+            if kind == "weight_packed":
+                parts = {part: f"{base}.weight_{part}" for part in ("packed", "scale", "shape")}
                 yield f"{base}.weight", self._complete(parts)
 
     def _scaled(self) -> Iterator[tuple[str, dict[str, str]]]:
@@ -65,6 +74,8 @@ class DequantisedWeights(NamedTensors):
         first = shape_of(self._weights, next(iter(self._parts[name].values())))
         per_word = 32 // self._scheme.bits
         match self._scheme.kind:
+            case "packed":
+                return tuple(self._weights[self._parts[name]["shape"]].tolist())
             case "gptq":
                 return first[1], first[0] * per_word
             case "awq":
@@ -81,8 +92,10 @@ class DequantisedWeights(NamedTensors):
                     return _gptq(parts, self._scheme)
                 case "awq":
                     return _awq(parts, self._scheme)
+                case "packed":
+                    return unpacked(parts["packed"], parts["scale"], parts["shape"])
             return _fp8(parts, self._scheme)
-        except (RuntimeError, IndexError) as error:  # raised for inconsistent shapes
+        except (RuntimeError, IndexError, ValueError) as error:  # raised for inconsistent shapes
             shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in parts.items())
             raise IncompatibleError(f"{name}: cannot be dequantised from {shapes}: {error}") from error
 
@@ -114,6 +127,30 @@ def _awq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
     _check_groups(len(scales), len(zeros), inputs, size)
     groups = torch.arange(inputs) // size
     return ((weight - zeros[groups]) * scales[groups]).T.contiguous()
+
+
+def unpacked(words: torch.Tensor, scale: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
+    """Return a symmetric matrix [out, in] of "pack-quantized" checkpoints; `scale` [out, groups]."""
+    rows, columns, groups = *shape.tolist(), scale.shape[1]
+    bits = 4 if words.shape[1] == -(-columns // 8) else 8
+    if words.shape != (rows, -(-columns * bits // 32)) or len(scale) != rows or columns % groups:
+        raise IndexError(f"inconsistent with [{rows}, {columns}]")
+    values = _unpacked(words, bits).flatten(1)[:, :columns] - (1 << (bits - 1))
+    return (values.reshape(*scale.shape, -1) * scale.float()[..., None]).reshape(rows, columns)
+
+
+def packed(values: torch.Tensor, scale: torch.Tensor, bits: int) -> dict[str, torch.Tensor]:
+    """Return the tensors of a matrix for `unpacked`, by kind.
+
+    Args:
+        values: signed integers [out, in] of at most `bits` bits; `32 // bits` divides in.
+        scale: [out, groups]
+    """
+    per_word = 32 // bits
+    words = (values.long() + (1 << (bits - 1))).reshape(len(values), -1, per_word)
+    words = (words << torch.arange(0, 32, bits)).sum(-1)
+    shape = torch.tensor(values.shape)
+    return {"packed": words.to(torch.int32), "scale": scale.to(torch.float16), "shape": shape}
 
 
 def _check_groups(scales: int, zeros: int, inputs: int, size: int) -> None:

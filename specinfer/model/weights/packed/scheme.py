@@ -44,7 +44,7 @@ class Scheme:
     """Quantisation of a checkpoint's matrices."""
 
     kind: str
-    """One of "gptq", "awq" and "fp8"."""
+    """One of "gptq", "awq", "fp8" and "packed"."""
     bits: int = 8
     group: int = -1
     """Number of inputs that share a scale; -1: all inputs."""
@@ -124,16 +124,24 @@ def _fp8(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
     return Scheme("fp8", block=None if block is None else (block[0], block[1])), {"weight_block_size"}
 
 
+_COMPRESSED = {"float-quantized": ("fp8", "float", (8,)), "pack-quantized": ("packed", "int", (4, 8))}
+"""Layouts of compressed-tensors: kind, and the supported type and bits of weights."""
+
+
 def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
     layout = fields.get("format")
-    if layout != "float-quantized":
-        raise _refusal("format", layout, "float-quantized is supported for compressed-tensors")
+    if layout not in _COMPRESSED:
+        raise _refusal("format", layout, f"{', '.join(_COMPRESSED)} are supported for compressed-tensors")
+    kind, number, sizes = _COMPRESSED[layout]
     for name, group in (fields.get("config_groups") or {}).items():
         weights = group.get("weights") or {}
-        kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
-        if kind != ("float", 8, True) or group.get("format", layout) != layout:
+        found = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
+        if found not in [(number, bits, True) for bits in sizes] or group.get("format", layout) != layout:
             key = f"config_groups.{name}.weights: (type, num_bits, symmetric)"
-            raise _refusal(key, kind, "('float', 8, True) is supported")
+            supported = " and ".join(str((number, bits, True)) for bits in sizes)
+            raise _refusal(key, found, f"{supported} are supported for {layout}")
+        if weights.get("actorder"):
+            raise _refusal(f"config_groups.{name}.weights.actorder", weights["actorder"], "must be null")
     if fields.get("kv_cache_scheme"):
         raise _refusal("kv_cache_scheme", fields["kv_cache_scheme"], "must be null: use --kv-type")
     if (
@@ -141,7 +149,7 @@ def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
         or (fields.get("sparsity_config") or {}).get("format", "dense") != "dense"
     ):
         raise _refusal("sparsity_config", fields["sparsity_config"], "must be absent or dense")
-    return Scheme("fp8"), {"sparsity_config"}
+    return Scheme(kind), {"sparsity_config"}
 
 
 def _group(fields: Mapping[str, Any], key: str) -> int:

@@ -98,6 +98,31 @@ def as_fp8_whole(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor
     }, stored.float() * scale
 
 
+def as_packed(name: str, weight: torch.Tensor, bits: int, group: int) -> tuple[Tensors, torch.Tensor]:
+    """Return the tensors of `compressed-tensors`, with a scale for each group of inputs."""
+    grouped_inputs = weight.reshape(len(weight), -1, group)
+    scale = (grouped_inputs.abs().amax(-1) / (2 ** (bits - 1) - 1)).half()
+    numbers = (grouped_inputs / scale[..., None]).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    places = torch.arange(0, 32, bits)
+    words = (numbers.reshape(len(weight), -1, 32 // bits).long() + 2 ** (bits - 1) << places).sum(-1)
+    packed = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    tensors = {
+        f"{name}_packed": packed,
+        f"{name}_scale": scale,
+        f"{name}_shape": torch.tensor(weight.shape),
+    }
+    return tensors, (numbers * scale[..., None]).reshape(weight.shape)
+
+
+PACKED = {"type": "int", "num_bits": 4, "symmetric": True}
+
+
+def packed_config(bits: int, group: int) -> dict[str, Any]:
+    weights = {"type": "int", "num_bits": bits, "symmetric": True, "strategy": "group", "group_size": group}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq": (lambda n, w: as_gptq(n, w, act_order=False), GPTQ),
     "gptq, order of activations": (lambda n, w: as_gptq(n, w, act_order=True), GPTQ),
@@ -107,6 +132,11 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fp8, blocks": (
         lambda n, w: as_fp8(n, w, "weight_scale_inv", block=True),
         FP8 | {"weight_block_size": [32, 32]},
+    ),
+    "compressed-tensors, 4 bits": (lambda n, w: as_packed(n, w, 4, 32), packed_config(4, 32)),
+    "compressed-tensors, 8 bits, rows": (
+        lambda n, w: as_packed(n, w, 8, w.shape[1]),
+        packed_config(8, -1),
     ),
 }
 
@@ -177,7 +207,12 @@ def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_pat
         (AWQ | {"zero_point": False}, "zero_point = False"),
         (FP8 | {"fmt": "e5m2"}, "fmt = 'e5m2'"),
         (FP8 | {"weight_block_size": [128]}, "weight_block_size"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "format = 'pack-quantized'"),
+        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "format = 'int-quantized'"),
+        (packed_config(2, 32), r"config_groups\.group_0\.weights: .* = \('int', 2, True\)"),
+        (
+            packed_config(4, 32) | {"config_groups": {"a": {"weights": PACKED | {"actorder": "group"}}}},
+            r"config_groups\.a\.weights\.actorder = 'group'",
+        ),
     ],
 )
 def test_unsupported_schemes_are_refused(config: dict[str, Any], reason: str) -> None:

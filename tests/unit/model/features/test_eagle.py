@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,7 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
+from specinfer.model.weights.families import EMBEDDING
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.training.eagle_student import EagleStudent, starting_tensors
 from specinfer.training.feature_students import UnrolledBatch, UnrolledRows
@@ -38,7 +40,7 @@ def eagle(request: pytest.FixtureRequest) -> tuple[ModelConfig, DraftWeights, to
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
     layer_config = replace(config, layers=1, vocab_size=VOCABULARY, tied_embeddings=False)
-    return config, DraftWeights(layer_config, noisy, weights["model.embed_tokens.weight"]), token_ids
+    return config, DraftWeights(layer_config, noisy | {EMBEDDING: weights[EMBEDDING]}), token_ids
 
 
 def states_of(tokens: int, seed: int, config: ModelConfig) -> torch.Tensor:
@@ -54,7 +56,7 @@ def unrolled(
 ) -> list[torch.Tensor]:
     """Return the training module's logits at the end of a context and along a chain after it."""
     config, weights, _ = eagle
-    student = EagleStudent(config, weights.embedding, weights.tensors)
+    student = EagleStudent(config, weights.tensors[EMBEDDING], weights.tensors)
     # in step k the token of the last row is the chain's token k
     padded = torch.cat([states, torch.zeros(len(chain), *states.shape[1:], dtype=states.dtype)])
     row = torch.tensor([len(states) - 1])
@@ -169,8 +171,64 @@ def test_checkpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
     layer = load_eagle(tmp_path / "e", target)
     assert layer.token_ids.tolist() == token_ids.tolist()
     assert layer.weights.layers == (1, 3)
-    assert set(layer.weights.tensors) == set(tensors)
+    assert set(layer.weights.tensors) == {EMBEDDING, *tensors}
     assert all(torch.equal(layer.weights.tensors[name], tensors[name]) for name in tensors)
+
+
+def test_in_four_bits_a_checkpoint_has_the_numbers_of_q4_0_and_the_targets_head(tmp_path: Path) -> None:
+    model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
+    target = target_directory(tmp_path, model)
+    weights, token_ids = model.state_dict(), torch.tensor([3, 5, 8, 90])
+    tensors = starting_tensors(from_transformers(model.config), weights, 2, token_ids)
+    tensors = {
+        n: t + torch.randn(t.shape, generator=torch.Generator().manual_seed(2)) for n, t in tensors.items()
+    }
+    save_eagle(tmp_path / "e", tensors, token_ids, (1, 3), target, "tiny", {}, four_bits=True)
+    layer = load_eagle(tmp_path / "e", target)
+    assert set(layer.weights.tensors) == {EMBEDDING, *tensors}
+    for name, tensor in tensors.items():
+        read = layer.weights.tensors[name]
+        if name in ("model.norm.weight", "lm_head.weight"):
+            assert torch.equal(read, output_rows(weights, name, token_ids)), "the target's"
+        elif tensor.ndim == 2:
+            type_name = "Q8_0" if name == "fc.weight" else "Q4_0"
+            kind = gguf.GGMLQuantizationType[type_name]
+            blocks = gguf.quantize(tensor.numpy(), kind)
+            assert (read.numpy() == gguf.dequantize(blocks, kind)).all()
+            assert (gguf.quantize(read.numpy(), kind) == blocks).all(), (
+                "so that the kernels multiply what is stored"
+            )
+        else:
+            assert torch.equal(read, tensor.to(torch.bfloat16))
+    stored = load_file(tmp_path / "e" / "model.safetensors")
+    assert not any("lm_head" in name or name == "norm.weight" for name in stored)
+    assert sum(t.nbytes for n, t in stored.items() if "proj" in n) < 0.6 * sum(
+        t.numel() for n, t in tensors.items() if "proj" in n and t.ndim == 2
+    )
+
+
+def output_rows(weights: dict[str, torch.Tensor], name: str, token_ids: torch.Tensor) -> torch.Tensor:
+    return weights[name] if "norm" in name else weights[EMBEDDING][token_ids]
+
+
+@pytest.mark.native
+def test_a_checkpoint_in_four_bits_is_served_so(tmp_path: Path) -> None:
+    model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
+    target, token_ids = target_directory(tmp_path, model), torch.arange(40)
+    tensors = starting_tensors(from_transformers(model.config), model.state_dict(), 2, token_ids)
+    options, trees = RunnerOptions(kv_tokens=256, numbers_as="q8_0"), []
+    for four_bits in (True, False):
+        save_eagle(tmp_path / "e", tensors, token_ids, (1, 3), target, "tiny", {}, four_bits)
+        weights = load_eagle(tmp_path / "e", target).weights
+        for asked in ("auto", "q4_0", "q8_0"):
+            runner = EagleRunner.build(weights, replace(options, weights=asked))
+            config = weights.config
+            states = torch.randn(3, 2, config.hidden_size, generator=torch.Generator().manual_seed(0))
+            task = GrowthTask(runner.cache.open(), [1, 2, 3], CHAIN, GREEDY)
+            trees.append(grow(runner, token_ids, [RowsTask(task, states.to(torch.bfloat16))])[0])
+    scores = [tree.scores.tolist() for tree in trees]
+    assert scores[0] == scores[1] != scores[2], "four bits: auto is q4_0"
+    assert scores[3] == scores[5] != scores[4], "otherwise auto is q8_0"
 
 
 def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
@@ -192,7 +250,7 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
     layer = load_eagle(directory, target)
     assert layer.weights.layers == (2, 4, 5)
     assert layer.weights.norm_before_residual
-    assert torch.equal(layer.weights.embedding, stored["embed_tokens.weight"])
+    assert torch.equal(layer.weights.tensors[EMBEDDING], stored["embed_tokens.weight"])
     assert layer.token_ids.tolist() == list(range(97))
     save_file(stored | {"input_norm.weight": torch.ones(3)}, directory / "model.safetensors")
     with pytest.raises(IncompatibleError, match=r"input_norm\.weight"):

@@ -50,7 +50,8 @@ def weights_of(family: str = "llama", residual_normed: bool = False) -> DraftWei
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
     layer_config = replace(config, layers=1, vocab_size=len(VOCABULARY), tied_embeddings=False)
-    return DraftWeights(layer_config, noisy, weights["model.embed_tokens.weight"], residual_normed)
+    noisy[EMBEDDING] = weights[EMBEDDING]
+    return DraftWeights(layer_config, noisy, norm_before_residual=residual_normed)
 
 
 class CompiledPasses:
@@ -97,9 +98,7 @@ def in_torch(weights: DraftWeights) -> EagleRunner:
 
 def by_passes(weights: DraftWeights, dtype: str) -> EagleRunner:
     options, blocks = native_options(dtype), TOKENS // 16
-    _, layer_weights = backend_and_weights(
-        weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options
-    )
+    _, layer_weights = backend_and_weights(weights.config, weights.tensors, options)
     layer = NativeEagle(weights, layer_weights, torch_dtype(options.dtype), blocks, options.kv_type)
     return EagleRunner(cast(DraftStack, CompiledPasses(layer)), blocks)
 
