@@ -256,7 +256,10 @@ class Overlay(NamedTensors):
     def __init__(
         self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: Sequence[str]
     ) -> None:
-        self._names = {**dict.fromkeys(draft, draft), **dict.fromkeys(shared, target)}
+        self._names: dict[str, Mapping[str, torch.Tensor]] = {
+            **dict.fromkeys(draft, draft),
+            **dict.fromkeys(shared, target),
+        }
         self._target = target
 
     def __getitem__(self, name: str) -> torch.Tensor:

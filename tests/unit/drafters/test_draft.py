@@ -142,7 +142,9 @@ def test_a_shipped_draft_is_used_until_a_whole_model_is_downloaded(
 ) -> None:
     target, shipped = make("target", size=4_000_000), tmp_path / "shipped"
     shipped.mkdir()
-    (shipped / "config.json").write_text(json.dumps({"speculators_model_type": "eagle3"}))
+    (shipped / "config.json").write_text(
+        json.dumps({"speculators_model_type": "eagle3", "speculators_config": {}})
+    )
     monkeypatch.setattr(drafts, "TRAINED", {str(target): str(shipped)})
     fingerprint = drafts.tokenizer_facts(target).fingerprint
     caplog.set_level(logging.INFO)
