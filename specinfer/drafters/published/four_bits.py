@@ -1,4 +1,4 @@
-"""Stores a draft's matrices in 4 bits, in the layout "pack-quantized" of `compressed-tensors`.
+"""Stores a draft's matrices in 4 bits, as `compressed-tensors` does ("pack-quantized").
 
     NAME_packed     int32 [rows, columns * bits / 32], unsigned numbers, the first in the lowest bits
     NAME_scale      float16 [rows, columns / 32]

@@ -45,9 +45,9 @@ class DraftWeights:
 
     config: ModelConfig
     tensors: Mapping[str, torch.Tensor]
-    """The target's embeddings, `fc` or `input_proj`, norms, `lm_head`, and the modules of `model.layers`."""
+    """The embeddings, `fc` or `input_proj`, norms, `lm_head`, the modules of `model.layers`."""
     four_bits: bool = False
-    """True if the file has the matrices in 4 bits, so that they are served in them by default."""
+    """True if the file has matrices in 4 bits; they are served so by default."""
     norm_before_residual: bool = False
     """True if the first layer's residual is the normed hidden state."""
     head: torch.Tensor | None = None

@@ -130,7 +130,7 @@ def _awq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
 
 
 def unpacked(words: torch.Tensor, scale: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
-    """Return a symmetric matrix [out, in] of "pack-quantized" checkpoints; `scale` [out, groups]."""
+    """Return a matrix [out, in] of a "pack-quantized" checkpoint; `scale` [out, groups]."""
     rows, columns, groups = *shape.tolist(), scale.shape[1]
     bits = 4 if words.shape[1] == -(-columns // 8) else 8
     if words.shape != (rows, -(-columns * bits // 32)) or len(scale) != rows or columns % groups:
