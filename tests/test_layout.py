@@ -38,7 +38,7 @@ MAX_LINES = {
     "specinfer/hub": 850,
     "specinfer/integrations": 450,
     "specinfer/llm": 1_845,
-    "specinfer/model": 16_781,
+    "specinfer/model": 16_786,
     "specinfer/openai_api": 400,
     "specinfer/options": 614,
     "specinfer/planning": 2_268,

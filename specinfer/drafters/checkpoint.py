@@ -20,7 +20,7 @@ from specinfer.model.weights.source import (
     is_flat_draft,
 )
 from specinfer.system.json_files import read_json
-from specinfer.text.tokenizer import Tokenizer
+from specinfer.text.tokenizer import tokenizer_facts
 
 _LOADERS = {
     "ssm": "specinfer.model.weights.draft_checkpoint:load_ssm",
@@ -74,10 +74,8 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
             f"its config.json has {KIND} = {draft.algorithm!r}: must be {kind.algorithm!r} for this drafter"
         )
         raise SettingError("model", options.model, mismatch)
-    config, tokenizer = load_config(target), Tokenizer.load(target)
-    description = DrafterDescription(
-        options.model, tokenizer.vocab_size, tokenizer.fingerprint(), config.max_positions
-    )
+    config, facts = load_config(target), tokenizer_facts(target)
+    description = DrafterDescription(options.model, facts.vocab_size, facts.fingerprint, config.max_positions)
     return Trained(draft, target, config, description)
 
 

@@ -311,6 +311,7 @@ class TokenizerFacts(NamedTuple):
     fingerprint: str
     added_ids: frozenset[int]
     """Ids of added tokens, including marks of tool calls and reasoning."""
+    vocab_size: int
 
 
 def tokenizer_facts(directory: Path) -> TokenizerFacts:
@@ -323,10 +324,10 @@ def tokenizer_facts(directory: Path) -> TokenizerFacts:
 def _facts(directory: Path, changed_ns: int) -> TokenizerFacts:
     """Read a tokenizer; `changed_ns`, its modification time, is a cache key."""
 
-    def read() -> tuple[str, list[int]]:
+    def read() -> tuple[str, list[int], int]:
         loaded = Tokenizer.load(directory)
-        return loaded.fingerprint(), sorted(loaded.added_ids)
+        return loaded.fingerprint(), sorted(loaded.added_ids), loaded.vocab_size
 
     parts = ["facts", texts_digest(directory), code_digest(Path(__file__).parent), version("tokenizers")]
-    fingerprint, added_ids = derived("tokenizers", parts, read)
-    return TokenizerFacts(fingerprint, frozenset(added_ids))
+    fingerprint, added_ids, vocab_size = derived("tokenizers", parts, read)
+    return TokenizerFacts(fingerprint, frozenset(added_ids), vocab_size)

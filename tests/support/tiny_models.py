@@ -194,11 +194,8 @@ class _FloatRows:
     def __init__(self, model: Any) -> None:
         self._table: torch.Tensor = model.get_input_embeddings().weight.detach().float()
 
-    def blocks(self, name: str, as_stored: bool = False) -> Blocks:
-        return "F32", self._table
-
-    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        return self._table[list(rows)]
+    def some_blocks(self, name: str, rows: Sequence[int]) -> Blocks:
+        return "F32", self._table[list(rows)]
 
 
 def replaceable_head(model: Any, runner: ModelRunner, token_ids: Sequence[int]) -> TrimmedHead:

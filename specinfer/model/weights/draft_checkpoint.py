@@ -21,7 +21,7 @@ from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, shape_fields, with_shape
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
-from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import KIND
@@ -236,9 +236,10 @@ def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabu
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     """Return a hash of some rows of embeddings, to recognise a target."""
-    table = weights[EMBEDDING]
-    rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
-    return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
+    count = shape_of(weights, EMBEDDING)[0]
+    spans = [TensorSlice(0, row, row + 1) for row in range(0, count, max(1, count // 64))]
+    rows = torch.cat([read_part(weights, EMBEDDING, span) for span in spans])
+    return hashlib.sha256(rows.to(torch.bfloat16).view(torch.int16).numpy().tobytes()).hexdigest()[:16]
 
 
 def fingerprint_in(directory: Path) -> str:

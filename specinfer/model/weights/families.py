@@ -86,7 +86,7 @@ class RenamedWeights(NamedTensors):
 
 
 def open_weights(directory: Path, config: ModelConfig, blocks: bool = False) -> Mapping[str, torch.Tensor]:
-    """Return a model directory's tensors under Llama's names; for `blocks` see `open_checkpoint`."""
+    """Return a directory's tensors under Llama's names; for `blocks` see `open_checkpoint`."""
     return in_llama_names(config, open_checkpoint(directory, blocks=blocks))
 
 

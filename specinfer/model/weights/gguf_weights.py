@@ -194,12 +194,14 @@ class GgufWeights(NamedTensors):
         rows = self._made(reader.bytes_of(stored, index, index + 1).view(np.uint8))
         return stored.tensor_type.name, rows[0]
 
-    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Read some rows of a matrix as stored, [rows, bytes per row]."""
+    def some_blocks(self, name: str, rows: Sequence[int]) -> Blocks | None:
+        """Read some rows of embeddings or head as stored; None if the kernels lack their type."""
         reader, stored = self._tensors[self._names[name]]
+        if not self.in_blocks(name) or self._layout.undo_converter is not None:
+            blocks = self.blocks(name)
+            return None if blocks is None else (blocks[0], blocks[1][list(rows)])
         read = [reader.bytes_of(stored, row, row + 1) for row in rows]
-        stored_rows: torch.Tensor = self._made(np.concatenate(read).view(np.uint8))
-        return stored_rows
+        return stored.tensor_type.name, self._made(np.concatenate(read).view(np.uint8))
 
     def _row_heads(self, name: str) -> int:
         """Return the number of heads with reordered rows; 0: none are reordered."""

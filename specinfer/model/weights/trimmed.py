@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +12,13 @@ from specinfer.model.weights.account import HEAD
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
+
+
+@runtime_checkable
+class StoredRows(Protocol):
+    """Weights from which stored rows of matrices can be read singly."""
+
+    def some_blocks(self, name: str, rows: Sequence[int]) -> Blocks | None: ...
 
 
 class TrimmedWeights(NamedTensors):
@@ -42,6 +49,8 @@ class TrimmedBlockWeights(TrimmedWeights):
         assert isinstance(self._weights, BlockWeights)
         if name != HEAD:
             return self._weights.blocks(name, as_stored)
+        if isinstance(self._weights, StoredRows):
+            return self._weights.some_blocks(self._head, self._token_ids.tolist())
         blocks = self._weights.blocks(self._head, as_stored)
         return None if blocks is None else (blocks[0], blocks[1][self._token_ids])
 
@@ -50,14 +59,6 @@ def trimmed(weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> Tr
     """Return weights with a head for these tokens, in this order."""
     kind = TrimmedBlockWeights if isinstance(weights, BlockWeights) else TrimmedWeights
     return kind(weights, token_ids)
-
-
-class StoredRows(Protocol):
-    """Weights from which stored rows of matrices can be read singly."""
-
-    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None: ...
-
-    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor: ...
 
 
 class TrimmedHead:
@@ -76,13 +77,14 @@ class TrimmedHead:
         `in_format` quantises stored rows to the head's format.
         """
         self._weights, self._name, self._set_head, self._in_format = weights, name, set_head, in_format
-        blocks = weights.blocks(name)
-        assert blocks is not None, name
-        self._stored = blocks[0]
-        self._blocks = in_format((blocks[0], blocks[1][np.array(token_ids)]))
+        self._blocks = in_format(self._read(token_ids))
 
     def replace(self, tokens: Mapping[int, int]) -> None:
         """Replace rows of the head; `tokens` maps rows to new tokens."""
-        rows = self._weights.some_blocks(self._name, [*tokens.values()])
-        self._blocks[1][list(tokens)] = self._in_format((self._stored, rows))[1]
+        self._blocks[1][list(tokens)] = self._in_format(self._read([*tokens.values()]))[1]
         self._set_head(self._blocks)
+
+    def _read(self, token_ids: Sequence[int]) -> Blocks:
+        blocks = self._weights.some_blocks(self._name, token_ids)
+        assert blocks is not None, self._name
+        return blocks
