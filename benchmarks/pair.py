@@ -1,9 +1,10 @@
-"""`make bench`: a target with draft, compared with llama-server and vLLM.
+"""`make bench`: a target with drafts, compared with llama-server and vLLM.
 
-All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; one
-llama-server decodes plainly, another with the same draft. The servers alternate, so that drift of the machine affects
-all. A mode answers its prompts twice: unread, and again, when its prefix cache has them. The planner is cold in the
-first turn. vLLM serves the default model in bfloat16, plainly and with n-grams.
+All servers get the same files and are called over HTTP. Our server answers every prompt plainly and with trees; there
+is one for each `--draft`. One llama-server decodes plainly, another with the same draft, if that is a whole model. The
+servers alternate, so that drift of the machine affects all. A mode answers its prompts twice: unread, and again, when
+its prefix cache has them. The planner is cold in the first turn. vLLM serves the default model in bfloat16, plainly and
+with n-grams.
 """
 
 import json
@@ -28,6 +29,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.demo import PAIR
 from specinfer.cli.show import console
 from specinfer.hub import resolve_model
+from specinfer.hub.resolve import is_pulled
 from specinfer.model.weights.source import KEPT_GGUF
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.system.threads import thread_count
@@ -70,20 +72,23 @@ def main(
     ] = 800,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     model: str = PAIR[0],
-    draft: str = PAIR[1],
+    draft: Annotated[
+        list[str] | None, typer.Option(help="Drafts, each with a server.", show_default=PAIR[1])
+    ] = None,
     llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server.")] = None,
     vllm_python: Annotated[Path | None, typer.Option(help="Python that has vLLM.")] = None,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "pair",
 ) -> None:
-    """Measure a target with its draft."""
+    """Measure a target with its drafts."""
+    drafts = draft or [PAIR[1]]
     texts = {
         path.stem: cycle([text[-longest:] for text in mixed_texts(path)]) for path in prompts or [PROMPTS]
     }
     rates: Rates = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        modes = own_modes(stack, model, draft, temperature, Path(folder))
+        modes = own_modes(stack, model, drafts, temperature, Path(folder))
         if llama_server is not None:
-            modes |= llama_modes(stack, llama_server, model, draft, temperature, Path(folder))
+            modes |= llama_modes(stack, llama_server, model, drafts[0], temperature, Path(folder))
         if vllm_python is not None:
             modes |= vllm_modes(stack, vllm_python, model, temperature, Path(folder))
         for turn in range(turns):
@@ -98,40 +103,46 @@ def main(
             kinds = "greedy" if not temperature else f"temperature {temperature}"
             shown = f"{kinds}, {new_tokens} new tokens a prompt; turn {turn + 1} of {turns}, the first one is cold."
             about = origin(about_this_run("python -m benchmarks pair"))
-            write(out, report(f"{model} with the draft {draft}", f"{about}; {shown}", rates))
+            write(out, report(f"{model} with {', '.join(drafts)}", f"{about}; {shown}", rates))
 
 
-def own_modes(stack: ExitStack, model: str, draft: str, temperature: float, folder: Path) -> dict[str, Mode]:
-    """Start our server; return plain decoding and trees.
+def own_modes(
+    stack: ExitStack, model: str, drafts: Sequence[str], temperature: float, folder: Path
+) -> dict[str, Mode]:
+    """Start a server for each draft; return plain decoding and trees.
 
     Each mode has its own API key, and thus its own prefix cache, so neither finds the other's prompts cached.
     """
     made = {name: make_key(name) for name in (PLAIN, "trees")}
     write_keys(folder / "keys", [entry for _, entry in made.values()])
     command = [sys.executable, "-m", "specinfer.cli", "serve", "--listen", "{host}:{port}", "--model", model]
-    command += ["--draft", draft, "--api-keys", str(folder / "keys"), "--prefix-scope", "key"]
-    server = stack.enter_context(Server(command, folder / "specinfer.log", made[PLAIN][0]))
-    return {
-        name: partial(
-            server.tokens_per_second,
-            fields={"temperature": temperature, "speculation": speculation},
-            api_key=made[name][0],
-        )
-        for name, speculation in ((PLAIN, "off"), ("trees", "tree"))
-    }
+    command += ["--api-keys", str(folder / "keys"), "--prefix-scope", "key"]
+    modes: dict[str, Mode] = {}
+    for number, draft in enumerate(drafts):
+        log = folder / f"specinfer-{number}.log"
+        server = stack.enter_context(Server([*command, "--draft", draft], log, made[PLAIN][0]))
+        for name, speculation in ((PLAIN, "off"), ("trees", "tree")):
+            fields = {"temperature": temperature, "speculation": speculation}
+            mode = partial(server.tokens_per_second, fields=fields, api_key=made[name][0])
+            modes.setdefault(name if name == PLAIN or len(drafts) == 1 else f"trees of {draft}", mode)
+    return modes
 
 
 def llama_modes(
     stack: ExitStack, binary: Path, model: str, draft: str, temperature: float, folder: Path
 ) -> dict[str, Mode]:
     """Start llama-server plainly and with the draft; return both modes."""
-    target, small = ((resolve_model(name) / KEPT_GGUF).resolve() for name in (model, draft))
+    target = (resolve_model(model) / KEPT_GGUF).resolve()
     threads, slots = thread_count(0), max(STREAMS)
     flags = {"--host": "{host}", "--port": "{port}", "-m": target, "-t": threads, "-tb": threads}
     flags |= {"-np": slots, "-c": slots * _CONTEXT}
     common = [str(binary), *(str(part) for flag in flags.items() for part in flag)]
     modes: dict[str, Mode] = {}
-    for name, extra in (("plain", []), ("draft", ["--spec-type", "draft-simple", "-md", str(small)])):
+    variants: dict[str, list[str]] = {"plain": []}
+    if is_pulled(draft):
+        small = (resolve_model(draft) / KEPT_GGUF).resolve()
+        variants["draft"] = ["--spec-type", "draft-simple", "-md", str(small)]
+    for name, extra in variants.items():
         server = stack.enter_context(Server([*common, *extra], folder / f"llama-{name}.log"))
         fields = {"temperature": temperature, "cache_prompt": True}
         modes[f"{LLAMA_SERVER} {name}"] = partial(server.tokens_per_second, fields=fields)

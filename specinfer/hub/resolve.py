@@ -30,7 +30,7 @@ def is_pulled(name: str) -> bool:
 
 
 def shipped_directory(name: str) -> Path:
-    """Return the directory of a shipped SSM, which may not exist."""
+    """Return the directory of a shipped draft, which may not exist."""
     return Path(str(resources.files("models"))) / name.replace("/", "--")
 
 
