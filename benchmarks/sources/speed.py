@@ -37,7 +37,10 @@ def main(
     kind: Annotated[list[str] | None, typer.Option(help="Kinds of prompts; all if none.")] = None,
     nodes: Annotated[int, typer.Option(min=0, help="Nodes of constant trees; 0: the planner.")] = 0,
     model: Annotated[str, typer.Option(help="The target.")] = PAIR[0],
-    draft: Annotated[str, typer.Option(help="As `--draft`.")] = PAIR[1],
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(help="As `--draft`; several are merged drafters.", show_default=PAIR[1]),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "sources-speed",
 ) -> None:
     """Measure trees over plain decoding by kind of prompt."""
@@ -54,7 +57,9 @@ def main(
     ]
     lines += ["these steps to which a draft model contributed nothing:", ""]
     lines += head(kinds, "streams")
-    with LLM(model, draft=draft, adaptive=not nodes, tree_nodes=nodes) as llm:
+    drafts = draft or [PAIR[1]]
+    chosen_drafts = {"draft": drafts[0]} if len(drafts) == 1 else {"speculators": drafts}
+    with LLM(model, **chosen_drafts, adaptive=not nodes, tree_nodes=nodes) as llm:
         for size in sizes:
             cells = []
             for name in kinds:
