@@ -70,18 +70,20 @@ def default_services(model: str, target: PassOptions = _USUAL) -> dict[str, Flag
 
 def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
     """Return and log the available draft of a model; empty if none."""
-    if has_own_mtp(resolve_model(model)):
-        own = "draft of %s: the model's own MTP layer"
-        if _returns_states(model, target):
-            log.info(f"{own} (--draft none switches it off)", model)
-            return model
-        log.info(f"{own} is not used: the generic executor returns no hidden states", model)
     fitting = fitting_drafts(model)
     here = next((known.name for known in fitting if is_pulled(known.name)), "")
-    used = here or TRAINED.get(model, "")
-    if used:
-        log.info("draft of %s: %s (--draft none switches it off)", model, used)
-    if fitting and not here:
+    own = model if has_own_mtp(resolve_model(model)) else ""
+    used = ""
+    for name in filter(None, (own, here, TRAINED.get(model, ""))):
+        said = f"draft of {model}: " + ("the model's own MTP layer" if name == own else name)
+        reads_states = name == own or name != here and method_of(resolve_model(name)) != "ssm"
+        if reads_states and not _returns_states(model, target):
+            log.info("%s is not used: the generic executor returns no hidden states", said)
+            continue
+        log.info("%s (--draft none switches it off)", said)
+        used = name
+        break
+    if fitting and not here and not own:
         log.info(
             "%s is decoded faster with a draft: `specinfer pull %s` (%s MB), then start again",
             model,

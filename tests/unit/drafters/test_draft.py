@@ -149,7 +149,13 @@ def test_a_shipped_draft_is_used_until_a_whole_model_is_downloaded(
     fingerprint = drafts.tokenizer_facts(target).fingerprint
     caplog.set_level(logging.INFO)
     registry(known("fits", fingerprint, 2))
-    assert draft_group(str(target)) == {"drafter": "ngram+eagle", "model": str(shipped)}
+    for states, group in (
+        (True, {"drafter": "ngram+eagle", "model": str(shipped)}),
+        (False, {"drafter": "ngram"}),
+    ):
+        monkeypatch.setattr(drafts, "_returns_states", lambda model, target, states=states: states)
+        assert draft_group(str(target)) == group
     assert "`specinfer pull fits` (2 MB)" in caplog.text
+    assert f"{shipped} is not used: the generic executor returns no hidden states" in caplog.text
     registry(known("fits", fingerprint, 2), pulled=("fits",))
     assert drafts.automatic_draft(str(target)) == "fits"
