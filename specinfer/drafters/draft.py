@@ -76,7 +76,7 @@ def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
     used = ""
     for name in filter(None, (own, here, TRAINED.get(model, ""))):
         said = f"draft of {model}: " + ("the model's own MTP layer" if name == own else name)
-        reads_states = name == own or name != here and method_of(resolve_model(name)) != "ssm"
+        reads_states = name == own or (name != here and method_of(resolve_model(name)) != "ssm")
         if reads_states and not _returns_states(model, target):
             log.info("%s is not used: the generic executor returns no hidden states", said)
             continue

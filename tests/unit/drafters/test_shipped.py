@@ -13,11 +13,13 @@ from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 SHIPPED = sorted(path.parent for path in MODELS.glob("*/config.json"))
-MAX_BYTES = 24_000_000
+MAX_BYTES = 25_000_000
+KINDS = {DEFAULT_MODEL: "ssm", "qwen2.5-coder-1.5b": "eagle3"}
 
 
-def test_together_they_are_small() -> None:
-    assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= MAX_BYTES
+@pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: path.name)
+def test_each_is_small(directory: Path) -> None:
+    assert sum(path.stat().st_size for path in directory.iterdir()) <= MAX_BYTES
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
@@ -31,11 +33,12 @@ def test_all_are_known_by_their_target() -> None:
 
 
 @pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: path.name)
-def test_each_is_a_checkpoint_for_the_default_model_with_a_card(directory: Path) -> None:
+def test_each_is_a_checkpoint_for_its_target_with_a_card(directory: Path) -> None:
     assert is_draft_checkpoint(directory)
-    assert verifier_of(directory) == DEFAULT_MODEL
-    assert algorithm_of(directory) == "ssm"
+    target = verifier_of(directory)
+    assert TRAINED[target] == directory.name
+    assert algorithm_of(directory) == KINDS[target]
     card = (directory / "README.md").read_text()
     assert card.startswith(f"# {directory.name}\n")
     assert "held-out" in card
-    assert f"{known_models()[DEFAULT_MODEL].licence}, as its target" in " ".join(card.split())
+    assert f"{known_models()[target].licence}, as its target" in " ".join(card.split())
