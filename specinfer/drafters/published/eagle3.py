@@ -96,9 +96,9 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     tensors, token_ids = own_tensors(directory)
     token_ids = torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids
     target, embedding = load_config(target_directory), tensors.pop(OWN_EMBEDDING, None)
-    shape = with_shape(target, config["transformer_layer_config"])
+    shape = with_shape(target.draft_layer(), config["transformer_layer_config"])
     weights = DraftWeights(
-        replace(shape, layers=1, vocab_size=len(token_ids), tied_embeddings=False),
+        replace(shape, vocab_size=len(token_ids)),
         in_llama_names(tensors),
         open_weights(target_directory, target)[EMBEDDING] if embedding is None else embedding,
         bool(config.get("norm_before_residual", False)),

@@ -55,7 +55,7 @@ def read_draft(
     tensors = {name: tensor for name, tensor in tensors.items() if name in wanted or not unused}
     embedding = tensors.pop(OWN_EMBEDDING, None)
     if HEAD not in tensors:
-        tensors[HEAD] = output_head(config.target, target)[token_ids]
+        tensors[HEAD] = output_head(config.target, target, token_ids)
     weights = DraftWeights(
         config.layers.config,
         in_llama_names(tensors),
