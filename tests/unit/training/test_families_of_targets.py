@@ -79,6 +79,26 @@ def test_the_start_is_the_last_layer_of_the_target(family: str) -> None:
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["gemma3", "granite", "olmo2"])
+def test_the_scale_of_embeddings_does_not_matter(family: str) -> None:
+    """Gemma and Granite multiply embeddings by a factor, and OLMo's layers do not norm their inputs."""
+    model, config, weights = target_of(family)
+    tensors = starting_tensors(config, weights, 1, VOCABULARY)
+    generator = torch.Generator().manual_seed(1)
+    noisy = {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in tensors.items()
+    }
+    batch = batch_of(states_before(model.model.norm, model)[0])
+    with torch.inference_mode():
+        one, scaled, other = (
+            EagleStudent(config, table, noisy)(batch)[0]
+            for table in (weights[EMBEDDING], 8 * weights[EMBEDDING], weights[EMBEDDING].roll(1, 0))
+        )
+    torch.testing.assert_close(scaled, one, atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(other, one, atol=0.1)
+
+
 @pytest.mark.parametrize("family", DENSE)
 def test_labels_and_heads_have_the_distribution_of_the_target(family: str) -> None:
     model, config, weights = target_of(family)
