@@ -41,7 +41,7 @@ import torch.nn.functional as F
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.torch.linear import Linear
-from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.parts import Parts, soft_capped
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import checked_config, own_tensors, save_checkpoint
@@ -142,6 +142,7 @@ class Heads:
         """Create the heads; `parts` has their tensors and those of `tensors_of_target`."""
         self.markov = MarkovBias(parts) if markov else None
         self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
+        self._cap = config.logit_cap
         self._second: Linear | None = None
         if issubclass(kind, BlockwiseSource):
             self._first, self._second = parts.linear("", "in_proj"), parts.linear("", "out_proj")
@@ -163,9 +164,9 @@ class Heads:
     def logits(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return each head's logits [R_i, draft vocabulary] from its outs [R_i, hidden]."""
         if self._second is None:
-            return [head(rows) for head, rows in zip(self._heads, outs, strict=True)]
+            return [soft_capped(head(rows), self._cap) for head, rows in zip(self._heads, outs, strict=True)]
         # one product, so that the shared head's weights are read once
-        together = self._heads[0](torch.cat(list(outs)))
+        together = soft_capped(self._heads[0](torch.cat(list(outs))), self._cap)
         return list(torch.split(together, [len(rows) for rows in outs]))
 
 
@@ -185,10 +186,16 @@ def tensors_of_target(
     if markov:
         tensors[EMBEDDING] = target[EMBEDDING]
     if issubclass(kind, BlockwiseSource):
-        tensors[f"{_HEAD}.weight"] = output_head(config, target)[token_ids]
+        tensors[f"{_HEAD}.weight"] = output_head(config, target, token_ids)
     return tensors
 
 
-def output_head(config: ModelConfig, target: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the target's output head [V, hidden]."""
-    return target[EMBEDDING if config.tied_embeddings else f"{_HEAD}.weight"]
+def output_head(
+    config: ModelConfig, target: Mapping[str, torch.Tensor], token_ids: torch.Tensor
+) -> torch.Tensor:
+    """Return the rows [n, hidden] of the target's output head for some tokens.
+
+    They contain the target's factor on logits.
+    """
+    rows = target[EMBEDDING if config.tied_embeddings else f"{_HEAD}.weight"][token_ids]
+    return rows if config.logit_scale == 1 else rows * config.logit_scale

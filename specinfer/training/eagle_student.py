@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from specinfer.drafters.heads_layers import output_head
-from specinfer.model.torch.layer import LAYER_MODULES, Layer
-from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.layer import LAYER_MODULES, OUTPUTS, Layer
+from specinfer.model.torch.parts import Parts, soft_capped
 from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
@@ -46,15 +46,13 @@ class EagleStudent(FeatureStudent):
     ) -> None:
         """Create the student; `tensors` are trained except embeddings and those named in `frozen`.
 
-        The target's `embedding` [V, hidden] is frozen and not saved.
+        `config` is the target's. Its `embedding` [V, hidden] is frozen and not saved.
         """
         kept = {name: tensors[name] for name in frozen}
         trained = {name: tensors[name] for name in tensors if name not in {EMBEDDING, *kept}}
         super().__init__(trained, {EMBEDDING: embedding, **kept})
         vocabulary, inner = len(tensors["lm_head.weight"]), tensors[f"{_LAYER}{_DOWN}"].shape[1]
-        self.config = replace(
-            config, layers=1, vocab_size=vocabulary, intermediate_size=inner, tied_embeddings=False
-        )
+        self.config = replace(config.draft_layer(), vocab_size=vocabulary, intermediate_size=inner)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the checkpoint's tensors, with frozen ones."""
@@ -69,7 +67,7 @@ class EagleStudent(FeatureStudent):
         layer = Layer(0, config, parts)
         hidden_norm, final_norm = parts.norm("hidden_norm"), parts.norm("model.norm")
         tables = [table.to(self.device) for table in rotary_tables(config)]
-        attention = UnrolledAttention(batch_size, length, config.heads // config.kv_heads)
+        attention = UnrolledAttention(batch_size, length, config)
         hidden = F.linear(batch.states.float().flatten(2).flatten(0, 1), tensors["fc.weight"])
         places, logits = torch.arange(length, device=self.device), []
         for step, rows_of_step in enumerate(batch.steps):
@@ -79,7 +77,8 @@ class EagleStudent(FeatureStudent):
             normed = torch.cat([layer.input_norm(embedded), hidden_norm(hidden)], -1)
             cos, sin = (table[places + step].repeat(batch_size, 1)[:, None] for table in tables)
             hidden = layer.after_norm(hidden, normed, (cos, sin), attention)
-            logits.append(F.linear(final_norm(hidden[rows_of_step.rows]), tensors["lm_head.weight"]))
+            of_rows = F.linear(final_norm(hidden[rows_of_step.rows]), tensors["lm_head.weight"])
+            logits.append(soft_capped(of_rows, config.logit_cap))
         return logits
 
     def _inputs(
@@ -92,18 +91,21 @@ class EagleStudent(FeatureStudent):
 class UnrolledAttention:
     """Attention of rows [B * T]: causal to step 0, then to themselves."""
 
-    def __init__(self, batch: int, length: int, group: int) -> None:
-        self._shape, self._group = (batch, length), group
+    def __init__(self, batch: int, length: int, config: ModelConfig) -> None:
+        self._shape, self._config = (batch, length), config
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
     def __call__(self, _: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Cache keys and values; return the attention's output [B * T, H, D]."""
-        q = self._heads(query)
-        self._keys.append(self._heads(key).repeat_interleave(self._group, 1))
-        self._values.append(self._heads(value).repeat_interleave(self._group, 1))
-        if len(self._keys) == 1:
-            mixed = F.scaled_dot_product_attention(q, self._keys[0], self._values[0], is_causal=True)
+        q, config = self._heads(query), self._config
+        group = config.heads // config.kv_heads
+        self._keys.append(self._heads(key).repeat_interleave(group, 1))
+        self._values.append(self._heads(value).repeat_interleave(group, 1))
+        if len(self._keys) == 1 and not config.score_cap:
+            mixed = F.scaled_dot_product_attention(
+                q, self._keys[0], self._values[0], is_causal=True, scale=config.score_scale
+            )
         else:
             mixed = self._mixed(q)
         return mixed.transpose(1, 2).flatten(0, 1)
@@ -112,12 +114,13 @@ class UnrolledAttention:
         return x.view(*self._shape, *x.shape[1:]).transpose(1, 2)
 
     def _mixed(self, q: torch.Tensor) -> torch.Tensor:
-        length, scale = self._shape[1], q.shape[-1] ** -0.5
-        scores = q @ self._keys[0].transpose(-1, -2)
-        hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
+        length, config = self._shape[1], self._config
         own_scores = [(q * key).sum(-1, keepdim=True) for key in self._keys[1:]]
-        shares = (torch.cat([scores, *own_scores], -1).float() * scale).softmax(-1).to(q.dtype)
+        scores = torch.cat([q @ self._keys[0].transpose(-1, -2), *own_scores], -1).float()
+        hidden = torch.ones(length, scores.shape[-1], dtype=torch.bool, device=q.device).triu(1)
+        hidden[:, length:] = False
+        scores = soft_capped(scores * config.score_scale, config.score_cap)
+        shares = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(q.dtype)
         mixed: torch.Tensor = shares[..., :length] @ self._values[0]
         for step, value in enumerate(self._values[1:]):
             mixed = mixed + shares[..., length + step, None] * value
@@ -136,14 +139,17 @@ def starting_tensors(
     `fc` initially selects the last hidden state. The MLP has the target's inner `units`; None: all.
     """
     hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
+    ones = torch.ones(hidden)  # OLMo's layers do not norm their inputs
     fc = torch.zeros(hidden, layers * hidden)
     fc[:, -hidden:] = torch.eye(hidden)
     tensors = {
         "fc.weight": fc,
-        "hidden_norm.weight": target[f"{last}input_layernorm.weight"],
+        "hidden_norm.weight": target.get(f"{last}input_layernorm.weight", ones),
         "model.norm.weight": target["model.norm.weight"],
-        "lm_head.weight": output_head(config, target)[vocabulary],
+        "lm_head.weight": output_head(config, target, vocabulary),
+        **{f"{_LAYER}{name}_layernorm.weight": ones for name in ("input", "post_attention")},
     }
+    outputs = ("post_self_attn_layernorm", "post_mlp_layernorm") if config.post_norm else OUTPUTS
     for module in LAYER_MODULES:
         for kind in ("weight", "bias"):
             if f"{last}{module}.{kind}" not in target:
@@ -153,7 +159,8 @@ def starting_tensors(
                 tensor = torch.cat([torch.zeros_like(tensor), tensor], -1)
             if units is not None and module.startswith("mlp.") and f"{module}.{kind}" != "mlp.down_proj.bias":
                 tensor = tensor[:, units] if f"{module}.{kind}" == _DOWN else tensor[units]
-            tensors[f"{_LAYER}{module}.{kind}"] = tensor
+            scale = config.residual_scale if module in outputs else 1.0
+            tensors[f"{_LAYER}{module}.{kind}"] = tensor if scale == 1 else tensor * scale
     return tensors
 
 

@@ -138,5 +138,5 @@ def starting_heads(
     for i in range(count):
         tensors[f"{i}.0.linear.weight"] = torch.zeros(hidden, hidden)
         tensors[f"{i}.0.linear.bias"] = torch.zeros(hidden)
-        tensors[f"{i}.1.weight"] = output_head(config, target)[token_ids]
+        tensors[f"{i}.1.weight"] = output_head(config, target, token_ids)
     return tensors

@@ -11,7 +11,8 @@ from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.draft_checkpoint import fingerprint_in, target_config
+from specinfer.model.weights.config_files import load_config
+from specinfer.model.weights.draft_checkpoint import fingerprint_in
 from specinfer.model.weights.families import open_weights
 from specinfer.options.model_options import Option
 from specinfer.training.corpus import Material, frequent_tokens, read_corpora
@@ -74,7 +75,7 @@ class FeatureTraining:
         asked.check("speculator")
         self._asked, self._device = asked, place_for(asked.device, asked.threads)
         self.directory = resolve_model(asked.model)
-        self.config: ModelConfig = target_config(self.directory)
+        self.config: ModelConfig = load_config(self.directory)
         self.options = options_for(self.config.hidden_size, asked.minutes, asked.learning_rate, asked.seed)
         self._vocabulary = draft_vocabulary(asked.vocabulary, self.config.vocab_size)
 

@@ -3,12 +3,12 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import OF_TRAINED_SSMS
 
 LARGE = 1e9
-"""Minimum parameters of a target to choose EAGLE or heads."""
-NO_EAGLE = ("opt", "gpt_neox")
-"""Families without EAGLE: biased norms or learned positions."""
+"""Parameters of a target from which EAGLE or heads are chosen in any case."""
 
 
 class SpeculatorMethod(StrEnum):
@@ -38,15 +38,27 @@ def choose_method(config: ModelConfig) -> ChosenMethod:
 
     Small targets get an SSM, which had the best acceptance on the default target and needs no hidden states. For a
     large target, a reader of hidden states learns more in a short training than two layers of an SSM, and its cost is
-    small compared to the target's pass.
+    small compared to the target's pass. A target whose layers do not fit gets the next method.
     """
     size = f"{parameters(config) / 1e6:,.0f} M parameters"
     if parameters(config) < LARGE:
-        return ChosenMethod(
-            SpeculatorMethod.SSM, f"{size}, under {LARGE / 1e6:,.0f} M: an SSM of two target layers"
-        )
-    if config.family in NO_EAGLE:
-        reason = f"{size}, and EAGLE has no layer of family {config.family}: heads on hidden states"
-        return ChosenMethod(SpeculatorMethod.BLOCKWISE, reason)
-    reason = f"{size}, at least {LARGE / 1e6:,.0f} M: a layer on hidden states, compared with heads"
-    return ChosenMethod(SpeculatorMethod.EAGLE, reason)
+        try:
+            check_method(SpeculatorMethod.SSM, config)
+        except IncompatibleError as error:
+            size = f"{size}; {error}"
+        else:
+            reason = f"{size}, under {LARGE / 1e6:,.0f} M: an SSM of two target layers"
+            return ChosenMethod(SpeculatorMethod.SSM, reason)
+    try:
+        check_method(SpeculatorMethod.EAGLE, config)
+    except IncompatibleError as error:
+        return ChosenMethod(SpeculatorMethod.BLOCKWISE, f"{error}: heads on hidden states")
+    return ChosenMethod(SpeculatorMethod.EAGLE, f"{size}: a layer on hidden states, compared with heads")
+
+
+def check_method(method: SpeculatorMethod, config: ModelConfig) -> None:
+    """Check that a method fits the target's layers."""
+    if method is SpeculatorMethod.SSM:
+        config.like_llama(OF_TRAINED_SSMS)
+    elif method is SpeculatorMethod.EAGLE:
+        config.draft_layer()

@@ -16,11 +16,12 @@ from torch import nn
 
 from specinfer.drafters.heads_layers import output_head
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.torch.layer import LAYER_MODULES, Attend
+from specinfer.model.torch.layer import LAYER_MODULES, OUTPUTS, Attend
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig, shape_fields
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
+    OF_TRAINED_SSMS,
     DraftModel,
     fingerprint_in,
     frozen_names,
@@ -45,9 +46,6 @@ def causal_attention(batch: int, length: int) -> Attend:
         return y.transpose(1, 2).flatten(0, 1)
 
     return attend
-
-
-_OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 class LayerStart(NamedTuple):
@@ -80,8 +78,8 @@ class Student(nn.Module):
         cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
     ) -> "Student":
         """Start from target layers, and the target head's rows of `vocabulary`."""
-        config.like_llama("trained drafts")
-        head = output_head(config, target)[vocabulary]
+        config.like_llama(OF_TRAINED_SSMS)
+        head = output_head(config, target, vocabulary)
         return cls(config, target, [LayerStart(target, layer) for layer in layers], head)
 
     @classmethod
@@ -125,7 +123,7 @@ class Student(nn.Module):
             for kind in ("weight", "bias"):
                 source = f"model.layers.{start.layer}.{module}.{kind}"
                 if source in start.weights:
-                    zero = start.silent and module in _OUTPUTS
+                    zero = start.silent and module in OUTPUTS
                     tensor = start.weights[source]
                     self._add(f"model.layers.{place}.{module}.{kind}", tensor * 0 if zero else tensor)
 

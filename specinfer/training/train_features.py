@@ -80,6 +80,7 @@ def train_eagle(
     """
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
+    config.draft_layer()  # refuses targets that it does not fit
     base = load_eagle(start, directory) if start is not None else None
     layer_numbers = base.weights.layers if base is not None else feature_layers(layers, config)
 

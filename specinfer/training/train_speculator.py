@@ -11,7 +11,8 @@ from specinfer.drafters.draft import automatic_draft
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.llm.draft_gains import advice, compare
-from specinfer.model.weights.draft_checkpoint import fingerprint_in, target_config
+from specinfer.model.weights.config_files import load_config
+from specinfer.model.weights.draft_checkpoint import fingerprint_in
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.text.prompts import read_prompts
 from specinfer.training.distil import console
@@ -19,7 +20,7 @@ from specinfer.training.feature_training import FeatureFlags
 from specinfer.training.reading.stages import MIN_PROMPTS, PROGRESS, RunProgress, SpeculatorRun
 from specinfer.training.reading.texts import machine_folders, pieces
 from specinfer.training.run import Device, Target, Threads, place_for
-from specinfer.training.speculator_method import ChosenMethod, SpeculatorMethod, choose_method
+from specinfer.training.speculator_method import ChosenMethod, SpeculatorMethod, check_method, choose_method
 
 INVENTED_PROMPTS = 2000
 """User turns that texts of this machine give, if there are no prompts."""
@@ -58,7 +59,7 @@ def train_speculator(
     SIGINT (Ctrl-C) and SIGTERM keep finished work next to --out; the same command continues from there.
     """
     directory = resolve_model(model)
-    config = target_config(directory)
+    config = load_config(directory)
     places = text or machine_folders()
     asked = _prompts(prompts, places, seed)
     out = out or Path(f"speculator-{directory.name}")
@@ -71,6 +72,7 @@ def train_speculator(
     chosen = (
         choose_method(config) if method is SpeculatorMethod.AUTO else ChosenMethod(method, "as asked for")
     )
+    check_method(chosen.method, config)
     console.print(f"method: {chosen.method} ({chosen.reason})", highlight=False)
     if overwrite:
         _throw_away(work)

@@ -9,7 +9,12 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.model.weights.draft_checkpoint import checked_config, target_config, verifier_fields
+from specinfer.model.weights.draft_checkpoint import (
+    OF_PUBLISHED,
+    checked_config,
+    target_config,
+    verifier_fields,
+)
 from specinfer.system.json_files import read_json
 
 _KINDS = ("llama", "qwen3")
@@ -210,7 +215,7 @@ def read_published(
             f"{name} = {config[name]!r}: unknown field of {algorithm}; known are {', '.join(sorted(known))}"
         )
     fields = {name: config.get(name, value) for name, value in known.items()}
-    target = target_config(target_directory)
+    target = target_config(target_directory, OF_PUBLISHED)
     must_be(fields, _UNTIED)
     try:
         layers = read_layers(config["transformer_layer_config"])

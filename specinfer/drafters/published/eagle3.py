@@ -86,7 +86,8 @@ def save_eagle(
 ) -> None:
     """Write a checkpoint; `trained`: record of command, data and results.
 
-    `four_bits`: store matrices in 4 bits, and not the final norm and the head, which must be the target's.
+    `four_bits`: store matrices in 4 bits. Final norm and head must be the target's; the head is only stored if the
+    target has a factor on logits.
     """
     stored = {STORED.get(name, name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
     fields = {
@@ -97,7 +98,8 @@ def save_eagle(
     }
     shape = {"num_hidden_layers": 1, "intermediate_size": stored["layers.0.mlp.down_proj.weight"].shape[1]}
     if four_bits:
-        stored = in_four_bits({name: stored[name] for name in stored.keys() - {"norm.weight", HEAD}})
+        of_target = {"norm.weight"} | ({HEAD} if load_config(target_directory).logit_scale == 1 else set())
+        stored = in_four_bits({name: stored[name] for name in stored.keys() - of_target})
         fields["quantization_config"] = FOUR_BITS
     save_checkpoint(directory, ALGORITHM, stored, token_ids, fields, target_directory, target_name, shape)
 
@@ -111,10 +113,10 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     tensors, token_ids = own_tensors(directory)
     token_ids = torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids
     target, own = load_config(target_directory), in_llama_names(tensors)
-    shape = with_shape(target, config["transformer_layer_config"])
+    shape = with_shape(target.draft_layer(), config["transformer_layer_config"])
     of_target = trimmed(open_weights(target_directory, target, blocks=True), token_ids.tolist())
     weights = DraftWeights(
-        replace(shape, layers=1, vocab_size=len(token_ids), tied_embeddings=False),
+        replace(shape, vocab_size=len(token_ids)),
         Overlay(own, of_target, [name for name in OF_TARGET if name not in own]),
         four_bits="quantization_config" in config,
         norm_before_residual=bool(config.get("norm_before_residual", False)),

@@ -27,7 +27,7 @@ from specinfer.drafters.published.config import (
 )
 from specinfer.errors import IncompatibleError, naming
 from specinfer.model.sizes import check_sizes
-from specinfer.model.weights.draft_checkpoint import target_config
+from specinfer.model.weights.draft_checkpoint import OF_PUBLISHED, target_config
 from specinfer.model.weights.source import FLAT_ARCHITECTURE, FLAT_FIELD, is_flat_draft
 from specinfer.system.json_files import read_json
 
@@ -65,7 +65,7 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
     check_sizes(config)
     must_be(config, {"architectures": [FLAT_ARCHITECTURE], "model_type": "qwen3"})
     shape = {name: value for name, value in config.items() if name not in _OWN | _DESCRIBED}
-    layers, target = read_layers(shape, prefix=""), target_config(target_directory)
+    layers, target = read_layers(shape, prefix=""), target_config(target_directory, OF_PUBLISHED)
     if any(layers.windows):
         raise refused("layer_types", config["layer_types"], "windows are not supported in this layout", "")
     try:

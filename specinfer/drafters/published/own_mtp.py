@@ -73,7 +73,7 @@ def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
     weights = DraftWeights(
         layer,
         Overlay(RenamedWeights(stored, sources, experts.count if experts else 0), target, [EMBEDDING]),
-        head=output_head(config, target)[torch.tensor(tokens)],
+        head=output_head(config, target, torch.tensor(tokens)),
         layers=(config.layers,),
         target_norm=target["model.norm.weight"],
     )

@@ -54,7 +54,7 @@ def read_draft(
     target = open_weights(config.target_directory, config.target)
     tensors = {name: tensor for name, tensor in tensors.items() if name in wanted or not unused}
     if HEAD not in tensors:
-        tensors[HEAD] = output_head(config.target, target)[token_ids]
+        tensors[HEAD] = output_head(config.target, target, token_ids)
     named = in_llama_names(tensors)
     weights = DraftWeights(
         config.layers.config,

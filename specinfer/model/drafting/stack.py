@@ -31,7 +31,7 @@ from specinfer.model.drafting.task import GrowthTask
 from specinfer.model.torch.attention import ReferenceAttention, RowsPlan
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import Linear, make_linear
-from specinfer.model.torch.parts import Norm, Parts, RMSNorm
+from specinfer.model.torch.parts import Norm, Parts, RMSNorm, soft_capped
 from specinfer.model.torch.rotary import Angles, rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
@@ -179,7 +179,8 @@ class DraftStack(DroppedRows):
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, draft vocabulary] in float32."""
-        return self._head(outs if self._outs_are_normed else self._norm(outs)).float()
+        logits = self._head(outs if self._outs_are_normed else self._norm(outs)).float()
+        return soft_capped(logits, self.plan.config.logit_cap)
 
     def _gated(self, attend: Attend, normed: torch.Tensor) -> Attend:
         """Return attention whose output is multiplied by the draft's gates, if it has any."""
@@ -196,7 +197,9 @@ class DraftStack(DroppedRows):
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             self._write(layer, slots, key, value)
-            return self._attention.attend(query, self._keys[layer], self._values[layer], plans[sights[layer]])
+            keys, values, config = self._keys[layer], self._values[layer], self.plan.config
+            plan, scale, cap = plans[sights[layer]], config.score_scale, config.score_cap
+            return self._attention.attend(query, keys, values, plan, scale, cap)
 
         return attend
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.model.torch.parts import soft_capped
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,7 @@ def _explicit(
     """Return attention [1, H, rows, D]; SDPA has no `cap` or `sinks`."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    scores = query @ keys.transpose(2, 3) * scale
-    if cap:
-        scores = torch.tanh(scores / cap) * cap
+    scores = soft_capped(query @ keys.transpose(2, 3) * scale, cap)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
         sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)

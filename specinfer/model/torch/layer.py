@@ -29,11 +29,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 LAYER_MODULES = (
-    *("input_layernorm", "post_attention_layernorm"),
+    *("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
 """Modules of a layer that may have a weight and a bias."""
+OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 def _unchanged(x: torch.Tensor) -> torch.Tensor:

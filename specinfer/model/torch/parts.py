@@ -14,6 +14,11 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 """Norm over the last dimension; the identity if the model has none."""
 
 
+def soft_capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return `c * tanh(x / c)` for a bound c; 0: no bound."""
+    return torch.tanh(x / cap) * cap if cap else x
+
+
 class RMSNorm:
     """Root-mean-square norm over the last dimension, computed in float32."""
 

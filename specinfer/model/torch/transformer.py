@@ -15,7 +15,7 @@ from specinfer.model.families.experts import SINKS
 from specinfer.model.families.positions import NO_ROTARY
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import Linear, Surgery
-from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.parts import Parts, soft_capped
 from specinfer.model.torch.rotary import Angles, all_rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
@@ -123,5 +123,4 @@ class Transformer:
         logits = self._head(self._norm(hidden)).float()
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
-        cap = self.config.logit_cap
-        return torch.tanh(logits / cap) * cap if cap else logits
+        return soft_capped(logits, self.config.logit_cap)

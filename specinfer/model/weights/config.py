@@ -1,6 +1,6 @@
 """Defines the configuration of our decoder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -182,11 +182,43 @@ class ModelConfig:
             what: name of the part, for the error.
         """
         if beyond := [name for name, has in self._beyond_llama() if has]:
-            raise IncompatibleError(
-                f"model_type = {self.family!r}: {what}: {', '.join(beyond)}: not supported"
-            )
+            raise self._refusal(what, beyond)
         windows = [window for window in self.windows if window]
         return replace(self, windows=(), max_positions=min([self.max_positions, *windows]))
+
+    def _refusal(self, what: str, parts: Iterable[str]) -> IncompatibleError:
+        return IncompatibleError(f"model_type = {self.family!r}: {what}: {', '.join(parts)}: not supported")
+
+    def draft_layer(self) -> "ModelConfig":
+        """Return the configuration of an EAGLE layer for this target: like its last layer.
+
+        The layer has no window. It norms the embeddings that it reads, so their factor has no effect. Factors on
+        residuals and logits are in the draft's tensors; the soft caps are the target's.
+        """
+        unlike_llama = self.layer_norm or self.parallel or self.learnt_positions
+        beyond = {
+            "norms by mean and variance, or learnt positions": unlike_llama,
+            "a mixture of experts": self.experts is not None,
+            "recurrent layers": any(self.recurrent_layers),
+        }
+        if any(beyond.values()):
+            raise self._refusal("an EAGLE layer", [name for name, has in beyond.items() if has])
+        local = self.rotary_of(self.layers - 1) > 0
+        return replace(
+            self,
+            family="llama",  # of the names of its tensors
+            layers=1,
+            tied_embeddings=False,
+            pre_norm=True,
+            embedding_scale=1.0,
+            residual_scale=1.0,
+            logit_scale=1.0,
+            windows=(),
+            layer_rotary=(),
+            inv_freq=self.local_inv_freq if local else self.inv_freq,
+            local_inv_freq=(),
+            rotary_scale=1.0 if local else self.rotary_scale,
+        )
 
     def _beyond_llama(self) -> Iterator[tuple[str, bool]]:
         yield "norms after attention and MLP", self.post_norm or not self.pre_norm

@@ -30,6 +30,8 @@ from specinfer.system.json_files import read_json
 FINGERPRINT = "embedding_fingerprint"
 """Field of `verifier` in `config.json` that only this package writes."""
 ALGORITHM = "ssm"
+OF_TRAINED_SSMS, OF_PUBLISHED = "a trained SSM", "a published draft"
+"""Names of drafts for targets like Llama, in errors."""
 _OFFSETS, _DRAFTED = "d2t", "t2d"
 
 
@@ -182,14 +184,13 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
     if config.get(KIND) != algorithm:
         raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r}: must be {algorithm!r}")
     check_sizes(config)
-    target_config(target_directory)
     check_target(config, directory, target_directory)
     return config
 
 
-def target_config(directory: Path) -> ModelConfig:
-    """Return a target's configuration, if trained drafts support its layers."""
-    return load_config(directory).like_llama("trained drafts")
+def target_config(directory: Path, what: str = OF_TRAINED_SSMS) -> ModelConfig:
+    """Return a target's configuration, if drafts of a kind support its layers."""
+    return load_config(directory).like_llama(what)
 
 
 def load_ssm(directory: Path, target_directory: Path) -> DraftModel:

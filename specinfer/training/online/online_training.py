@@ -146,7 +146,7 @@ def with_frequent_tokens(
     if not new:
         return draft
     config = load_config(target)
-    rows = output_head(config, open_weights(target, config))[torch.tensor(new)]
+    rows = output_head(config, open_weights(target, config), torch.tensor(new))
     token_ids = torch.cat([draft.token_ids, torch.tensor(new)])
     head = torch.cat([draft.weights["lm_head.weight"].float(), rows.float()])
     order = token_ids.argsort()

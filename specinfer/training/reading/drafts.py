@@ -21,13 +21,18 @@ from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, open_weights
 from specinfer.training.corpus import Continuation, frequent_tokens
-from specinfer.training.eagle_student import FROZEN, EagleStudent, UnrolledSuccess, starting_tensors
+from specinfer.training.eagle_student import (
+    FROZEN,
+    EagleStudent,
+    UnrolledAttention,
+    UnrolledSuccess,
+    starting_tensors,
+)
 from specinfer.training.feature_students import HeadsStudent, starting_heads
 from specinfer.training.feature_training import FeatureFlags, FeatureTraining, TrainingMethod
 from specinfer.training.reading.examples import KeptExamples, TargetHead
 from specinfer.training.reading.kept import HELD_OUT, OWN, KeptText, KeptTexts
 from specinfer.training.run import draft_vocabulary
-from specinfer.training.student import causal_attention
 from specinfer.training.train_features import MARKOV_RANK
 
 STEPS, HEADS = 2, 3
@@ -70,7 +75,7 @@ def active_units(
     """Return the inner units of the last MLP with the largest outputs, ascending."""
     config, last = runner.config, runner.config.layers - 1
     layer = _WatchedLayer(last, config, Parts(config, target, torch.float32, "cpu"))
-    cos, sin = rotary_tables(config)
+    cos, sin = rotary_tables(config.draft_layer())
     tokens = 0
     for item in texts:
         segment = Segment(runner.open(), (item.prompt + item.output)[:-1])
@@ -78,7 +83,7 @@ def active_units(
         runner.cache.release(segment.sequence)
         length = len(states)
         angles = (cos[:length, None], sin[:length, None])
-        layer(states[:, 0].float(), angles, causal_attention(1, length))
+        layer(states[:, 0].float(), angles, UnrolledAttention(1, length, config))
         tokens += length
         if tokens >= _UNITS_TOKENS:
             break

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.drafters.heads_layers import output_head
-from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.parts import Parts, soft_capped
 from specinfer.model.weights.config import ModelConfig
 from specinfer.training.corpus import Continuation, Labels
 from specinfer.training.eagle_student import UnrolledExamples
@@ -23,12 +23,13 @@ class TargetHead:
     ) -> None:
         """Read the rows of `token_ids` [draft vocabulary]."""
         self._norm, self._device = Parts(config, target, torch.float32, device).norm("model.norm"), device
-        self._rows = output_head(config, target)[token_ids].float().to(device)
+        self._cap = config.logit_cap
+        self._rows = output_head(config, target, token_ids).float().to(device)
 
     @torch.inference_mode()
     def labels(self, states: torch.Tensor) -> Labels:
         """Return the draft tokens after hidden states [n, hidden] of the last layer."""
-        logits = self._norm(states.to(self._device)) @ self._rows.T
+        logits = soft_capped(self._norm(states.to(self._device)) @ self._rows.T, self._cap)
         probabilities, ids = most_probable(logits, min(LABEL_WIDTH, logits.shape[-1]))
         return Labels(ids.numpy(), probabilities.numpy())
 

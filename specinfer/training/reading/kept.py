@@ -2,7 +2,7 @@
 
 A text has a file of its own, so that any stop loses only the text in work, and a rerun skips the files that exist.
 States have a scale for every `GROUP` numbers: a few numbers of a state are much larger than all others, and with one
-scale for the whole state the others would be rounded to 0.
+scale for the whole state the others would be rounded to 0. Scales are float16: numbers may be from 1e-3 to 8e6.
 """
 
 import json

@@ -11,13 +11,15 @@ import pytest
 
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.draft import draft_group
-from specinfer.errors import InvalidInputError, SettingError
+from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
+from specinfer.llm import LLM, SamplingParams, draft_gains
 from specinfer.training import make_corpus as making
 from specinfer.training.corpus import finished_jobs
 from specinfer.training.reading import stages
 from specinfer.training.run import InterruptionError
 from specinfer.training.speculator_method import SpeculatorMethod
 from specinfer.training.train_speculator import train_speculator
+from tests.support.models.gguf_models import write_family
 from tests.support.models.saved_model import save_target
 from tests.support.oracle import greedy
 from tests.support.system import ascii_tokenizer, running_system
@@ -72,6 +74,36 @@ async def test_what_it_trains_is_served_and_accepted(
         replies = await system.generate(prompt, max_new_tokens=40)
         assert [t for reply in replies for t in reply.token_ids] == greedy(prompt, 40)
         assert replies[-1].summary.stats.accepted > 0
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(("family", "dense"), [("gemma2", True), ("qwen3_moe", False)])
+def test_a_gguf_file_of_another_family_gets_drafts(
+    family: str,
+    dense: bool,
+    train: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(stages, "MIN_NEW_TOKENS", 0)  # a pass may take any time
+    monkeypatch.setattr(draft_gains, "NEW_TOKENS", 3)
+    model = str(write_family(family, tmp_path))
+    with pytest.raises(IncompatibleError, match=f"'{family}': a trained SSM: "):
+        train(model=model, method=SpeculatorMethod.SSM)
+    out = train(model=model)
+    shown = capsys.readouterr().out
+    flags = [line.split(": ")[0] for line in shown.splitlines() if line.startswith("ngram+")]
+    both = [f"ngram+eagle,model={out},weights=q4_0", f"ngram+blockwise,model={out}-blockwise"]
+    assert flags == (both if dense else [f"ngram+blockwise,model={out}"])
+    texts = []
+    for draft in ("none", *(flag.removeprefix("ngram+") for flag in flags)):
+        with LLM(model, draft=draft, adaptive=False, kv_tokens=1024) as llm:
+            params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            texts.append(llm.generate(PROMPTS[:3], params))
+            assert (llm.metrics["spec_decode_num_draft_tokens"] > 0) == (draft != "none")
+    plain, *drafted = [[text.outputs[0].token_ids for text in answers] for answers in texts]
+    assert drafted == [plain] * len(flags)
 
 
 def test_it_continues_where_it_was_interrupted(

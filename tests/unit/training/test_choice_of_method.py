@@ -1,4 +1,4 @@
-"""`specinfer train speculator` chooses a method by the size of the target."""
+"""`specinfer train speculator` chooses a method by the size and the layers of the target."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("family", "shape", "method"),
     [
         ("llama", {}, SpeculatorMethod.SSM),
+        ("gpt_neox", {}, SpeculatorMethod.SSM),
+        ("gemma2", {}, SpeculatorMethod.EAGLE),
+        ("qwen3_moe", {}, SpeculatorMethod.BLOCKWISE),
         (
             "llama",
             {"vocab_size": 40_000, "hidden_size": 4096, "head_dim": 1024, "num_hidden_layers": 12},
@@ -32,7 +35,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_the_size_of_the_target_chooses_the_method(
+def test_size_and_layers_of_the_target_choose_the_method(
     family: str, shape: dict[str, int], method: SpeculatorMethod, tmp_path: Path
 ) -> None:
     tiny_transformers(family).config.save_pretrained(tmp_path)

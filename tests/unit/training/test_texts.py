@@ -99,6 +99,16 @@ def test_bytes_keep_small_numbers_next_to_a_large_one() -> None:
     assert not Bytes.of(np.zeros((2, 48), np.float32)).numbers().any()
 
 
+def test_kept_states_are_exact_in_one_percent_at_every_scale(tmp_path: Path) -> None:
+    """Gemma's states reach 1e5, and those after few layers of other families are small."""
+    kept, item = KeptTexts(tmp_path, "target", LAYERS), Continuation((3, 4), (5, 6, 7))
+    scales = np.array([1e-3, 1.0, 1e3, 1e6], np.float32)[:, None, None]
+    states = scales * np.random.default_rng(0).normal(size=(4, 3, 64)).astype(np.float32)
+    kept.keep("abc", item, states)
+    error = np.abs(kept.text("abc", item).states() - states).max((1, 2)) / scales[:, 0, 0]
+    assert error.max() < 0.02
+
+
 def test_states_are_the_targets_and_a_rerun_reads_only_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,7 +216,7 @@ def test_a_student_of_other_layers_is_refused(family: str, tmp_path: Path) -> No
     tiny_transformers(family).save_pretrained(tmp_path)
     config = load_config(tmp_path)
     weights, everything = open_weights(tmp_path, config), torch.arange(config.vocab_size)
-    with pytest.raises(IncompatibleError, match=r"trained drafts: .*not supported"):
+    with pytest.raises(IncompatibleError, match=r"a trained SSM: .*not supported"):
         Student.from_target(config, weights, range(config.layers), everything)
 
 

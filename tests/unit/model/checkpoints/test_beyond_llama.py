@@ -1,6 +1,5 @@
 """Options that support only layers like Llama's are refused for other families by name."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from specinfer.model.loading import build_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.model.weights.draft_checkpoint import checked_config, target_config
-from specinfer.model.weights.source import KIND
+from specinfer.model.weights.draft_checkpoint import OF_PUBLISHED, OF_TRAINED_SSMS, target_config
 from tests.support.models.families import HYBRIDS, random_model, save_random
 from tests.support.tiny_models import FAMILIES, SPECIAL, tiny_transformers
 
@@ -95,16 +93,26 @@ def test_a_window_of_the_cache_is_that_of_a_model_up_to_its_own() -> None:
     assert from_transformers(model.config).windows == (), "the window has all positions"
 
 
-def test_drafts_are_trained_and_read_for_targets_like_llama(tmp_path: Path) -> None:
-    save_random("gemma2", tmp_path / "target")
-    (tmp_path / "draft").mkdir()
-    (tmp_path / "draft" / "config.json").write_text(json.dumps({KIND: "eagle3"}))
-    for refused in (
-        lambda: target_config(tmp_path / "target"),
-        lambda: checked_config(tmp_path / "draft", tmp_path / "target", "eagle3"),
-    ):
-        with pytest.raises(IncompatibleError, match="'gemma2': trained drafts: norms after"):
-            refused()
+def test_ssms_and_published_drafts_are_for_targets_like_llama(tmp_path: Path) -> None:
+    save_random("gemma2", tmp_path)
+    for kind in (OF_TRAINED_SSMS, OF_PUBLISHED):
+        with pytest.raises(IncompatibleError, match=f"'gemma2': {kind}: norms after"):
+            target_config(tmp_path, kind)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("opt", "norms by mean and variance, or learnt positions"),
+        ("gpt_neox", "norms by mean and variance, or learnt positions"),
+        ("mixtral", "a mixture of experts"),
+        ("gpt_oss", "a mixture of experts"),
+    ],
+)
+def test_targets_that_an_eagle_layer_does_not_fit_are_refused(family: str, reason: str) -> None:
+    config = from_transformers(tiny_transformers(family).config)
+    with pytest.raises(IncompatibleError, match=f"{family!r}: an EAGLE layer: {reason}: not supported"):
+        config.draft_layer()
 
 
 def test_layers_are_counted_until_all_kinds_occur() -> None:

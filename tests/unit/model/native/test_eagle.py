@@ -20,7 +20,7 @@ from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.native.executor import pass_of
 from specinfer.model.options import RunnerOptions, torch_dtype
 from specinfer.model.weights.config_files import from_transformers
-from specinfer.model.weights.families import EMBEDDING
+from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.training.eagle_student import starting_tensors
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
@@ -29,6 +29,8 @@ from tests.support.tiny_models import tiny_transformers
 
 pytestmark = pytest.mark.native
 
+FAMILIES = ("llama", "llama-biased", "llama-rope3", "qwen3")
+OTHER_FAMILIES = ("gemma", "gemma2", "gemma3", "phi3", "smollm3", "granite", "olmo2", "olmo3")
 LAYERS, HIDDEN = 3, 96
 TOKENS = 512
 VOCABULARY = torch.arange(5, 85)[torch.randperm(80, generator=torch.Generator().manual_seed(4))]
@@ -45,11 +47,12 @@ POINT, WITHOUT = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
 def weights_of(family: str = "llama", residual_normed: bool = False) -> DraftWeights:
     """Return random weights, so that the token one ahead and all hidden states matter."""
     model = tiny_transformers(family, head_dim=32, hidden_size=HIDDEN, intermediate_size=152)
-    config, weights = from_transformers(model.config), model.state_dict()
+    config = replace(from_transformers(model.config), logit_cap=30.0 * (family == "gemma2"))
+    weights = in_llama_names(config, model.state_dict())
     tensors = starting_tensors(config, weights, LAYERS, VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    layer_config = replace(config, layers=1, vocab_size=len(VOCABULARY), tied_embeddings=False)
+    layer_config = replace(config.draft_layer(), vocab_size=len(VOCABULARY))
     noisy[EMBEDDING] = weights[EMBEDDING]
     return DraftWeights(layer_config, noisy, norm_before_residual=residual_normed)
 
@@ -109,12 +112,13 @@ def tasks_for(
     limits: list[TreeLimits],
     sampling: Sampling,
     blind: float | None,
+    hidden: int = HIDDEN,
 ) -> list[RowsTask]:
     """Return the tasks of a round, with hidden states of the target for the new tokens."""
     generator = torch.Generator().manual_seed(round_)
     tasks = []
     for sequence, delta, limit in zip(sequences, contexts(round_), limits, strict=True):
-        states = torch.randn((len(delta), LAYERS, HIDDEN), generator=generator).to(torch.bfloat16)
+        states = torch.randn((len(delta), LAYERS, hidden), generator=generator).to(torch.bfloat16)
         tasks.append(RowsTask(GrowthTask(sequence, delta, limit, sampling, blind, offset=1), states))
     return tasks
 
@@ -135,7 +139,7 @@ def grow_both(
     for round_ in range(2):
         grown = []
         for runner, owned in zip(runners, sequences, strict=True):
-            tasks = tasks_for(owned, round_, limits, sampling, blind)
+            tasks = tasks_for(owned, round_, limits, sampling, blind, weights.config.hidden_size)
             for item in tasks:
                 rows = len(item.task.delta) + shape.scored_nodes(item.task.limits)
                 runner.cache.reserve(item.task.sequence, rows)
@@ -145,7 +149,7 @@ def grow_both(
     return pairs
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-biased", "llama-rope3", "qwen3"])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
 @pytest.mark.parametrize("residual_normed", [False, True])
 def test_trees_are_those_of_the_layer_in_torch(family: str, residual_normed: bool) -> None:
     pairs = grow_both(weights_of(family, residual_normed), GrowthShape(), LIMITS, GREEDY)
