@@ -17,8 +17,9 @@ from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
-from specinfer.model.options import RunnerOptions, torch_dtype
+from specinfer.model.options import RunnerOptions, check_torch, torch_dtype
 from specinfer.model.weights.families import EMBEDDING
+from specinfer.system.machine import is_cuda
 from specinfer.tree import TokenTree, TreeLimits
 
 
@@ -74,8 +75,10 @@ class _Passes:
 
 
 def check_eagle(options: RunnerOptions) -> None:
-    """Check the options for running an EAGLE layer."""
-    if options.executor not in ("auto", "native", "torch"):
+    """Check the options for running an EAGLE layer; a GPU runs it in torch."""
+    if is_cuda(options.device):
+        check_torch(options, "an EAGLE layer on a GPU")
+    elif options.executor not in ("auto", "native", "torch"):
         raise SettingError("executor", options.executor, "must be native, torch or auto for an EAGLE layer")
 
 
@@ -91,6 +94,8 @@ class EagleRunner(LevelsRunner):
     @classmethod
     def build(cls, weights: DraftWeights, options: RunnerOptions) -> Self:
         check_eagle(options)
+        if is_cuda(options.device):
+            return super().build(weights, options)
         whole = {**weights.tensors, EMBEDDING: weights.embedding}
         backend, in_format = backend_and_weights(weights.config, whole, options)
         if backend.name != "native":

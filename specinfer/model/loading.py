@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError, naming
-from specinfer.model.backends import Backend, Work, choose_backend, refusal
+from specinfer.model.backends import Backend, Work, choose_backend, planned_backend, refusal
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
@@ -77,7 +77,7 @@ def _load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None, ac
                 raise
             log.warning("%s; using the generic executor", error)
         else:
-            weights = _open_weights(directory, options)
+            weights = _open_weights(directory, config, options)
             options = _with_tokens(options, config, directory)
             if not accounted:
                 hf, _ = load_transformers_config(directory)
@@ -96,7 +96,7 @@ def _own_config(directory: Path, options: RunnerOptions) -> ModelConfig:
             "model_type = %r: served up to %d positions (rope_type = 'longrope')",
             *(config.family, config.max_positions),
         )
-    if options.executor == "auto" and (reason := refusal(config, options.dtype, options.device)):
+    if options.executor == "auto" and (reason := refusal(config, options)):
         raise IncompatibleError(reason)
     return config
 
@@ -204,12 +204,14 @@ def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -
     return replace(options, kv_tokens=tokens)
 
 
-def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
+def _open_weights(directory: Path, config: ModelConfig, options: RunnerOptions) -> Weights:
     path = kept_gguf(directory)
     if path is not None:
         return GgufWeights(path)
+    backend, _ = planned_backend(config, options)
     # read each tensor to the device that uses it: a GPU's model is never whole in host memory
-    return open_checkpoint(directory, options.device if options.executor == "gpu" else "cpu")
+    on_device = backend is not None and backend.name == "gpu"
+    return open_checkpoint(directory, options.device if on_device else "cpu")
 
 
 def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
@@ -220,7 +222,12 @@ def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | 
     if ranks is not None:
         return ranks.place.layout.known_part(config)
     if options.executor == "gpu":
-        return config.like_llama("executor = 'gpu'")
+        if config.windows:
+            limit = config.up_to_window().max_positions
+            log.warning(
+                "model_type = %r: served up to %d positions, its sliding window", config.family, limit
+            )
+        return config.up_to_window()
     return config.like_llama(f"kv_window = {options.kv_window}") if options.kv_window else config
 
 
@@ -273,10 +280,10 @@ def backend_and_weights(
     """Return the backend for a model, and the weights in its format."""
     dtype, chosen = options.dtype, find_format(options.weights)
     asked = chosen.name != AUTO
-    backend = choose_backend(options.executor, config, chosen, dtype, options.device)
+    backend = choose_backend(config, options)
     check_kv_type(options, backend.name)
     preferred = find_format(_preferred(weights, options))
-    if not asked and not backend.runs(config, preferred, dtype, options.device):
+    if not asked and not backend.runs(config, preferred, options):
         chosen = preferred
     named = in_llama_names(config, weights)
     if isinstance(weights, GgufWeights):

@@ -181,12 +181,19 @@ class ModelConfig:
         Args:
             what: name of the part, for the error.
         """
-        if beyond := [name for name, has in self._beyond_llama() if has]:
-            raise IncompatibleError(
-                f"model_type = {self.family!r}: {what}: {', '.join(beyond)}: not supported"
-            )
+        if beyond := self.beyond_llama:
+            raise IncompatibleError(f"model_type = {self.family!r}: {what}: {beyond}: not supported")
+        return self.up_to_window()
+
+    def up_to_window(self) -> "ModelConfig":
+        """Return the configuration without sliding windows, for contexts that fit in them."""
         windows = [window for window in self.windows if window]
         return replace(self, windows=(), max_positions=min([self.max_positions, *windows]))
+
+    @property
+    def beyond_llama(self) -> str:
+        """Names of features, apart from windows, that Llama's layers do not have."""
+        return ", ".join(name for name, has in self._beyond_llama() if has)
 
     def _beyond_llama(self) -> Iterator[tuple[str, bool]]:
         yield "norms after attention and MLP", self.post_norm or not self.pre_norm

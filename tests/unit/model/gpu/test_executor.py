@@ -134,3 +134,8 @@ def test_without_a_gpu_the_error_names_the_device(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(launch, "interpreted", lambda: False)
     with pytest.raises(SettingError, match="device = 'cpu':"):
         launch.check_device("cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(SettingError, match=r"device = 'cuda:1': compute capability 7.5: .* needs 8.0"):
+        launch.check_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: launch.MIN_CAPABILITY)
+    launch.check_device("cuda:1")
