@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError, naming
 from specinfer.model.backends import Backend, Work, choose_backend, planned_backend, refusal
-from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
+from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes, weight_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
 from specinfer.model.formats.base import LARGE_BITS, SMALL_BLOCKS
@@ -35,7 +35,7 @@ from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import TrimmedHead, trimmed
 from specinfer.options.model_options import AUTO
 from specinfer.system.json_files import read_json
-from specinfer.system.machine import available_memory
+from specinfer.system.machine import free_memory, is_cuda
 
 if TYPE_CHECKING:
     from specinfer.model.parallel.ranks import Ranks
@@ -78,7 +78,8 @@ def _load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None, ac
             log.warning("%s; using the generic executor", error)
         else:
             weights = _open_weights(directory, config, options)
-            options = _with_tokens(options, config, directory)
+            if ranks is None or not is_cuda(options.device):
+                options = _with_tokens(options, config, directory)
             if not accounted:
                 hf, _ = load_transformers_config(directory)
                 check_tensors(hf, config, in_llama_names(config, weights))
@@ -189,17 +190,13 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
 def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -> RunnerOptions:
     if options.kv_tokens != AUTO_TOKENS:
         return options
-    if options.device != "cpu":
-        raise SettingError(
-            "kv_tokens",
-            "auto",
-            f"needs a number on device = {options.device!r}: only a CPU's memory is known",
-        )
     gguf = kept_gguf(directory)
     files = [gguf] if gguf is not None else directory.glob("*.safetensors")
     weights = sum(file.stat().st_size for file in files)
+    if is_cuda(options.device):
+        weights = weight_bytes(config, options.dtype, options.weights)
     bytes_of_token = token_bytes(config, options.dtype, options.kv_type)
-    tokens = fitting_tokens(available_memory(), weights, bytes_of_token, config.max_positions)
+    tokens = fitting_tokens(free_memory(options.device), weights, bytes_of_token, config.max_positions)
     log.info("kv_tokens = auto: the cache has %d tokens of %.1f kB", tokens, bytes_of_token / 1e3)
     return replace(options, kv_tokens=tokens)
 
@@ -242,6 +239,8 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
 def _check_shared(options: RunnerOptions) -> None:
     check_numbers(options, "ranks share a model")
     check_kv_type(options, "torch")
+    if options.kv_tokens == AUTO_TOKENS:
+        raise SettingError("kv_tokens", "auto", "needs a number for ranks that share a model on GPUs")
     if options.offload != "none":
         raise SettingError("offload", options.offload, "must be none for ranks that share a model")
 

@@ -131,7 +131,7 @@ class CacheOptions(ModelOptions):
         Annotated[int, Ge(16)] | Literal["auto"],
         Option(
             "Capacity of the KV cache in context tokens, for all requests; auto: three quarters of the free memory "
-            "of machine or container after loading."
+            "of GPU, machine or container after loading."
         ),
     ] = CACHE_TOKENS
     prefix_cache_directory: Annotated[
@@ -206,7 +206,7 @@ class DraftOptions(ModelOptions):
 
 
 def check_values(options: object) -> None:
-    """Check the numbers and words of options by the bounds and choices of their annotations, and the device.
+    """Check options by the bounds and choices of their annotations, and the device.
 
     Raises:
         SettingError: naming the option and its value.

@@ -1,4 +1,4 @@
-"""Decides whether the gpu executor can run a model. Imports neither torch nor Triton at first."""
+"""Decides whether the gpu executor can run a model."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

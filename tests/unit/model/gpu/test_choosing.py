@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from specinfer.errors import SettingError
-from specinfer.model import backends
 from specinfer.model.backends import choose_backend
 from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
@@ -29,12 +28,6 @@ def config_of(family: str, **shape: int) -> ModelConfig:
 
 
 LLAMA = config_of("llama")
-
-
-@pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the device of the tests count as a GPU where there is none: the interpreter runs its kernels."""
-    monkeypatch.setattr(backends, "is_cuda", lambda device: device == DEVICE)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
