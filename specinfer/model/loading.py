@@ -255,6 +255,8 @@ def _executor(
         )
         from specinfer.model.parallel.executor import parallel_executor
 
+        if options.executor == "gpu":
+            choose_backend(config, options)
         whole = (torch_dtype(dtype), num_blocks, options.executor)
         return parallel_executor(ranks, config, in_format, *whole), in_format
     backend, in_format = backend_and_weights(config, weights, options)
