@@ -56,11 +56,11 @@ class LoadedModels(NamedTuple):
 def load_models(settings: VerifierSettings) -> LoadedModels:
     """Load the model and, next to it, the drafters of `--draft`.
 
-    With several ranks they are loaded one after the other.
+    With several ranks they are loaded one after the other, and on a GPU, where graphs are captured alone.
     """
     flags = draft_group(settings.model, settings.draft, settings)
     settings = settings.model_copy(update={"kv_tokens": _tokens(settings, flags)})
-    if layout_of(settings).ranks > 1:
+    if layout_of(settings).ranks > 1 or is_cuda(settings.device):
         return LoadedModels(load_runner(settings), load_drafters_of(settings, flags))
     with ThreadPoolExecutor(1, "drafts") as beside:
         drafters = beside.submit(load_drafters_of, settings, flags)

@@ -20,6 +20,7 @@ from specinfer.model.formats.weights_in_format import (
     WeightsInFormat,
     formats_of_parameters,
 )
+from specinfer.model.lazy_torch import torch
 from specinfer.model.native.requantise import requantised
 from specinfer.model.offload.stores import open_store
 from specinfer.model.options import RunnerOptions, check_kv_type, check_numbers, torch_dtype
@@ -137,7 +138,11 @@ def build_model(
     if ranks is not None:
         _check_shared(options)
     num_blocks = blocks_for(options.kv_tokens)
-    executor, in_format = _executor(config, weights, options, num_blocks, ranks)
+    try:
+        executor, in_format = _executor(config, weights, options, num_blocks, ranks)
+    except torch.OutOfMemoryError as error:
+        reason = f"{str(error).splitlines()[0]} (--kv-tokens = {options.kv_tokens})"
+        raise SettingError("device", options.device, reason) from error
     head = _replaceable_head(weights, in_format, executor, options)
     return LoadedModel(config, executor, num_blocks, window, in_format.formats(), head)
 

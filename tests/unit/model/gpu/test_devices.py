@@ -1,5 +1,6 @@
 """Devices of services and drafts: checked at once, the same for both, their memory shared."""
 
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from speculator_svc.settings import SpeculatorSettings
 from tests.support.models.saved_model import save_target
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.gpu.passes import DEVICE
+from verifier_svc import app
 from verifier_svc.resident import load_drafters_of
 from verifier_svc.settings import VerifierSettings
 
@@ -74,6 +76,33 @@ def test_a_resident_draft_grows_its_trees_on_the_gpu(tmp_path: Path, monkeypatch
     assert drafter._runner.executor_name == "gpu"
     (tree,) = drafter.draft([DraftJob("r", [5, 6, 70], TreeLimits(2, 2), GREEDY)])
     assert len(tree) == 3
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cuda:1", 1), ("cpu", 2)])
+def test_on_a_gpu_target_and_draft_are_loaded_one_after_the_other(
+    device: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other thread may use the device while one captures a graph."""
+    loading_threads: list[int] = []
+
+    def load(*_: object) -> None:
+        loading_threads.append(threading.get_ident())
+
+    monkeypatch.setattr(app, "_tokens", lambda settings, flags: 512)
+    monkeypatch.setattr(app, "load_runner", load)
+    monkeypatch.setattr(app, "load_drafters_of", load)
+    app.load_models(VerifierSettings(model="m", draft="none", device=device))
+    assert len(set(loading_threads)) == threads
+
+
+def test_memory_that_a_device_lacks_is_an_error_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.\nMore of it.")
+
+    monkeypatch.setattr(executor.GpuExecutor, "__init__", allocate)
+    reason = r"device = 'cpu': CUDA out of memory. Tried to allocate 3 GiB. \(--kv-tokens = 64\)$"
+    with pytest.raises(SettingError, match=reason.replace("'cpu'", repr(DEVICE))):
+        runner_of(tiny_transformers("llama"), executor="gpu", device=DEVICE, kv_tokens=64)
 
 
 def test_kernels_run_on_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
